@@ -1,0 +1,1 @@
+"""Ticks, knowledge and curiosity: the one stream protocol."""

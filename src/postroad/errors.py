@@ -1,0 +1,92 @@
+"""Every exception Postroad raises, in one tree.
+
+Three kinds of fault are kept apart, because three different people act on them: the caller's
+(`UsageError`: fix the call), the peer's (`PeerError`: the other side broke the protocol, its link is
+closed) and our own (`BugError`: an invariant does not hold; report it). What the world does to us
+(`UnavailableError`, `StorageError`) is nobody's fault and worth a retry.
+"""
+
+from __future__ import annotations
+
+
+class PostroadError(Exception):
+    """The root of all Postroad errors. `code` is what travels on the wire."""
+
+    code = "error"
+
+
+class UsageError(PostroadError):
+    """The caller asked for something that cannot be: bad topic, bad option, bad configuration."""
+
+    code = "usage"
+
+
+class SelectorError(UsageError):
+    """A condition that does not parse or is not allowed. `position` is the offending character's index."""
+
+    code = "selector"
+
+    def __init__(self, message: str, *, text: str = "", position: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.text = text
+        self.position = position
+
+    def __str__(self) -> str:
+        if not self.text:
+            return self.message
+        return f"{self.message} at character {self.position + 1}\n  {self.text}\n  {' ' * self.position}^"
+
+
+class TooLargeError(UsageError):
+    """An event, topic, attribute set or batch over its limit."""
+
+    code = "too-large"
+
+
+class DeniedError(UsageError):
+    """Authentication failed, or an access rule forbids it."""
+
+    code = "denied"
+
+
+class PeerError(PostroadError):
+    """The other side broke the protocol or a limit. Its link is closed; nothing else suffers."""
+
+    code = "protocol"
+
+
+class UnavailableError(PostroadError):
+    """No broker could be reached, or it went away before it answered."""
+
+    code = "unavailable"
+
+
+class SlowConsumerError(UnavailableError):
+    """This subscriber fell behind its buffer and its policy is to be disconnected."""
+
+    code = "slow-consumer"
+
+
+class StorageError(PostroadError):
+    """A disk is full, failing or damaged. What was acknowledged before stays readable."""
+
+    code = "storage"
+
+
+class BugError(PostroadError):
+    """An invariant of our own does not hold."""
+
+    code = "bug"
+
+
+def _tree(kind: type[PostroadError]) -> dict[str, type[PostroadError]]:
+    found = {kind.code: kind}
+    for child in kind.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def from_wire(code: str, message: str) -> PostroadError:
+    """The error a peer reported, as the exception our caller should see."""
+    return _tree(PostroadError).get(code, PostroadError)(message)

@@ -1,0 +1,1 @@
+"""What travels: events, batches and topics."""

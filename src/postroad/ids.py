@@ -1,0 +1,122 @@
+"""Identity: message ids (spec T1), broker numbers, node ids, publishing ends.
+
+A message id is exactly 16 bytes, big-endian so that the ids of one publisher sort by time as bytes:
+publisher u32, broker u32, time 48 bits in milliseconds, counter u16. The client's publish call assigns
+it, so publishing never waits for a broker. Publisher numbers come from the broker at connect.
+
+A publishing end (pubend) is an ordered stream of events at one broker: a broker number and a pubend
+number packed into 64 bits. Durable pubends are numbered from 0. Plain ones live in memory and die with
+the broker's process, so each start of a broker (its boot) opens a new one: VOLATILE | boot.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from postroad.errors import UsageError
+
+BrokerNumber = NewType("BrokerNumber", int)
+PublisherNumber = NewType("PublisherNumber", int)
+PubendId = NewType("PubendId", int)
+
+ID_BYTES: Final = 16
+VOLATILE: Final = 0x8000_0000
+_MAX_COUNTER: Final = 0xFFFF
+_MAX_TIME_MS: Final = (1 << 48) - 1
+_TEXT: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{12})-([0-9a-f]{4})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageId:
+    """The identity of one event, for ever: `0000002a-00000007-0193c1d2e3f4-0001`."""
+
+    publisher: int
+    broker: int
+    time_ms: int
+    counter: int
+
+    def __post_init__(self) -> None:
+        if not (
+            0 <= self.publisher < 1 << 32
+            and 0 <= self.broker < 1 << 32
+            and 0 <= self.time_ms <= _MAX_TIME_MS
+            and 0 <= self.counter <= _MAX_COUNTER
+        ):
+            raise UsageError(f"a field of the message id is out of range: {self!r}")
+
+    def __bytes__(self) -> bytes:
+        return (
+            self.publisher << 96 | self.broker << 64 | self.time_ms << 16 | self.counter
+        ).to_bytes(ID_BYTES, "big")
+
+    def __str__(self) -> str:
+        return f"{self.publisher:08x}-{self.broker:08x}-{self.time_ms:012x}-{self.counter:04x}"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MessageId:
+        if len(data) != ID_BYTES:
+            raise UsageError(f"a message id has {ID_BYTES} bytes, not {len(data)}")
+        value = int.from_bytes(data, "big")
+        return cls(value >> 96, value >> 64 & 0xFFFF_FFFF, value >> 16 & _MAX_TIME_MS, value & _MAX_COUNTER)
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        found = _TEXT.fullmatch(text.strip().lower())
+        if found is None:
+            raise UsageError(f"{text!r} is not a message id such as 0000002a-00000007-0193c1d2e3f4-0001")
+        return cls(int(found[1], 16), int(found[2], 16), int(found[3], 16), int(found[4], 16))
+
+
+class IdSource:
+    """Assigns strictly increasing message ids to one publisher.
+
+    A clock that steps back, or more than 65,536 events in one millisecond, moves the id's time ahead of
+    the clock instead of repeating an id; the clock catches up.
+    """
+
+    __slots__ = ("_counter", "_prefix", "_time_ms")
+
+    def __init__(self, publisher: int, broker: int) -> None:
+        self._prefix = MessageId(publisher, broker, 0, 0)
+        self._time_ms = 0
+        self._counter = _MAX_COUNTER
+
+    def next(self, now_ms: int) -> bytes:
+        if now_ms > self._time_ms:
+            self._time_ms, self._counter = now_ms, 0
+        elif self._counter < _MAX_COUNTER:
+            self._counter += 1
+        else:
+            self._time_ms, self._counter = self._time_ms + 1, 0
+        prefix = self._prefix
+        return bytes(MessageId(prefix.publisher, prefix.broker, self._time_ms, self._counter))
+
+
+def pubend_id(broker: int, number: int) -> PubendId:
+    return PubendId(broker << 32 | number)
+
+
+def volatile_pubend(broker: int, boot: int) -> PubendId:
+    """The plain pubend that this start of the broker opens."""
+    return pubend_id(broker, VOLATILE | boot & (VOLATILE - 1))
+
+
+def pubend_broker(pubend: int) -> BrokerNumber:
+    return BrokerNumber(pubend >> 32)
+
+
+def is_volatile(pubend: int) -> bool:
+    return bool(pubend & VOLATILE)
+
+
+def pubend_text(pubend: int) -> str:
+    return f"{pubend >> 32:08x}-{pubend & 0xFFFF_FFFF:08x}"
+
+
+def parse_pubend(text: str) -> PubendId:
+    found = re.fullmatch(r"([0-9a-f]{8})-([0-9a-f]{8})", text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a pubend such as 00000007-00000000")
+    return pubend_id(int(found[1], 16), int(found[2], 16))

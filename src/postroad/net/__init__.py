@@ -1,0 +1,1 @@
+"""The asyncio driver: sockets, TLS, supervision."""

@@ -1,0 +1,1 @@
+"""Links, topology, spanning trees, who wants what where."""

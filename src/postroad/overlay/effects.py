@@ -1,0 +1,41 @@
+"""What the cores ask of their driver. Nothing else leaves a core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from postroad.errors import PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write these bytes (whole frames) to a connection."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a connection once what was sent to it is flushed; `error` says why, for the log."""
+
+    connection: int
+    error: PostroadError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a connection to `HOST:PORT`; the driver answers with Opened or DialFailed."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the log."""
+
+    level: str
+    text: str
+
+
+Effect = Send | Close | Dial | Note

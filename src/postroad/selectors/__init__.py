@@ -1,0 +1,1 @@
+"""What people ask for: conditions, the matching index and covering."""

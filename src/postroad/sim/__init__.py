@@ -1,0 +1,1 @@
+"""The simulated world: virtual clock, network and disk from a seed."""

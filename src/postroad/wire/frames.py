@@ -1,0 +1,357 @@
+"""Frames between nodes: their kinds, the control messages and the codec.
+
+Every frame starts with the same eight bytes, little-endian: total length u32 (these eight included),
+kind u8, layout version u8, flags u16. Batch frames (PUBLISH, DELIVERY, KNOWLEDGE) go on as
+`events.batch` says. Control frames carry one MessagePack array: the fields of the message class of that
+kind, in order. docs/protocol.md is the reference for other languages; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from postroad.errors import PeerError
+
+PROTOCOL_VERSION: Final = 1
+FRAME_PREFIX_BYTES: Final = 8
+MAX_CONTROL_BYTES: Final = 1 << 20
+
+
+class Kind(IntEnum):
+    # every connection
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    PING = 4
+    PONG = 5
+    CREDIT = 6
+    # clients
+    PUBLISH = 16  # batch
+    ACCEPTED = 17
+    REJECTED = 18
+    SUBSCRIBE = 20
+    SUBSCRIBED = 21
+    UNSUBSCRIBE = 22
+    DELIVERY = 23  # batch
+    ENDED = 24
+    REQUEST = 28
+    REPLY = 29
+    # brokers
+    KNOWLEDGE = 32  # batch
+    SILENCE = 33
+    ATTACH = 34
+    DETACH = 35
+    NACK = 36
+    STAMP = 37
+    TOPOLOGY = 40
+    DIGEST = 41
+    INTEREST = 42
+    INTEREST_PULL = 43
+
+
+BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A control message; the class attribute `kind` is its frame kind."""
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What one side accepts of the other. The smaller of both sides holds."""
+
+    event_bytes: int
+    batch_bytes: int
+    batch_events: int
+    attributes: int
+    topic_bytes: int
+    topic_depth: int
+    subscriptions: int
+
+
+class Hello(Message, kw_only=True):
+    """The dialling side's first frame. `role` is "client" or "broker"."""
+
+    version: int
+    role: str
+    name: str
+    token: str
+    limits: Limits
+    window: int  # bytes of batch frames the sender of this message is ready to take
+    time_us: int
+    broker: int = 0  # role "broker": number, node id, boot, link cost
+    node: bytes = b""
+    boot: int = 0
+    cost: int = 1
+    publisher: int = 0  # role "client": the number and key of an earlier connection to go on with
+    resume_key: bytes = b""
+
+
+class Welcome(Message, kw_only=True):
+    """The accepting side's answer; it is always a broker."""
+
+    version: int
+    name: str
+    broker: int
+    node: bytes
+    boot: int
+    cost: int
+    limits: Limits
+    window: int
+    time_us: int  # the broker's clock, for the skew adjustment (spec T5)
+    publisher: int = 0
+    resume_key: bytes = b""
+    accepted: int = 0  # last publish sequence accepted from this publisher, when resumed
+
+
+class Refuse(Message, kw_only=True):
+    """The last frame before the sender closes: why."""
+
+    code: str
+    reason: str
+
+
+class Ping(Message, kw_only=True):
+    time_us: int
+
+
+class Pong(Message, kw_only=True):
+    time_us: int  # echoed
+    at_us: int  # the answering side's clock
+
+
+class Credit(Message, kw_only=True):
+    """The sender has consumed this many more bytes of batch frames."""
+
+    size: int
+
+
+class Accepted(Message, kw_only=True):
+    """All publish frames of this connection up to `sequence` are in their pubend."""
+
+    sequence: int
+
+
+class Rejected(Message, kw_only=True):
+    """One publish frame was not taken, whole; those before and after are unaffected."""
+
+    sequence: int
+    code: str
+    reason: str
+
+
+class Subscribe(Message, kw_only=True):
+    """`number` is chosen by the client and names the subscription on this connection."""
+
+    number: int
+    topic: str  # pattern; "" for any
+    where: str  # condition; "" for none
+    overflow: str = "drop"  # or "disconnect"
+    buffer: int = 0  # bytes the broker may keep for it; 0 for the broker's default
+
+
+class Subscribed(Message, kw_only=True):
+    """From now on every matching event of the brokers that answered arrives; `missing` did not answer in time."""
+
+    number: int
+    missing: tuple[str, ...] = ()
+
+
+class Unsubscribe(Message, kw_only=True):
+    number: int
+
+
+class Ended(Message, kw_only=True):
+    """The broker ended a subscription or refused to begin it; code "" means as asked."""
+
+    number: int
+    code: str
+    reason: str
+
+
+class Request(Message, kw_only=True):
+    """A question to the broker, such as "status"."""
+
+    number: int
+    what: str
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Reply(Message, kw_only=True):
+    """`body` is JSON; code is "" when all went well, else an error's code and `body` its text."""
+
+    number: int
+    code: str
+    body: str
+
+
+class Silence(Message, kw_only=True):
+    """(pubend, start, end, stamp): nothing in (start, end] for you. One message for all idle pubends."""
+
+    spans: tuple[tuple[int, int, int, int], ...]
+
+
+class Attach(Message, kw_only=True):
+    """Send me the streams of `origin`. `known` says per pubend up to where I know it already."""
+
+    origin: int
+    known: dict[int, int]
+
+
+class Detach(Message, kw_only=True):
+    origin: int
+
+
+class Nack(Message, kw_only=True):
+    """Curiosity: tell me (start, end] of `pubend`, filtered with at least `need` (owner -> version)."""
+
+    pubend: int
+    spans: tuple[tuple[int, int], ...]
+    need: dict[int, int]
+
+
+class Stamp(Message, kw_only=True):
+    """Defines a filter stamp on this link: the owners and versions of interest that knowledge was filtered with."""
+
+    number: int
+    versions: dict[int, int]
+
+
+class Advertisement(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Link state of one broker, newest (boot, sequence) wins."""
+
+    broker: int
+    node: bytes
+    name: str
+    boot: int
+    sequence: int
+    neighbours: tuple[tuple[int, int], ...]  # (broker, cost), sorted
+    pubends: tuple[int, ...]  # pubends it serves, sorted
+
+
+class TopologyUpdate(Message, kw_only=True):
+    advertisements: tuple[Advertisement, ...]
+
+
+class Digest(Message, kw_only=True):
+    """Interest versions the sender holds, sent when a link comes up: owner -> version."""
+
+    versions: dict[int, int]
+
+
+class InterestEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    entry: int
+    topic: str
+    where: str
+
+
+class InterestUpdate(Message, kw_only=True):
+    """`base` 0 replaces the whole table (possibly in `parts`), otherwise it is a change from version `base`."""
+
+    owner: int
+    base: int
+    version: int
+    added: tuple[InterestEntry, ...]
+    removed: tuple[int, ...]
+    part: int = 0
+    parts: int = 1
+
+
+class InterestPull(Message, kw_only=True):
+    """Send me the table of these owners."""
+
+    owners: tuple[int, ...]
+
+
+CONTROL: Final[dict[Kind, type[Message]]] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.REFUSE: Refuse,
+    Kind.PING: Ping,
+    Kind.PONG: Pong,
+    Kind.CREDIT: Credit,
+    Kind.ACCEPTED: Accepted,
+    Kind.REJECTED: Rejected,
+    Kind.SUBSCRIBE: Subscribe,
+    Kind.SUBSCRIBED: Subscribed,
+    Kind.UNSUBSCRIBE: Unsubscribe,
+    Kind.ENDED: Ended,
+    Kind.REQUEST: Request,
+    Kind.REPLY: Reply,
+    Kind.SILENCE: Silence,
+    Kind.ATTACH: Attach,
+    Kind.DETACH: Detach,
+    Kind.NACK: Nack,
+    Kind.STAMP: Stamp,
+    Kind.TOPOLOGY: TopologyUpdate,
+    Kind.DIGEST: Digest,
+    Kind.INTEREST: InterestUpdate,
+    Kind.INTEREST_PULL: InterestPull,
+}
+_KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODERS: Final = {int(kind): msgspec.msgpack.Decoder(message) for kind, message in CONTROL.items()}
+
+
+def encode(message: Message) -> bytes:
+    """One whole control frame."""
+    body = _ENCODER.encode(message)
+    kind = _KIND_OF[type(message)]
+    return (
+        (FRAME_PREFIX_BYTES + len(body)).to_bytes(4, "little")
+        + bytes((kind, PROTOCOL_VERSION, 0, 0))
+        + body
+    )
+
+
+def frame_kind(frame: bytes | memoryview) -> int:
+    return frame[4]
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """The message of one whole control frame; PeerError if it is not one."""
+    kind, version = frame[4], frame[5]
+    if version != PROTOCOL_VERSION:
+        raise PeerError(f"frame of layout version {version}, this side speaks {PROTOCOL_VERSION}")
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise PeerError(f"unknown frame kind {kind}")
+    try:
+        return decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
+    except msgspec.DecodeError as error:
+        raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
+
+
+class Splitter:
+    """Cuts a byte stream into whole frames. Buffers at most one frame, whose length it checks first."""
+
+    __slots__ = ("_buffer", "max_batch_bytes")
+
+    def __init__(self, max_batch_bytes: int) -> None:
+        self.max_batch_bytes = max_batch_bytes
+        self._buffer = b""
+
+    @property
+    def pending(self) -> int:
+        """Bytes of an incomplete frame held."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` completes. Raises PeerError before buffering an oversized one."""
+        if self._buffer:
+            data = self._buffer + data
+        frames: list[bytes] = []
+        position, end = 0, len(data)
+        while end - position >= FRAME_PREFIX_BYTES:
+            length = int.from_bytes(data[position : position + 4], "little")
+            limit = self.max_batch_bytes if data[position + 4] in BATCH_KINDS else MAX_CONTROL_BYTES
+            if not FRAME_PREFIX_BYTES <= length <= limit:
+                raise PeerError(f"frame of {length} bytes, the limit is {limit}")
+            if position + length > end:
+                break
+            frames.append(data[position : position + length])
+            position += length
+        self._buffer = data[position:]
+        return frames
