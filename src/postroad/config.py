@@ -1,14 +1,24 @@
-"""Frozen configuration of a broker, whether it came from flags, a TOML file or a test."""
+"""Frozen configuration of a broker, whether it came from flags, a TOML file or a test.
+
+`BrokerConfig` is what the core needs and the simulator varies; `NodeConfig` adds what only a process has:
+sockets, files, TLS. `net.configure` makes a NodeConfig from a TOML file and flags.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from postroad.errors import UsageError
+from postroad.overlay.access import AuthConfig
+from postroad.overlay.links import LinkSettings
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Limits
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 7421
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_DATA = "postroad-data"
 
 DEFAULT_LIMITS = Limits(
     event_bytes=MIB,
@@ -54,3 +64,49 @@ class BrokerConfig:
     limits: Limits = DEFAULT_LIMITS
     streams: StreamConfig = field(default_factory=StreamConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    links: LinkSettings = field(default_factory=LinkSettings)
+    dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to
+    about: tuple[tuple[str, str], ...] = ()  # what only the driver knows (addresses, version), for status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """Files in PEM form. With a certificate a broker listens and dials with TLS, with only `ca` it dials."""
+
+    certificate: str = ""
+    key: str = ""  # "" when the certificate's file holds it
+    ca: str = ""  # who signs the peers' certificates; "" for the system's
+    require_client_certificate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One broker process."""
+
+    name: str | None = None  # None: as at the last start, or made from the broker's number
+    listen: str | None = None  # None: the default address
+    data: Path = Path(DEFAULT_DATA)
+    metrics: str | None = None  # None: the default address, or any free port when it is taken; "off": none
+    log: str = "info"
+    max_connections: int = 0  # 0: what the limit on open files leaves
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+
+
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """(host, port) from `HOST:PORT`, `HOST` or `[IPV6]:PORT`."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or (text.strip().endswith("]") and text.startswith("[")):
+        host, port = text.strip(), str(default_port)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise UsageError(f"{text!r} is not an address: write an IPv6 one as [::1]:{default_port}")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UsageError(f"{text!r} is not an address such as {DEFAULT_HOST}:{default_port}")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -62,6 +62,12 @@ class UnavailableError(PostroadError):
     code = "unavailable"
 
 
+class RedundantError(UnavailableError):
+    """Another connection does this one's work: a second link to one broker, or to oneself."""
+
+    code = "redundant"
+
+
 class SlowConsumerError(UnavailableError):
     """This subscriber fell behind its buffer and its policy is to be disconnected."""
 

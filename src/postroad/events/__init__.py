@@ -1,1 +1,18 @@
-"""What travels: events, batches and topics."""
+"""What travels: Event, EventBatch and its codec, topics."""
+
+from postroad.events.attributes import Value
+from postroad.events.batch import BatchBuilder, Event, EventBatch, Gap, empty_frame
+from postroad.events.topics import check_pattern, check_topic, pattern_matches, topic_number
+
+__all__ = [
+    "BatchBuilder",
+    "Event",
+    "EventBatch",
+    "Gap",
+    "Value",
+    "check_pattern",
+    "check_topic",
+    "empty_frame",
+    "pattern_matches",
+    "topic_number",
+]

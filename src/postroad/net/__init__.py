@@ -1,1 +1,1 @@
-"""The asyncio driver: sockets, TLS, supervision."""
+"""The asyncio driver: sockets, TLS, time, HTTP and signals around the broker core."""

@@ -8,6 +8,7 @@ kind, in order. docs/protocol.md is the reference for other languages; a test co
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import Final
 
@@ -18,6 +19,7 @@ from postroad.errors import PeerError
 PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
 MAX_CONTROL_BYTES: Final = 1 << 20
+_PREFIX: Final = struct.Struct("<IB")
 
 
 class Kind(IntEnum):
@@ -71,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     subscriptions: int
 
 
-class Hello(Message, kw_only=True):
+class Hello(Message, frozen=True, kw_only=True):
     """The dialling side's first frame. `role` is "client" or "broker"."""
 
     version: int
@@ -89,7 +91,7 @@ class Hello(Message, kw_only=True):
     resume_key: bytes = b""
 
 
-class Welcome(Message, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """The accepting side's answer; it is always a broker."""
 
     version: int
@@ -106,35 +108,35 @@ class Welcome(Message, kw_only=True):
     accepted: int = 0  # last publish sequence accepted from this publisher, when resumed
 
 
-class Refuse(Message, kw_only=True):
+class Refuse(Message, frozen=True, kw_only=True):
     """The last frame before the sender closes: why."""
 
     code: str
     reason: str
 
 
-class Ping(Message, kw_only=True):
+class Ping(Message, frozen=True, kw_only=True):
     time_us: int
 
 
-class Pong(Message, kw_only=True):
+class Pong(Message, frozen=True, kw_only=True):
     time_us: int  # echoed
     at_us: int  # the answering side's clock
 
 
-class Credit(Message, kw_only=True):
+class Credit(Message, frozen=True, kw_only=True):
     """The sender has consumed this many more bytes of batch frames."""
 
     size: int
 
 
-class Accepted(Message, kw_only=True):
+class Accepted(Message, frozen=True, kw_only=True):
     """All publish frames of this connection up to `sequence` are in their pubend."""
 
     sequence: int
 
 
-class Rejected(Message, kw_only=True):
+class Rejected(Message, frozen=True, kw_only=True):
     """One publish frame was not taken, whole; those before and after are unaffected."""
 
     sequence: int
@@ -142,7 +144,7 @@ class Rejected(Message, kw_only=True):
     reason: str
 
 
-class Subscribe(Message, kw_only=True):
+class Subscribe(Message, frozen=True, kw_only=True):
     """`number` is chosen by the client and names the subscription on this connection."""
 
     number: int
@@ -152,18 +154,18 @@ class Subscribe(Message, kw_only=True):
     buffer: int = 0  # bytes the broker may keep for it; 0 for the broker's default
 
 
-class Subscribed(Message, kw_only=True):
+class Subscribed(Message, frozen=True, kw_only=True):
     """From now on every matching event of the brokers that answered arrives; `missing` did not answer in time."""
 
     number: int
     missing: tuple[str, ...] = ()
 
 
-class Unsubscribe(Message, kw_only=True):
+class Unsubscribe(Message, frozen=True, kw_only=True):
     number: int
 
 
-class Ended(Message, kw_only=True):
+class Ended(Message, frozen=True, kw_only=True):
     """The broker ended a subscription or refused to begin it; code "" means as asked."""
 
     number: int
@@ -171,7 +173,7 @@ class Ended(Message, kw_only=True):
     reason: str
 
 
-class Request(Message, kw_only=True):
+class Request(Message, frozen=True, kw_only=True):
     """A question to the broker, such as "status"."""
 
     number: int
@@ -179,7 +181,7 @@ class Request(Message, kw_only=True):
     arguments: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Reply(Message, kw_only=True):
+class Reply(Message, frozen=True, kw_only=True):
     """`body` is JSON; code is "" when all went well, else an error's code and `body` its text."""
 
     number: int
@@ -187,24 +189,24 @@ class Reply(Message, kw_only=True):
     body: str
 
 
-class Silence(Message, kw_only=True):
+class Silence(Message, frozen=True, kw_only=True):
     """(pubend, start, end, stamp): nothing in (start, end] for you. One message for all idle pubends."""
 
     spans: tuple[tuple[int, int, int, int], ...]
 
 
-class Attach(Message, kw_only=True):
+class Attach(Message, frozen=True, kw_only=True):
     """Send me the streams of `origin`. `known` says per pubend up to where I know it already."""
 
     origin: int
     known: dict[int, int]
 
 
-class Detach(Message, kw_only=True):
+class Detach(Message, frozen=True, kw_only=True):
     origin: int
 
 
-class Nack(Message, kw_only=True):
+class Nack(Message, frozen=True, kw_only=True):
     """Curiosity: tell me (start, end] of `pubend`, filtered with at least `need` (owner -> version)."""
 
     pubend: int
@@ -212,7 +214,7 @@ class Nack(Message, kw_only=True):
     need: dict[int, int]
 
 
-class Stamp(Message, kw_only=True):
+class Stamp(Message, frozen=True, kw_only=True):
     """Defines a filter stamp on this link: the owners and versions of interest that knowledge was filtered with."""
 
     number: int
@@ -231,11 +233,11 @@ class Advertisement(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     pubends: tuple[int, ...]  # pubends it serves, sorted
 
 
-class TopologyUpdate(Message, kw_only=True):
+class TopologyUpdate(Message, frozen=True, kw_only=True):
     advertisements: tuple[Advertisement, ...]
 
 
-class Digest(Message, kw_only=True):
+class Digest(Message, frozen=True, kw_only=True):
     """Interest versions the sender holds, sent when a link comes up: owner -> version."""
 
     versions: dict[int, int]
@@ -247,7 +249,7 @@ class InterestEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     where: str
 
 
-class InterestUpdate(Message, kw_only=True):
+class InterestUpdate(Message, frozen=True, kw_only=True):
     """`base` 0 replaces the whole table (possibly in `parts`), otherwise it is a change from version `base`."""
 
     owner: int
@@ -259,7 +261,7 @@ class InterestUpdate(Message, kw_only=True):
     parts: int = 1
 
 
-class InterestPull(Message, kw_only=True):
+class InterestPull(Message, frozen=True, kw_only=True):
     """Send me the table of these owners."""
 
     owners: tuple[int, ...]
@@ -320,38 +322,60 @@ def decode(frame: bytes | memoryview) -> Message:
         raise PeerError(f"unknown frame kind {kind}")
     try:
         return decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
 
 
 class Splitter:
-    """Cuts a byte stream into whole frames. Buffers at most one frame, whose length it checks first."""
+    """Cuts a byte stream into whole frames. Buffers at most one frame, whose length it checks first.
 
-    __slots__ = ("_buffer", "max_batch_bytes")
+    Every byte is copied a fixed number of times however the stream is cut: an incomplete frame grows in
+    place, and a chunk that is exactly one frame is handed on as it is.
+    """
+
+    __slots__ = ("_need", "_partial", "max_batch_bytes")
 
     def __init__(self, max_batch_bytes: int) -> None:
         self.max_batch_bytes = max_batch_bytes
-        self._buffer = b""
+        self._partial = bytearray()  # the beginning of a frame that is not complete
+        self._need = FRAME_PREFIX_BYTES  # bytes until that frame's length is known, then that length
 
     @property
     def pending(self) -> int:
         """Bytes of an incomplete frame held."""
-        return len(self._buffer)
+        return len(self._partial)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that `data` completes. Raises PeerError before buffering an oversized one."""
-        if self._buffer:
-            data = self._buffer + data
         frames: list[bytes] = []
         position, end = 0, len(data)
+        partial = self._partial
+        while partial and position < end:
+            taken = min(self._need - len(partial), end - position)
+            partial += data[position : position + taken]
+            position += taken
+            if len(partial) < self._need:
+                return frames
+            if self._need == FRAME_PREFIX_BYTES:
+                self._need = self._length(partial, 0)
+            if len(partial) == self._need:
+                frames.append(bytes(partial))
+                partial.clear()
+                self._need = FRAME_PREFIX_BYTES
         while end - position >= FRAME_PREFIX_BYTES:
-            length = int.from_bytes(data[position : position + 4], "little")
-            limit = self.max_batch_bytes if data[position + 4] in BATCH_KINDS else MAX_CONTROL_BYTES
-            if not FRAME_PREFIX_BYTES <= length <= limit:
-                raise PeerError(f"frame of {length} bytes, the limit is {limit}")
+            length = self._length(data, position)
             if position + length > end:
+                self._need = length
                 break
             frames.append(data[position : position + length])
             position += length
-        self._buffer = data[position:]
+        if position < end:
+            partial += data[position:]
         return frames
+
+    def _length(self, data: bytes | bytearray, position: int) -> int:
+        length, kind = _PREFIX.unpack_from(data, position)
+        limit = self.max_batch_bytes if kind in BATCH_KINDS else MAX_CONTROL_BYTES
+        if not FRAME_PREFIX_BYTES <= length <= limit:
+            raise PeerError(f"frame of {length} bytes, the limit is {limit}")
+        return int(length)

@@ -1,0 +1,55 @@
+# Postroad. `make up` runs a broker, `make test` runs all tests; both set up what they need first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+SOAK ?= 10m
+
+.PHONY: help setup up demo test lint types unit soak sanitize bench-peers clean
+
+help:
+	@echo "make up      set up and run one broker, data in ./postroad-data"
+	@echo "make test    set up and run all tests"
+	@echo "make demo    five brokers with live traffic"
+	@echo "make soak    simulate fresh seeds for SOAK=$(SOAK)"
+	@echo "make bench-peers  install the systems that 'postroad bench' compares with"
+
+setup: $(STAMP)
+
+$(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel/*.pyx src/postroad/kernel/*.pxi)
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: apt-get install python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "installing python3-venv"; apt-get update -qq && apt-get install -y -qq python3-venv; }
+	@command -v cc >/dev/null || { echo "installing a C compiler for the kernel"; apt-get update -qq && apt-get install -y -qq gcc libc6-dev || echo "no C compiler: the slower reference kernel will be used"; }
+	@echo "setting up $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+up: setup
+	$(BIN)/postroad up
+
+demo: setup
+	$(BIN)/postroad demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest
+
+test: lint types unit
+
+sanitize: setup
+	tests/sanitize.sh
+
+soak: setup
+	$(BIN)/postroad sim --for $(SOAK)
+
+clean:
+	rm -rf $(VENV) build src/postroad/kernel/*.so src/postroad/kernel/*.c

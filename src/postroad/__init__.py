@@ -1,0 +1,86 @@
+"""Messaging that knows where every message went.
+
+    async with postroad.connect("localhost:7420") as client:
+        await client.publish("orders/eu", b"...", attributes={"price": 120})
+        async with client.subscribe("orders/#", where="price > 100") as events:
+            async for event in events: ...
+
+`postroad.sync.connect` is the same for people without an event loop. The rest of the package is imported
+when it is first used, so that `import postroad` costs nothing to those who need one module of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import postroad.sync as sync
+    from postroad.client.addresses import tls
+    from postroad.client.aio import Client, Subscription, connect
+    from postroad.client.receipt import Receipt
+    from postroad.errors import (
+        BugError,
+        DeniedError,
+        PeerError,
+        PostroadError,
+        SelectorError,
+        SlowConsumerError,
+        StorageError,
+        TooLargeError,
+        UnavailableError,
+        UsageError,
+    )
+    from postroad.events import Event, EventBatch, Gap
+    from postroad.ids import MessageId
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BugError",
+    "Client",
+    "DeniedError",
+    "Event",
+    "EventBatch",
+    "Gap",
+    "MessageId",
+    "PeerError",
+    "PostroadError",
+    "Receipt",
+    "SelectorError",
+    "SlowConsumerError",
+    "StorageError",
+    "Subscription",
+    "TooLargeError",
+    "UnavailableError",
+    "UsageError",
+    "connect",
+    "sync",
+    "tls",
+]
+
+_HOME = {
+    "Client": "postroad.client.aio",
+    "Subscription": "postroad.client.aio",
+    "connect": "postroad.client.aio",
+    "Receipt": "postroad.client.receipt",
+    "tls": "postroad.client.addresses",
+    "Event": "postroad.events",
+    "EventBatch": "postroad.events",
+    "Gap": "postroad.events",
+    "MessageId": "postroad.ids",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sync":
+        return importlib.import_module("postroad.sync")
+    if name not in __all__:
+        raise AttributeError(f"module 'postroad' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME.get(name, "postroad.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

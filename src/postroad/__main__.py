@@ -1,0 +1,7 @@
+"""`python -m postroad` is `postroad`."""
+
+import sys
+
+from postroad.cli import main
+
+sys.exit(main())

@@ -1,0 +1,163 @@
+"""Server processes of a benchmark: started on loopback in a folder of their own, measured, always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from postroad.errors import UnavailableError
+
+START_S: Final = 60.0
+END_S: Final = 10.0
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on; the second, the command, may hold anything."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2 :].split()
+
+
+def descendants(roots: Iterable[int]) -> list[int]:
+    """These processes and all below them, as of now."""
+    children: dict[int, list[int]] = {}
+    for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            children.setdefault(int(_stat(entry)[1]), []).append(entry)
+        except (OSError, ValueError):
+            continue  # it ended while we looked
+    found: list[int] = []
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop(0)
+        found.append(pid)
+        waiting += children.get(pid, [])
+    return found
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """User and system time of all threads of these processes."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = _stat(pid)
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICKS_PER_S
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    pages = 0
+    for pid in pids:
+        try:
+            pages += int(_stat(pid)[21])
+        except OSError:
+            continue
+    return pages * _PAGE_BYTES
+
+
+@dataclass(slots=True)
+class Running:
+    """Started servers. `addresses` has one entry per broker, in the order of the line they form."""
+
+    addresses: list[tuple[str, int]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    measured: list[subprocess.Popen[bytes]] = field(default_factory=list)  # those whose cost counts
+
+    def spawn(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        measured: bool = True,
+    ) -> Path:
+        """Starts a process in its own group; the file with its output is returned."""
+        log = folder / f"{len(self.processes)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        if measured:
+            self.measured.append(process)
+        return log
+
+    def wait_port(self, port: int, log: Path) -> None:
+        """Until something accepts connections there."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            self._check_alive(log)
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                self.addresses.append(("127.0.0.1", port))
+                return
+        raise UnavailableError(f"nothing listens on port {port} after {START_S:.0f} s; {_tail(log)}")
+
+    def wait_ready(self, log: Path) -> None:
+        """Until the process printed `ready NAME HOST:PORT`."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            found = re.search(r"^ready \S+ (\S+):(\d+)$", log.read_text(errors="replace"), re.MULTILINE)
+            if found is not None:
+                self.addresses.append((found[1], int(found[2])))
+                return
+            self._check_alive(log)
+            time.sleep(0.05)
+        raise UnavailableError(f"not ready after {START_S:.0f} s; {_tail(log)}")
+
+    def _check_alive(self, log: Path) -> None:
+        code = self.processes[-1].poll()
+        if code is not None:
+            raise UnavailableError(f"the server ended with code {code}; {_tail(log)}")
+
+    def pids(self) -> list[int]:
+        return descendants(process.pid for process in self.measured)
+
+    def stop(self) -> None:
+        """Each group is asked to end, later ones first, and made to when it does not."""
+        for process in reversed(self.processes):
+            _signal_group(process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "its last words: " + (" | ".join(lines[-3:]) or "none")

@@ -1,0 +1,190 @@
+"""The workloads, each one function: start a system, load it, give its figures back."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from postroad.bench.load import Task
+from postroad.bench.processes import cpu_seconds, resident_bytes
+from postroad.bench.sessions import Session
+from postroad.bench.systems import System, serving
+from postroad.errors import PeerError, UnavailableError
+
+Figures = dict[str, float]
+
+PAYLOAD_BYTES: Final = 250
+BURST_EVENTS: Final = 64  # events a busy publisher hands over in one send
+IN_FLIGHT_EVENTS: Final = 4096  # a publisher stops when its slowest subscriber is this far behind
+WARM_S: Final = 1.0
+LINE_WARM_S: Final = 3.0  # several brokers first find each other
+RATE: Final = 5_000
+IDLE_CONNECTIONS: Final = 1_000
+SUBSCRIPTIONS: Final = 100_000
+SUBSCRIPTIONS_PER_CONNECTION: Final = 10_000
+
+
+@contextmanager
+def _loading(task: Task) -> Iterator[subprocess.Popen[str]]:
+    """A load process that has been told its task."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postroad.bench.load"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _tell(process, msgspec.json.encode(task).decode())
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def _hear(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise UnavailableError("a load process ended without an answer; what it printed says why")
+    return line.strip()
+
+
+def _figures(process: subprocess.Popen[str]) -> Figures:
+    answer = msgspec.json.decode(_hear(process), type=dict[str, float | str])
+    if "error" in answer:
+        raise PeerError(str(answer["error"]))
+    return {name: float(value) for name, value in answer.items()}
+
+
+def fanout(system: System, seconds: float, brokers: int = 1) -> Figures:
+    """4 publishers, 4 topics, 100 subscribers, as fast as nothing is dropped."""
+    with serving(system, brokers) as running:
+        task = Task(
+            what="fanout",
+            system=system.name,
+            address=running.addresses[0],
+            publishers=4,
+            subscribers=100,
+            topics=4,
+            payload=PAYLOAD_BYTES,
+            burst=BURST_EVENTS,
+            in_flight=IN_FLIGHT_EVENTS,
+            warm_s=WARM_S,
+            seconds=seconds,
+            pids=tuple(running.pids()),
+        )
+        with _loading(task) as process:
+            return _figures(process)
+
+
+def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figures:
+    with serving(system, brokers) as running:
+        first = msgspec.structs.replace(task, what="publish", address=running.addresses[0])
+        last = msgspec.structs.replace(task, what="subscribe", address=running.addresses[-1])
+        if brokers > 1:
+            time.sleep(LINE_WARM_S)  # a subscription is in force at the brokers that are linked by then
+        with _loading(last) as receiver, _loading(first) as sender:
+            for process in (receiver, sender):
+                said = _hear(process)
+                if said != "ready":
+                    raise PeerError(said)
+            begin = time.monotonic() + WARM_S
+            end = begin + seconds
+            for process in (receiver, sender):
+                _tell(process, f"{int(begin * 1e9)} {int(end * 1e9)}")
+            pids = running.pids()
+            time.sleep(max(0.0, begin - time.monotonic()))
+            before, load_before = cpu_seconds(pids), cpu_seconds((receiver.pid, sender.pid))
+            time.sleep(max(0.0, end - time.monotonic()))
+            used = cpu_seconds(pids) - before
+            load_used = cpu_seconds((receiver.pid, sender.pid)) - load_before
+            got, sent = _figures(receiver), _figures(sender)
+    return {
+        "p50_us": got["p50_us"],
+        "p99_us": got["p99_us"],
+        "max_us": got["max_us"],
+        "events_per_s": sent["sent"] / seconds,
+        "cpu_us_per_event": used * 1e6 / sent["sent"],
+        "broker_cores": used / seconds,
+        "load_cores": load_used / seconds,
+        "sender_late_p99_us": sent["late_p99_us"],
+        "lost": sent["sent"] - got["received"],
+    }
+
+
+def latency(system: System, seconds: float, brokers: int = 1) -> Figures:
+    """5,000 events a second, one at a time, through a line of brokers to one subscriber at its end."""
+    task = Task(
+        what="publish",
+        system=system.name,
+        address=("", 0),
+        publishers=1,
+        subscribers=1,
+        topics=1,
+        payload=PAYLOAD_BYTES,
+        rate=RATE,
+    )
+    return _open_loop(system, seconds, task, brokers)
+
+
+def topics(system: System, seconds: float, brokers: int = 1) -> Figures:
+    """200 publishers that go round 500 topics, a subscriber on each, 5,000 events a second in all."""
+    task = Task(
+        what="publish",
+        system=system.name,
+        address=("", 0),
+        publishers=200,
+        subscribers=500,
+        topics=500,
+        payload=PAYLOAD_BYTES,
+        rate=RATE,
+    )
+    return _open_loop(system, seconds, task, brokers)
+
+
+def memory(system: System, seconds: float, brokers: int = 1) -> Figures:
+    """Resident memory that idle connections and then subscriptions add; `seconds` to settle in between."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sessions: list[Session] = []
+    try:
+        with serving(system, brokers) as running:
+            address = running.addresses[0]
+
+            def settled() -> int:
+                time.sleep(seconds)
+                return resident_bytes(running.pids())
+
+            sessions.append(
+                system.session.connect(address)
+            )  # what the first one alone brings in is not counted
+            start = settled()
+            sessions += [system.session.connect(address) for _ in range(IDLE_CONNECTIONS)]
+            connected = settled()
+            # Connections that were idle take the subscriptions, so that only those add memory.
+            for number in range(SUBSCRIPTIONS // SUBSCRIPTIONS_PER_CONNECTION):
+                session, base = sessions[number], number * SUBSCRIPTIONS_PER_CONNECTION
+                wanted = range(base, base + SUBSCRIPTIONS_PER_CONNECTION)
+                session.subscribe([session.topic(topic) for topic in wanted])
+            subscribed = settled()
+            return {
+                "bytes_per_connection": (connected - start) / IDLE_CONNECTIONS,
+                "bytes_per_subscription": (subscribed - connected) / SUBSCRIPTIONS,
+                "start_bytes": float(start),
+            }
+    finally:
+        for session in sessions:
+            session.close()

@@ -1,0 +1,507 @@
+"""The broker core: composes the rooms and routes inputs to them; it decides nothing itself.
+
+A driver hands over everything that came in one turn of its loop, in one call. Publish frames of a turn
+become one batch, whatever connections they came from: that is how batches form, without a timer. An idle
+broker answers at once, a busy one in larger batches.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from postroad import kernel
+from postroad.config import BrokerConfig, Identity
+from postroad.errors import BugError, DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
+from postroad.events.batch import EventBatch
+from postroad.overlay.delivery import Delivery
+from postroad.overlay.effects import Effect, Note, Send
+from postroad.overlay.interest import Interest
+from postroad.overlay.links import Links, Peer
+from postroad.overlay.routing import Routing
+from postroad.overlay.topology import Topology, topology_frames
+from postroad.selectors import Selector
+from postroad.units import SECOND_US
+from postroad.wire.frames import (
+    BATCH_KINDS,
+    Accepted,
+    Advertisement,
+    Attach,
+    Credit,
+    Detach,
+    Digest,
+    Ended,
+    InterestPull,
+    InterestUpdate,
+    Kind,
+    Message,
+    Nack,
+    Rejected,
+    Reply,
+    Request,
+    Silence,
+    Stamp,
+    Subscribe,
+    Subscribed,
+    TopologyUpdate,
+    Unsubscribe,
+    decode,
+    encode,
+    frame_kind,
+)
+
+MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered, to recognise what they send twice
+MAX_STATUS_ROWS: Final = 1_000
+PUBLISHER_BITS: Final = 22  # of a publisher's number count connections of one start, the rest is the start
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A connection is open, inbound or dialled by us; `certificate` is the peer's verified name."""
+
+    connection: int
+    dialled: str | None = None
+    certificate: str | None = None
+    loopback: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One whole frame came in."""
+
+    connection: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    address: str
+
+
+Input = Opened | Received | Closed | DialFailed
+
+
+class Broker:
+    """One broker, without its sockets and its clock."""
+
+    def __init__(
+        self, config: BrokerConfig, identity: Identity, *, draw: Callable[[int], int], now_us: int
+    ) -> None:
+        self._config = config
+        self.identity = identity
+        me = identity.number
+        self._started_us = now_us
+        self._publisher_count = 0
+        self._topology = Topology(me=me, node=identity.node, name=identity.name, boot=identity.boot)
+        self._links = Links(
+            me=identity,
+            limits=config.limits,
+            settings=config.links,
+            auth=config.auth,
+            new_publisher=self._new_publisher,
+            new_key=lambda: draw(1 << 128).to_bytes(16, "big"),
+            draw=draw,
+            conflict=self._topology.conflict,
+        )
+        for address in config.dial:
+            self._links.dial(address, now_us)
+        self._interest = Interest(me, identity.boot)
+        self._delivery = Delivery(config.delivery, available=self._links.available, spend=self._links.spend)
+        self._routing = Routing(
+            me=me,
+            boot=identity.boot,
+            config=config.streams,
+            topology=self._topology,
+            interest=self._interest,
+            delivery=self._delivery,
+            links=self._links,
+            confirmed=self._confirmed,
+            now_us=now_us,
+        )
+        self._topology.set_pubends((self._routing.pubend.id,), now_us)
+        self._peers: dict[int, Peer] = {}  # connections that are up
+        self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
+        self._subscribers: dict[int, tuple[int, int]] = {}  # subscription key -> (connection, number)
+        self._pending: list[tuple[int, EventBatch]] = []  # publish frames of this turn, with their connection
+        self._last_ids: OrderedDict[bytes, bytes] = OrderedDict()  # publisher's prefix -> last rest
+        self._out: list[Effect] = []
+        self._counters = {
+            "events_in_total": 0,
+            "bytes_in_total": 0,
+            "frames_in_total": 0,
+            "publish_frames_total": 0,
+            "duplicate_events_total": 0,
+            "rejected_publishes_total": 0,
+            "refused_frames_total": 0,
+            "turns_total": 0,
+        }
+
+    def _new_publisher(self) -> int:
+        """Numbers that no earlier start of this broker gave out lately (spec T1, traps)."""
+        self._publisher_count += 1
+        start = self.identity.boot % (1 << 32 - PUBLISHER_BITS)
+        return start << PUBLISHER_BITS | self._publisher_count % (1 << PUBLISHER_BITS)
+
+    # ---- the driver's side
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+        """Everything that happened since the last call; returns what to do."""
+        self._counters["turns_total"] += 1
+        for item in inputs:
+            if type(item) is Received:
+                self._received(item.connection, item.frame, now_us)
+            elif type(item) is Opened:
+                self._out += self._links.opened(
+                    item.connection,
+                    dialled=item.dialled,
+                    certificate=item.certificate,
+                    loopback=item.loopback,
+                    now_us=now_us,
+                )
+            elif type(item) is Closed:
+                self._links.closed(item.connection, now_us)
+                self._down(item.connection, now_us)
+            elif type(item) is DialFailed:
+                self._links.dial_failed(item.address, now_us)
+        self._flush_publishes(now_us)
+        self._out += self._links.tick(now_us)
+        for advertisement in self._topology.tick(now_us):
+            self._flood_topology((advertisement,), None)
+        own = self._topology.take_own()
+        if own is not None:
+            self._flood_topology((own,), None)
+        for gone in self._topology.take_gone():
+            self._interest.forget(gone)
+            self._out += self._routing.forget_origin(gone, now_us)
+        self._out += self._routing.settle(now_us)
+        out, self._out = self._out, []
+        return out
+
+    def next_deadline(self) -> int:
+        deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
+        links = self._links.next_deadline()
+        if links is not None:
+            deadlines.append(links)
+        return min(deadlines)
+
+    def shutdown(self, now_us: int) -> list[Effect]:
+        """Say goodbye to everyone."""
+        out = self.handle([], now_us)
+        for connection in self._peers:
+            out += self._links.refuse(connection, UnavailableError("the broker is shutting down"))
+        return out
+
+    # ---- connections
+
+    def _received(self, connection: int, frame: bytes, now_us: int) -> None:
+        self._counters["frames_in_total"] += 1
+        self._counters["bytes_in_total"] += len(frame)
+        try:
+            kind = frame_kind(frame)
+            if not self._links.admit(connection, kind, len(frame), now_us):
+                return
+            if kind in BATCH_KINDS:
+                self._on_batch(self._peers[connection], frame, now_us)
+            else:
+                self._on_message(connection, decode(frame), now_us)
+        except PeerError as error:
+            self._refuse(connection, error)
+
+    def _on_message(self, connection: int, message: Message, now_us: int) -> None:
+        effects, arrived, consumed = self._links.received(connection, message, now_us)
+        self._out += effects
+        if arrived is not None:
+            self._up(arrived, now_us)
+        elif isinstance(message, Credit):
+            self._on_credit(connection)
+        elif not consumed:
+            peer = self._peers[connection]
+            if peer.role == "broker":
+                self._on_broker(peer, message, now_us)
+            else:
+                self._on_client(peer, message, now_us)
+
+    def _refuse(self, connection: int, error: PeerError) -> None:
+        """The peer broke the protocol: it is told why and closed, and nothing else of it counts."""
+        self._counters["refused_frames_total"] += 1
+        self._out += self._links.refuse(connection, error)
+
+    def _up(self, peer: Peer, now_us: int) -> None:
+        if peer.replaces is not None:
+            self._down(peer.replaces, now_us)
+        self._peers[peer.connection] = peer
+        if peer.role == "client":
+            return
+        self._by_number[peer.broker] = peer.connection
+        self._routing.neighbour_up(peer.broker, peer.connection)
+        self._topology.link_up(peer.broker, peer.cost, now_us)
+        for frame in topology_frames(self._topology.advertisements()):
+            self._out.append(Send(peer.connection, frame))
+        self._send(peer.connection, Digest(versions=self._interest.digest()))
+
+    def _down(self, connection: int, now_us: int) -> None:
+        peer = self._peers.pop(connection, None)
+        if peer is None:
+            return
+        if peer.role == "broker":
+            del self._by_number[peer.broker]
+            self._routing.neighbour_down(peer.broker)
+            self._topology.link_down(peer.broker, now_us)
+            self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
+            return
+        for key in self._delivery.closed(peer.connection):
+            self._end_subscription(key)
+
+    def _send(self, connection: int, message: Message) -> None:
+        self._out.append(Send(connection, encode(message)))
+
+    def _on_credit(self, connection: int) -> None:
+        peer = self._peers.get(connection)
+        if peer is not None and peer.role == "broker":
+            self._out += self._routing.credit(peer.broker)
+        elif peer is not None:
+            self._out += self._delivery.credit(connection)
+
+    # ---- events
+
+    def _on_batch(self, peer: Peer, frame: bytes, now_us: int) -> None:
+        batch = EventBatch.parse(frame, peer.limits)
+        if batch.kind is Kind.PUBLISH:
+            self._counters["publish_frames_total"] += 1
+            self._pending.append((peer.connection, batch))
+        else:
+            self._out += self._routing.knowledge(peer.broker, batch, now_us)
+            self._out += self._links.consumed(peer.connection, len(frame))
+
+    def _flush_publishes(self, now_us: int) -> None:
+        """The publish frames of this turn become one stretch of the stream."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        batches: list[EventBatch] = []
+        accepted: dict[int, int] = {}  # connection -> highest sequence
+        for connection, batch in pending:
+            peer = self._links.peer(connection)
+            if peer is None:
+                continue  # it went away, or was sent away, within this turn
+            try:
+                self._check_publish(peer, batch)
+            except PeerError as error:
+                self._refuse(connection, error)
+                continue
+            except UsageError as error:
+                self._counters["rejected_publishes_total"] += 1
+                self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
+            else:
+                fresh = self._without_repeats(batch)
+                if fresh is not None:
+                    batches.append(fresh)
+                accepted[connection] = batch.channel
+            self._out += self._links.consumed(connection, len(batch.data))
+        if batches:
+            self._counters["events_in_total"] += sum(batch.count for batch in batches)
+            self._out += self._routing.publish(batches, now_us)
+        for connection, sequence in accepted.items():
+            self._send(connection, Accepted(sequence=sequence))
+
+    def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
+        if batch.count == 0 or batch.lost:
+            raise PeerError("a publish frame without events")
+        halves = np.frombuffer(batch.ids(), ">u8")
+        prefixes, rests = halves[::2], halves[1::2]
+        if batch.count > 1:
+            if not bool((prefixes == prefixes[0]).all()):
+                raise PeerError("a publish frame with ids of several publishers")
+            if not bool((rests[1:] > rests[:-1]).all()):
+                raise PeerError("a publish frame whose ids do not increase")
+        publisher, broker = int(prefixes[0]) >> 32, int(prefixes[0]) & 0xFFFF_FFFF
+        if broker == self.identity.number and publisher != peer.publisher and self._of_this_start(publisher):
+            raise PeerError("a publish frame with the ids of another publisher of this broker")
+        for topic in batch.topics():
+            if not self._links.may_publish(peer.connection, topic):
+                raise DeniedError(f"{peer.principal or 'anonymous'} may not publish to {topic}")
+
+    def _of_this_start(self, publisher: int) -> bool:
+        return publisher >> PUBLISHER_BITS == self.identity.boot % (1 << 32 - PUBLISHER_BITS)
+
+    def _without_repeats(self, batch: EventBatch) -> EventBatch | None:
+        """Drop what this publisher had accepted before: its ids only increase (idempotent publishing)."""
+        prefix, first, last = batch.id(0)[:8], batch.id(0)[8:], batch.id(batch.count - 1)[8:]
+        held = self._last_ids.get(prefix, b"")
+        if last > held:
+            self._last_ids[prefix] = last
+            self._last_ids.move_to_end(prefix)
+            if len(self._last_ids) > MAX_PUBLISHERS:
+                self._last_ids.popitem(last=False)
+        if first > held:
+            return batch
+        repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
+        self._counters["duplicate_events_total"] += repeats
+        return None if repeats == batch.count else batch.slice(repeats, batch.count)
+
+    # ---- subscriptions
+
+    def _on_client(self, peer: Peer, message: Message, now_us: int) -> None:
+        match message:
+            case Subscribe():
+                self._flush_publishes(now_us)  # what came before it in this turn is not for it
+                self._subscribe(peer, message, now_us)
+            case Unsubscribe():
+                self._flush_publishes(now_us)
+                key = self._delivery.unsubscribe(peer.connection, message.number)
+                if key is not None:
+                    self._end_subscription(key)
+                    self._send(peer.connection, Ended(number=message.number, code="", reason=""))
+            case Request():
+                self._answer(peer, message, now_us)
+            case _:
+                raise BugError(f"{type(message).__name__} from a client has no handler")
+
+    def _subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
+        connection, number = peer.connection, message.number
+        try:
+            if self._delivery.count(connection) >= peer.limits.subscriptions:
+                raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
+            selector = Selector.parse(message.topic, message.where)
+            if not self._links.may_subscribe(connection, message.topic or "#"):
+                who = peer.principal or "anonymous"
+                raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
+            key = self._delivery.subscribe(
+                connection=connection,
+                number=number,
+                selector=selector,
+                overflow=message.overflow,
+                buffer=message.buffer,
+            )
+        except UsageError as error:
+            self._send(connection, Ended(number=number, code=error.code, reason=str(error)))
+            return
+        self._subscribers[key] = (connection, number)
+        self._flood_interest(self._interest.subscribe(key, selector), None)
+        self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
+
+    def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+        connection, number = self._subscribers[key]
+        return [Send(connection, encode(Subscribed(number=number, missing=missing)))]
+
+    def _end_subscription(self, key: int) -> None:
+        del self._subscribers[key]
+        self._routing.unsubscribe(key)
+        self._flood_interest(self._interest.unsubscribe(key), None)
+
+    # ---- the network
+
+    def _on_broker(self, peer: Peer, message: Message, now_us: int) -> None:
+        match message:
+            case Silence():
+                self._out += self._routing.silence(peer.broker, message, now_us)
+            case Stamp():
+                self._routing.stamp(peer.broker, message)
+            case Nack():
+                self._out += self._routing.nack(peer.broker, message, now_us)
+            case Attach():
+                self._out += self._routing.attach(peer.broker, message)
+            case Detach():
+                self._routing.detach(peer.broker, message)
+            case TopologyUpdate():
+                news = [ad for ad in message.advertisements if self._topology.accept(ad, now_us)]
+                self._flood_topology(news, peer.broker)
+            case Digest():
+                wanted = self._interest.wanted(message.versions)
+                if wanted:
+                    self._send(peer.connection, InterestPull(owners=wanted))
+            case InterestUpdate():
+                news_here, missing = self._interest.accept(message)
+                if news_here:
+                    self._flood_interest([message], peer.broker)
+                if missing:
+                    self._send(peer.connection, InterestPull(owners=(message.owner,)))
+            case InterestPull():
+                for owner in message.owners:
+                    for update in self._interest.full(owner):
+                        self._send(peer.connection, update)
+            case _:
+                raise BugError(f"{type(message).__name__} from a broker has no handler")
+
+    def _flood_interest(self, updates: Sequence[InterestUpdate], source: int | None) -> None:
+        if updates:
+            self._flood([encode(update) for update in updates], source)
+            self._routing.interest_changed()
+
+    def _flood_topology(self, advertisements: Sequence[Advertisement], source: int | None) -> None:
+        if advertisements:
+            self._flood(topology_frames(advertisements), source)
+
+    def _flood(self, frames: list[bytes], source: int | None) -> None:
+        """To every neighbour but the one it came from."""
+        for number, connection in self._by_number.items():
+            if number != source:
+                self._out += [Send(connection, frame) for frame in frames]
+
+    # ---- inspection
+
+    def _answer(self, peer: Peer, message: Request, now_us: int) -> None:
+        code, body = "", ""
+        if message.what == "status":
+            body = msgspec.json.encode(self.status(now_us)).decode()
+        else:
+            code, body = UsageError.code, f"this broker cannot answer {message.what!r}"
+        self._send(peer.connection, Reply(number=message.number, code=code, body=body))
+
+    def status(self, now_us: int) -> dict[str, object]:
+        """What `postroad status` shows; fit for JSON."""
+        topology = self._topology
+        return {
+            **dict(self._config.about),
+            "name": self.identity.name,
+            "number": f"{self.identity.number:08x}",
+            "boot": self.identity.boot,
+            "uptime_s": (now_us - self._started_us) // SECOND_US,
+            "kernel": "compiled" if kernel.COMPILED else "reference",
+            **self._links.status(now_us),
+            "brokers": [
+                {
+                    "broker": topology.name(number),
+                    "number": f"{number:08x}",
+                    "distance": topology.distance(number),
+                }
+                for number in topology.reachable()
+            ],
+            "streams": self._routing.status(),
+            "subscriptions": self._delivery.status()[:MAX_STATUS_ROWS],
+            "metrics": self.metrics(),
+        }
+
+    def metrics(self) -> dict[str, int | float]:
+        return {
+            **self._counters,
+            **self._delivery.metrics(),
+            **self._interest.stats(),
+            **self._routing.metrics(),
+            "links": len(self._by_number),
+            "clients": len(self._peers) - len(self._by_number),
+            "brokers_reachable": len(self._topology.reachable()),
+            "publishers_remembered": len(self._last_ids),
+            "uptime_started_seconds": self._started_us / SECOND_US,
+            "kernel_compiled": int(kernel.COMPILED),
+        }
+
+    def check(self) -> None:
+        """BugError unless every room's invariants hold, and those between them."""
+        for room in (self._links, self._topology, self._interest, self._delivery, self._routing):
+            room.check()
+        brokers = {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
+        if brokers != self._by_number:
+            raise BugError("the links by number are not those that are up")
+        if self._pending:
+            raise BugError("publish frames are left over from a turn")

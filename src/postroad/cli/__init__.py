@@ -1,0 +1,68 @@
+"""The command line: one file per command group, each with `register(app)`.
+
+A failure is one line on stderr that says what to do. Exit codes: 0 done, 1 failed, 2 asked wrongly (a flag,
+a topic, a condition), 70 a bug of ours, 130 interrupted. Commands import what they need when they run,
+so that `postroad --help` and completion stay quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Final
+
+import typer
+
+from postroad.cli import status, up
+from postroad.errors import BugError, PostroadError, UsageError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_BUG: Final = 70
+EXIT_INTERRUPTED: Final = 130
+
+app = typer.Typer(
+    name="postroad",
+    help="Messaging that knows where every message went.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _group in (up, status):
+    _group.register(app)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    try:
+        code = app(arguments, prog_name="postroad", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has seen enough; nothing more can be flushed there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except PostroadError as error:
+        return _complain(str(error), _code(error))
+    except Exception as error:
+        describe = getattr(error, "format_message", None)  # typer's own errors, whichever click it brings
+        if describe is None:
+            traceback.print_exc()
+            return _complain("this is a bug in Postroad; please report it with the lines above", EXIT_BUG)
+        context = getattr(error, "ctx", None)
+        help_of = f" (see {context.command_path} --help)" if context is not None else ""
+        return _complain(f"{str(describe()).rstrip('.')}{help_of}", EXIT_USAGE) if describe() else EXIT_USAGE
+
+
+def _code(error: PostroadError) -> int:
+    if isinstance(error, BugError):
+        return EXIT_BUG
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"postroad: {text}", file=sys.stderr)
+    return code

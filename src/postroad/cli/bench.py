@@ -1,0 +1,82 @@
+"""`postroad bench`: ours and the peers installed on this machine, in one run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+Rounds = Annotated[int, typer.Option(min=1, help="Alternating rounds; fewer than three tell little.")]
+Seconds = Annotated[float, typer.Option(min=0.2, help="Measured time of each system in each round.")]
+Systems = Annotated[
+    str,
+    typer.Option(help="Some of postroad, mosquitto, nats, redis, rabbitmq, separated by commas."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
+
+
+def _finish(name: str, rows: list[dict[str, Any]], settings: dict[str, Any], *, as_json: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from postroad.bench.rounds import machine
+    from postroad.bench.table import show
+
+    settings = {**settings, **machine()}
+    if as_json:
+        typer.echo(msgspec.json.encode({"name": name, "rows": rows, "settings": settings}).decode())
+    else:
+        show(name, rows, settings, Console())
+    if any("error" in row for row in rows):
+        raise typer.Exit(1)
+
+
+def _run(name: str, rounds: int, seconds: float, systems: str, as_json: bool) -> None:
+    from rich.console import Console
+
+    from postroad.bench.rounds import alternate, cases
+
+    wanted, settings = cases(name, systems, seconds)
+    with Console(stderr=True).status("starting") as status:
+        rows = alternate(wanted, rounds, status.update)
+    _finish(name, rows, {**settings, "rounds": rounds}, as_json=as_json)
+
+
+def fanout(rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False) -> None:
+    """Deliveries a second and broker CPU for each: 4 publishers, 4 topics, 100 subscribers."""
+    _run("fanout", rounds, seconds, systems, as_json)
+
+
+def latency(rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False) -> None:
+    """How long an event takes at 5,000 a second, one at a time; ours also through 3 and 5 brokers."""
+    _run("latency", rounds, seconds, systems, as_json)
+
+
+def topics(rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False) -> None:
+    """The same for 200 publishers, 500 topics and 500 subscribers, 5,000 events a second in all."""
+    _run("topics", rounds, seconds, systems, as_json)
+
+
+def memory(rounds: Rounds = 3, seconds: Seconds = 2.0, systems: Systems = "", as_json: Json = False) -> None:
+    """Resident memory of an idle connection and of a subscription; SECONDS to settle before each reading."""
+    _run("memory", rounds, seconds, systems, as_json)
+
+
+def match(rounds: Rounds = 3, as_json: Json = False) -> None:
+    """Matching alone: time per event at ten thousand, a hundred thousand and a million subscriptions."""
+    from rich.console import Console
+
+    from postroad.bench.match import run
+
+    with Console(stderr=True).status("matching"):
+        rows = run(rounds=rounds)
+    _finish("match", list(rows), {"rounds": rounds}, as_json=as_json)
+
+
+def register(app: typer.Typer) -> None:
+    bench = typer.Typer(
+        help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
+    )
+    for command in (fanout, latency, topics, memory, match):
+        bench.command()(command)
+    app.add_typer(bench, name="bench")

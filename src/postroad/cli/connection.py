@@ -1,0 +1,38 @@
+"""The options that every command with a client takes, and the client they describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from postroad.client.aio import Client
+
+BrokerOption = Annotated[
+    str, typer.Option("--broker", metavar="HOST:PORT", help="Which broker; several separated by commas.")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", envvar="POSTROAD_TOKEN", help="The token the broker asks for.")
+]
+TlsCaOption = Annotated[
+    str | None, typer.Option("--tls-ca", metavar="FILE", help="Who signed the broker's certificate.")
+]
+TlsCertOption = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="A certificate to show the broker.")
+]
+TlsKeyOption = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+DEFAULT_BROKER = "localhost:7420"
+
+
+def client_for(
+    broker: str, token: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None
+) -> Client:
+    """A client not yet connected: `async with` it. Any of the TLS files means TLS."""
+    from postroad.client.addresses import tls
+    from postroad.client.aio import connect
+
+    context = tls(ca=tls_ca, certificate=tls_cert, key=tls_key) if tls_ca or tls_cert else None
+    return connect(broker, token=token, tls=context)

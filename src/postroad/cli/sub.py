@@ -1,0 +1,143 @@
+"""`postroad sub`: print events as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from postroad.cli.connection import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    JsonOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenOption,
+    client_for,
+)
+from postroad.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from postroad.client.aio import Client, Subscription
+    from postroad.events import Event, Gap
+
+
+def register(app: typer.Typer) -> None:
+    app.command("sub")(sub)
+
+
+def sub(
+    pattern: Annotated[str, typer.Argument(help="Such as orders/eu, orders/+ or orders/#.")],
+    where: Annotated[str, typer.Option(help='A condition over attributes, such as "price > 100".')] = "",
+    durable: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A durable subscription that goes on where it was.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+    token: TokenOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print events as they come: topic, payload, attributes. Says `subscribed` on stderr once it listens.
+
+    With --count, running into --timeout before that many came is a failure.
+    """
+    import uvloop
+
+    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    uvloop.run(
+        _subscribe(client, pattern, where, durable=durable, count=count, patience=timeout, as_json=as_json)
+    )
+
+
+async def _subscribe(
+    client: Client,
+    pattern: str,
+    where: str,
+    *,
+    durable: str | None,
+    count: int | None,
+    patience: float | None,
+    as_json: bool,
+) -> None:
+    printed = _Printer(as_json=as_json)
+    async with client, client.subscribe(pattern, where, durable=durable) as events:
+        print(f"subscribed to {pattern} at {client.broker}", file=sys.stderr, flush=True)
+        if events.missing:
+            print(f"not yet confirmed by {', '.join(events.missing)}", file=sys.stderr, flush=True)
+        try:
+            async with asyncio.timeout(patience):
+                await _print_all(events, printed, count)
+        except TimeoutError:
+            if count is not None:
+                raise UnavailableError(
+                    f"only {printed.events} of {count} events came in {patience:g} seconds"
+                ) from None
+
+
+async def _print_all(events: Subscription, printed: _Printer, count: int | None) -> None:
+    from postroad.events import Gap
+
+    async for batches in events.batches():
+        for batch in batches:
+            for item in [batch] if isinstance(batch, Gap) else batch.events():
+                printed.print(item)
+                if printed.events == count:
+                    sys.stdout.flush()
+                    return
+        sys.stdout.flush()
+
+
+class _Printer:
+    """Prints what came and counts the events."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.events = 0
+        self._as_json = as_json
+
+    def print(self, item: Event | Gap) -> None:
+        from postroad.events import Gap
+
+        if isinstance(item, Gap):
+            if self._as_json:
+                print(json.dumps({"gap": {"pubend": item.pubend, "start": item.start, "end": item.end}}))
+            else:
+                stream = item.pubend or "any stream"
+                print(f"gap: events of {stream} in ({item.start}, {item.end}] are lost", file=sys.stderr)
+            return
+        self.events += 1
+        print(json.dumps(event_json(item), ensure_ascii=False) if self._as_json else event_line(item))
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event as one JSON object; a payload that is not UTF-8 is in base64."""
+    try:
+        payload, encoding = event.payload.decode(), "utf-8"
+    except UnicodeDecodeError:
+        payload, encoding = base64.b64encode(event.payload).decode(), "base64"
+    return {
+        "id": str(event.id),
+        "topic": event.topic,
+        "attributes": dict(event.attributes),
+        "payload": payload,
+        "encoding": encoding,
+        "published_at": event.published_at.isoformat(),
+        "pubend": event.pubend,
+        "tick": event.tick,
+    }
+
+
+def event_line(event: Event) -> str:
+    """An event for people, on one line whatever is in it."""
+    text = event.payload.decode(errors="replace")
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    attributes = "  ".join(f"{name}={json.dumps(value)}" for name, value in event.attributes.items())
+    return "  ".join(part for part in (event.topic, shown, attributes) if part)

@@ -1,0 +1,82 @@
+"""`postroad up`: run one broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up")(up)
+
+
+def up(
+    name: Annotated[
+        str | None, typer.Option(help="What people call this broker; kept in its data folder.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve; port 0 takes any free one. [default: 127.0.0.1:7420]",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The broker's folder. [default: ./postroad-data]")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="A broker to stay linked to; may be given several times."),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POSTROAD_TOKEN",
+            help="Ask peers for this token, and present it to the brokers linked to. Others can see a flag;"
+            " prefer --token-file.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The token is this file's first line.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Serve and link with TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    tls_ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Who signs the peers' certificates.")
+    ] = None,
+    mutual: Annotated[
+        bool | None, typer.Option("--mutual", help="Ask every peer for a certificate signed by --tls-ca.")
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|off",
+            help="Prometheus metrics, /health and /ready. [default: 127.0.0.1:7421, or any free port]",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; flags win over it.")
+    ] = None,
+    log: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+) -> int:
+    """Run a broker. Prints `ready NAME HOST:PORT` once it serves."""
+    from postroad.net.configure import configure
+    from postroad.net.run import run
+
+    flags: dict[str, object] = {
+        "name": name,
+        "listen": listen,
+        "data": data,
+        "links": link or None,
+        "auth.token": token if token_file is None else None,
+        "auth.token_file": token_file,
+        "tls.certificate": tls_cert,
+        "tls.key": tls_key,
+        "tls.ca": tls_ca,
+        "tls.require_client_certificate": mutual,
+        "metrics": metrics,
+        "log": log,
+    }
+    return run(configure(flags, config))

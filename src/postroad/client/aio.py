@@ -1,0 +1,621 @@
+"""The client for programs with an event loop: a socket and futures around `core`.
+
+Publishing only encodes and queues. The first publish of a turn schedules one flush at its end, which sends
+everything queued as one frame; a batch that is large enough goes out at once, so a program that publishes
+in a loop and never waits still keeps the broker busy. There is no linger timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from time import time_ns
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from postroad.client import effects as fx
+from postroad.client.addresses import parse_addresses
+from postroad.client.core import CLIENT_LIMITS, ClientCore, ClientSettings, State
+from postroad.client.receipt import Receipt
+from postroad.config import parse_address
+from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
+from postroad.events import Event, EventBatch, Gap, Value
+from postroad.overlay.effects import Close, Dial, Send
+from postroad.units import SECOND_US, size
+from postroad.wire.frames import Splitter
+
+DIAL_S: Final = 5.0
+CLOSE_S: Final = 2.0
+
+Payload = bytes | str
+Attributes = Mapping[str, Value]
+
+
+def connect(
+    address: str = "localhost:7420",
+    *,
+    name: str = "",
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 30.0,
+    window: int | str = "4 MiB",
+) -> Client:
+    """A client of the broker at `address`, or of the first that answers of several separated by commas.
+
+    Use it as `async with connect(...) as client`, or `client = await connect(...)`. `tls` is made by
+    `postroad.tls(...)`. A call that needs a broker fails once there has been none for `timeout` seconds.
+    `window` bounds what arrives and is not yet consumed, over all subscriptions of this client.
+    """
+    settings = ClientSettings(
+        addresses=parse_addresses(address),
+        name=name or f"client-{os.getpid()}",
+        token=token or "",
+        outage_us=round(timeout * SECOND_US),
+        window=size(window),
+    )
+    return Client(settings, tls=tls)
+
+
+def not_yet(what: str) -> UsageError:
+    return UsageError(f"this broker has no {what} yet")
+
+
+def _check_mode(mode: str) -> None:
+    if mode == "plain":
+        return
+    if mode in ("durable", "best-effort"):
+        raise not_yet(f"{mode} publishing")
+    raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
+
+
+def _encode_payload(payload: object) -> bytes:
+    if isinstance(payload, str):
+        return payload.encode()
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise UsageError(f"a payload is bytes or text, not {type(payload).__name__}")
+
+
+class _Socket(asyncio.Protocol):
+    """One connection: cuts frames for the client."""
+
+    def __init__(self, client: Client, number: int) -> None:
+        self.number = number
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._client = client
+        self._splitter = Splitter(CLIENT_LIMITS.batch_bytes)
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._splitter.feed(data)
+        except PeerError as error:
+            self._client._socket_lost(self, error)
+            return
+        if frames:
+            number = self.number
+            self._client._handle([fx.Received(connection=number, frame=frame) for frame in frames])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        error = UnavailableError(f"the connection broke: {exc}") if exc is not None else None
+        self._client._socket_lost(self, error)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+class Client:
+    """A connection to the network. Made by `connect`."""
+
+    def __init__(self, settings: ClientSettings, *, tls: ssl.SSLContext | None = None) -> None:
+        self._core = ClientCore(settings, draw=random.randrange)
+        self._outbox = self._core.outbox
+        self._tls = tls
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: _Socket | None = None
+        self._sockets = 0  # opened so far
+        self._dialling: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self._flush_scheduled = False
+        self._broker = ""
+        self._subscriptions: dict[int, Subscription] = {}  # begun or beginning
+        self._requests: dict[int, asyncio.Future[str]] = {}
+        self._waiters: list[asyncio.Future[None]] = []  # woken by every change of the session
+        self._outage: PostroadError | None = None  # there has been no broker for too long
+        self._lost: PostroadError | None = None  # published events were not taken; told once
+        self._failed: PostroadError | None = None  # for good
+
+    # --- life
+
+    @property
+    def broker(self) -> str:
+        """The name of the broker this client is connected to, or was last."""
+        return self._broker
+
+    @property
+    def connected(self) -> bool:
+        return self._core.state is State.UP
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self._shut()
+
+    async def _open(self) -> Client:
+        if self._loop is not None:
+            raise UsageError("this client was opened before: connect again for another one")
+        self._loop = asyncio.get_running_loop()
+        self._perform(self._core.start(_now_us()))
+        self._arm()
+        try:
+            await self._until(lambda: self.connected)
+        except BaseException:
+            await self._shut()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Wait until what was published is accepted, then go. Raises what flush would."""
+        try:
+            if self._outbox.unsettled or self._lost is not None:
+                await self.flush()
+        finally:
+            await self._shut()
+
+    async def _shut(self) -> None:
+        socket = self._socket
+        self._perform(self._core.close())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._end(self._failed)
+        if self._dialling is not None:
+            self._dialling.cancel()
+            await asyncio.wait([self._dialling])
+        if socket is not None:
+            await asyncio.wait([socket.lost], timeout=CLOSE_S)
+            if not socket.lost.done() and socket.transport is not None:
+                socket.transport.abort()
+
+    def _end(self, error: PostroadError | None) -> None:
+        """Nothing will come any more."""
+        for subscription in list(self._subscriptions.values()):
+            subscription._end(error)
+        self._subscriptions.clear()
+        for future in self._requests.values():
+            if not future.done():
+                future.set_exception(error or UnavailableError("the client was closed"))
+        self._requests.clear()
+        self._wake()
+
+    # --- publishing
+
+    async def publish(
+        self, topic: str, payload: Payload = b"", attributes: Attributes | None = None, *, mode: str = "plain"
+    ) -> Receipt:
+        """Publish one event; its receipt has the id.
+
+        Returns once the event is queued; waits only while the window of unaccepted events is full or there
+        is no broker. An event that a broker does not take raises at the next publish, flush or close.
+        """
+        if mode != "plain":
+            _check_mode(mode)
+        if type(payload) is not bytes:
+            payload = _encode_payload(payload)
+        if self._lost is not None or not self._outbox.room:
+            await self._wait_for_room()
+        identity = self._core.publish(topic, payload, attributes, time_ns() // 1000)
+        if self._outbox.ready:
+            self._flush()
+            await asyncio.sleep(0)  # once per batch, let the loop hear what the broker says
+        elif not self._flush_scheduled:
+            self._schedule_flush()
+        return Receipt(identity)
+
+    async def publish_many(
+        self,
+        events: Iterable[tuple[str, Payload] | tuple[str, Payload, Attributes | None]],
+        *,
+        mode: str = "plain",
+    ) -> int:
+        """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were."""
+        _check_mode(mode)
+        count = 0
+        outbox = self._outbox
+        publish = self._core.publish
+        for event in events:
+            payload = event[1]
+            if type(payload) is not bytes:
+                payload = _encode_payload(payload)
+            if self._lost is not None or not outbox.room:
+                await self._wait_for_room()
+            publish(event[0], payload, event[2] if len(event) > 2 else None, time_ns() // 1000)
+            count += 1
+            if outbox.ready:
+                self._flush()
+                await asyncio.sleep(0)
+        self._schedule_flush()
+        return count
+
+    async def flush(self) -> None:
+        """Wait until everything published so far is accepted; raises if something was not taken."""
+        mark = self._outbox.mark()
+        self._flush()
+        await self._until(lambda: self._outbox.settled(mark))
+        self._raise_lost()
+
+    async def _wait_for_room(self) -> None:
+        self._raise_lost()
+        self._flush()
+        await self._until(lambda: self._outbox.room)
+        self._raise_lost()
+
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            error, self._lost = self._lost, None
+            raise error
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled and self._loop is not None:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self._perform(self._core.flush())
+
+    # --- subscribing and asking
+
+    def subscribe(
+        self,
+        topic: str = "",
+        where: str = "",
+        *,
+        durable: str | None = None,
+        overflow: str = "drop",
+        buffer: int | str = 0,
+    ) -> Subscription:
+        """Events by topic pattern (`+`, `#`; "" for any), by a condition over attributes, or both.
+
+        Use it as `async with client.subscribe(...) as events`. When this program falls behind, the broker
+        keeps `buffer` bytes for it (0: the broker's own default), and then drops with a Gap in their place,
+        or ends the subscription with SlowConsumerError if `overflow` is "disconnect".
+        """
+        if durable is not None:
+            raise not_yet("durable subscriptions")
+        if overflow not in ("drop", "disconnect"):
+            raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
+        return Subscription(self, topic=topic, where=where, overflow=overflow, buffer=size(buffer))
+
+    async def request(self, what: str, **arguments: str) -> dict[str, Any]:
+        """Ask the broker something, such as "status"."""
+        await self._until(lambda: self.connected)
+        number, effects = self._core.request(what, arguments)
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._requests[number] = future
+        self._perform(effects)
+        try:
+            body = await future
+        finally:
+            self._requests.pop(number, None)
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise PeerError(f"the broker's answer to {what!r} is not JSON") from None
+        if not isinstance(answer, dict):
+            raise PeerError(f"the broker's answer to {what!r} is not an object")
+        return answer
+
+    # --- waiting
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for a change of the session; fails with it, or when there is no broker for too long."""
+        while not done():
+            if self._failed is not None:
+                raise self._failed
+            if self._core.state is State.OVER or self._loop is None:
+                raise UsageError("this client is not open")
+            if self._outage is not None:
+                raise self._outage
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(future)
+            try:
+                await future
+            finally:
+                if not future.done() or future.cancelled():
+                    self._waiters.remove(future)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+
+    # --- driving the core
+
+    def _handle(self, inputs: list[fx.Input]) -> None:
+        self._perform(self._core.handle(inputs, _now_us()))
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self._core.next_deadline()
+        if deadline is None or self._loop is None:
+            return
+        if self._timer is not None:
+            if deadline >= self._timer_us:  # it fires early, finds nothing due and is armed again
+                return
+            self._timer.cancel()
+        self._timer_us = deadline
+        self._timer = self._loop.call_later(max(0, deadline - _now_us()) / SECOND_US, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._handle([])
+
+    def _perform(self, effects: list[fx.Effect]) -> None:
+        if not effects:
+            return
+        frames: list[bytes] = []
+        for effect in effects:
+            if type(effect) is Send:
+                frames.append(effect.data)
+            elif type(effect) is fx.Delivered:
+                subscription = self._subscriptions.get(effect.number)
+                if subscription is None:
+                    self._core.consumed(effect.size)
+                    self._schedule_flush()
+                else:
+                    subscription._put(effect.batch, effect.size)
+            elif type(effect) is Close:
+                self._write(frames)
+                frames = []
+                if self._socket is not None and self._socket.transport is not None:
+                    self._socket.transport.close()
+                    self._socket = None
+            else:
+                self._tell(effect)
+        self._write(frames)
+
+    def _write(self, frames: list[bytes]) -> None:
+        if frames and self._socket is not None and self._socket.transport is not None:
+            self._socket.transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _tell(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Progress():
+                self._wake()
+            case fx.Missed(number=number, gap=gap):
+                if (subscription := self._subscriptions.get(number)) is not None:
+                    subscription._put(gap, 0)
+            case fx.Began(number=number, missing=missing):
+                if (subscription := self._subscriptions.get(number)) is not None:
+                    subscription._begin(missing)
+            case fx.Ended(number=number, error=error):
+                if (subscription := self._subscriptions.pop(number, None)) is not None:
+                    subscription._end(error)
+            case fx.Answered(number=number, error=error, body=body):
+                future = self._requests.get(number)
+                if future is not None and not future.done():
+                    future.set_exception(error) if error is not None else future.set_result(body)
+            case Dial(address=address):
+                self._dialling = asyncio.get_running_loop().create_task(self._dial(address))
+            case fx.Up(broker=broker):
+                self._broker = broker
+                self._outage = None
+                self._wake()
+            case fx.Outage(error=error):
+                self._outage = error
+                self._wake()
+            case fx.Lost(error=error):
+                self._lost = self._lost or error
+                self._wake()
+            case fx.Failed(error=error):
+                self._failed = error
+                self._end(error)
+
+    async def _dial(self, address: str) -> None:
+        host, port = parse_address(address)
+        loop = asyncio.get_running_loop()
+        self._sockets += 1
+        number = self._sockets
+        try:
+            async with asyncio.timeout(DIAL_S):
+                _, socket = await loop.create_connection(
+                    lambda: _Socket(self, number), host, port, ssl=self._tls
+                )
+        except TimeoutError:
+            self._handle([fx.DialFailed(address=address, reason="no answer")])
+        except OSError as error:
+            self._handle([fx.DialFailed(address=address, reason=_reason(error))])
+        else:
+            self._socket = socket
+            self._handle([fx.Opened(connection=number)])
+
+    def _socket_lost(self, socket: _Socket, error: PostroadError | None) -> None:
+        if socket is self._socket:
+            self._socket = None
+            if socket.transport is not None:
+                socket.transport.close()
+            self._handle([fx.Closed(connection=socket.number, error=error)])
+
+
+class Subscription:
+    """The events of one subscription, each an Event, or a Gap where some are missing.
+
+    `async for event in events` gives them one by one; `batches()` gives all that came, as the encoded
+    batches they came in. Credit goes back to the broker as they are taken, so a program that falls behind
+    holds no more than the client's window; then the broker's policy acts.
+    """
+
+    def __init__(self, client: Client, *, topic: str, where: str, overflow: str, buffer: int) -> None:
+        self.topic = topic
+        self.where = where
+        self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
+        self._client = client
+        self._overflow = overflow
+        self._buffer = buffer
+        self._number: int | None = None
+        self._began: asyncio.Future[None] | None = None
+        self._queue: deque[tuple[EventBatch | Gap, int]] = deque()  # bounded by the client's window
+        self._events: list[Event] = []  # of the batch being read
+        self._position = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+        self._error: PostroadError | None = None
+
+    # --- life
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Subscription]:
+        return self._open().__await__()
+
+    async def _open(self) -> Subscription:
+        """Begin, unless it has begun; returns once every broker that can be reached filters with it."""
+        if self._over:
+            raise self._error or UsageError("this subscription is closed")
+        client = self._client
+        if self._began is None:
+            await client._until(lambda: client.connected)
+            self._began = asyncio.get_running_loop().create_future()
+            self._number, effects = client._core.subscribe(
+                topic=self.topic, where=self.where, overflow=self._overflow, buffer=self._buffer
+            )
+            client._subscriptions[self._number] = self
+            client._perform(effects)
+        began = self._began
+        try:
+            await client._until(began.done)
+            began.result()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Unsubscribe. What was not read is dropped."""
+        client = self._client
+        if self._number is not None and client._subscriptions.pop(self._number, None) is not None:
+            effects = client._core.unsubscribe(self._number)
+            for _, taken in self._queue:
+                client._core.consumed(taken)
+            self._queue.clear()
+            client._perform(effects)
+            client._flush()
+        self._events = []
+        self._end(None)
+
+    # --- reading
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event | Gap:
+        while self._position >= len(self._events):
+            item = await self._next()
+            if item is None:
+                raise StopAsyncIteration
+            if isinstance(item, Gap):
+                return item
+            self._events = item.events()
+            self._position = 0
+        event = self._events[self._position]
+        self._position += 1
+        return event
+
+    async def batches(self) -> AsyncIterator[list[EventBatch | Gap]]:
+        """All that has come, a list at a time."""
+        while (item := await self._next()) is not None:
+            items = [item]
+            while self._queue:
+                items.append(self._pop())
+            yield items
+
+    async def _next(self) -> EventBatch | Gap | None:
+        """Wait for something to come; None once it is over and everything was read."""
+        if self._began is None or not self._began.done():
+            await self._open()
+        while not self._queue:
+            if self._over:
+                if self._error is not None:
+                    raise self._error
+                return None
+            if self._waiter is not None:
+                raise UsageError("this subscription is being read by another task")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._pop()
+
+    def _pop(self) -> EventBatch | Gap:
+        item, taken = self._queue.popleft()
+        if taken:
+            client = self._client
+            client._core.consumed(taken)
+            client._schedule_flush()
+        return item
+
+    # --- what the client tells it
+
+    def _put(self, item: EventBatch | Gap, taken: int) -> None:
+        self._queue.append((item, taken))
+        self._notify()
+
+    def _begin(self, missing: tuple[str, ...]) -> None:
+        self.missing = missing
+        if self._began is not None and not self._began.done():
+            self._began.set_result(None)
+        self._client._wake()
+
+    def _end(self, error: PostroadError | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._error = error
+        if self._began is not None and not self._began.done():
+            self._began.set_exception(error or UsageError("this subscription is closed"))
+            self._began.exception()  # looked at here: nobody may be waiting for it
+        self._client._wake()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _now_us() -> int:
+    return time_ns() // 1000
+
+
+def _reason(error: OSError) -> str:
+    text = str(error)
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
+        return "connection refused"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or text}"
+    return error.strerror or text

@@ -1,0 +1,221 @@
+"""The client for programs without an event loop: the async one on a loop in a thread of its own.
+
+Every call crosses to that thread and back, which costs some tens of microseconds; `publish_many` and
+iterating over a subscription cross once for many events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import uvloop
+
+from postroad.client import aio
+from postroad.client.aio import Attributes, Payload
+from postroad.client.receipt import Receipt
+from postroad.errors import UsageError
+from postroad.events import Event, EventBatch, Gap
+
+PUBLISH_CHUNK: Final = 1024
+
+T = TypeVar("T")
+
+
+class _LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="postroad-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it there and wait for its result. An interrupt (Ctrl-C) ends the wait and the work."""
+        if not self._thread.is_alive():
+            work.close()
+            raise UsageError("this client is closed")
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+def connect(
+    address: str = "localhost:7420",
+    *,
+    name: str = "",
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 30.0,
+    window: int | str = "4 MiB",
+) -> Client:
+    """As `postroad.connect`, connected when it returns: `with postroad.sync.connect(...) as client`."""
+    client = aio.connect(address, name=name, token=token, tls=tls, timeout=timeout, window=window)
+    thread = _LoopThread()
+    try:
+        thread.call(client._open())
+    except BaseException:
+        thread.stop()
+        raise
+    return Client(client, thread)
+
+
+class Client:
+    """A connection to the network, for any thread. Made by `connect`."""
+
+    def __init__(self, client: aio.Client, thread: _LoopThread) -> None:
+        self._client = client
+        self._thread = thread
+
+    @property
+    def broker(self) -> str:
+        """The name of the broker this client is connected to, or was last."""
+        return self._client.broker
+
+    @property
+    def connected(self) -> bool:
+        return self._client.connected
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._shut()
+
+    def close(self) -> None:
+        """Wait until what was published is accepted, then go. Raises what flush would."""
+        try:
+            self._thread.call(self._client.close())
+        finally:
+            self._thread.stop()
+
+    def _shut(self) -> None:
+        try:
+            self._thread.call(self._client._shut())
+        finally:
+            self._thread.stop()
+
+    def publish(
+        self, topic: str, payload: Payload = b"", attributes: Attributes | None = None, *, mode: str = "plain"
+    ) -> Receipt:
+        return self._thread.call(self._client.publish(topic, payload, attributes, mode=mode))
+
+    def publish_many(
+        self,
+        events: Iterable[tuple[str, Payload] | tuple[str, Payload, Attributes | None]],
+        *,
+        mode: str = "plain",
+    ) -> int:
+        """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were."""
+        source = iter(events)
+        count = 0
+        while chunk := list(itertools.islice(source, PUBLISH_CHUNK)):
+            count += self._thread.call(self._client.publish_many(chunk, mode=mode))
+        return count
+
+    def flush(self) -> None:
+        """Wait until everything published so far is accepted; raises if something was not taken."""
+        self._thread.call(self._client.flush())
+
+    def subscribe(
+        self,
+        topic: str = "",
+        where: str = "",
+        *,
+        durable: str | None = None,
+        overflow: str = "drop",
+        buffer: int | str = 0,
+        timeout: float | None = None,
+    ) -> Subscription:
+        """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
+        without an event; None: never."""
+        inner = self._client.subscribe(topic, where, durable=durable, overflow=overflow, buffer=buffer)
+        self._thread.call(inner._open())
+        return Subscription(inner, self._thread, timeout)
+
+    def request(self, what: str, **arguments: str) -> dict[str, Any]:
+        """Ask the broker something, such as "status"."""
+        return self._thread.call(self._client.request(what, **arguments))
+
+
+class Subscription:
+    """The events of one subscription: iterate over it, or `get` them one by one."""
+
+    def __init__(self, inner: aio.Subscription, thread: _LoopThread, timeout: float | None) -> None:
+        self._inner = inner
+        self._thread = thread
+        self._timeout = timeout
+        self._ready: deque[Event | Gap] = deque()  # of the batch being read
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Brokers that had not confirmed it when it began."""
+        return self._inner.missing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unsubscribe. What was not read is dropped."""
+        self._ready.clear()
+        self._thread.call(self._inner.close())
+
+    def __iter__(self) -> Iterator[Event | Gap]:
+        while True:
+            try:
+                item = self._take(self._timeout)
+            except TimeoutError:
+                return
+            if item is None:
+                return
+            yield item
+
+    def get(self, timeout: float | None = None) -> Event | Gap:
+        """The next one; TimeoutError if none comes in `timeout` seconds."""
+        item = self._take(timeout)
+        if item is None:
+            raise UsageError("this subscription is closed")
+        return item
+
+    def _take(self, timeout: float | None) -> Event | Gap | None:
+        if not self._ready:
+            self._ready.extend(self._thread.call(self._some(timeout)))
+        return self._ready.popleft() if self._ready else None
+
+    async def _some(self, patience_s: float | None) -> list[Event | Gap]:
+        """The next batch or Gap; empty at the end."""
+        async with asyncio.timeout(patience_s):
+            item = await self._inner._next()
+        if isinstance(item, EventBatch):
+            return list(item.events())
+        return [] if item is None else [item]

@@ -1,0 +1,553 @@
+"""One client's session with the network, over any number of connections; no I/O and no clock.
+
+The driver reports what happened (`handle`), the application's calls come in as methods, and both return
+effects, for the driver and for the application (`effects`). One connection at a time: the addresses are
+tried in turn, with a backoff after each round, and a lost connection is dialled again at the same broker
+first, since only that one recognises retries of what it accepted without telling us. After a reconnect,
+unaccepted publishes are sent again and subscriptions begin again; what a plain subscription missed
+meanwhile is unknown, and said so (`streams`).
+
+Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
+corrected by every pong, half the round trip taken off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from postroad.client.effects import (
+    Answered,
+    Began,
+    Closed,
+    Delivered,
+    DialFailed,
+    Down,
+    Effect,
+    Ended,
+    Failed,
+    Input,
+    Lost,
+    Missed,
+    Opened,
+    Outage,
+    Progress,
+    Received,
+    Up,
+)
+from postroad.client.outbox import Outbox
+from postroad.client.streams import Streams
+from postroad.errors import (
+    BugError,
+    PeerError,
+    PostroadError,
+    SelectorError,
+    UnavailableError,
+    UsageError,
+    from_wire,
+)
+from postroad.events import EventBatch, Gap, Value
+from postroad.overlay.effects import Close, Dial, Send
+from postroad.overlay.handshake import MIN_WINDOW, check_welcome, smaller
+from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
+from postroad.wire import frames as wire
+from postroad.wire.frames import PROTOCOL_VERSION, Kind, Limits
+
+MAX_REQUESTS: Final = 1024
+# Wide on purpose: the smaller of both sides holds, and it is the broker that knows what it can bear.
+CLIENT_LIMITS: Final = Limits(
+    event_bytes=64 * MIB,
+    batch_bytes=80 * MIB,
+    batch_events=1 << 20,
+    attributes=1024,
+    topic_bytes=32 * KIB,
+    topic_depth=1024,
+    subscriptions=1_000_000,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """How a client behaves. Times in microseconds, sizes in bytes."""
+
+    addresses: tuple[str, ...]  # HOST:PORT each, tried in this order
+    name: str
+    token: str = ""
+    window: int = 4 * MIB  # of deliveries that the application has not consumed, all subscriptions together
+    publish_bytes: int = 8 * MIB  # published and not accepted
+    publish_events: int = 65_536
+    outage_us: int = 30 * SECOND_US  # calls that need a broker fail after this long without one
+    handshake_us: int = 10 * SECOND_US
+    ping_us: int = 5 * SECOND_US
+    dead_us: int = 15 * SECOND_US
+    backoff_us: int = 200 * MILLISECOND_US
+    max_backoff_us: int = 10 * SECOND_US
+
+
+class State(Enum):
+    IDLE = "idle"  # nothing under way: before start, or waiting to dial again
+    DIALLING = "dialling"
+    OPENING = "opening"  # HELLO sent, WELCOME awaited
+    UP = "up"
+    OVER = "over"  # closed by the application, or failed for good
+
+
+@dataclass(slots=True)
+class _Subscription:
+    request: wire.Subscribe
+    began: bool = False  # the application was told so; from then on nothing may be lost in silence
+    torn_us: int | None = None  # began, but not in force since then (the broker's clock)
+    streams: Streams = field(default_factory=Streams)
+
+
+class ClientCore:
+    """See the module's docstring. `draw(n)` gives a random number in 0..n-1."""
+
+    def __init__(self, settings: ClientSettings, *, draw: Callable[[int], int]) -> None:
+        if not settings.addresses:
+            raise UsageError("no address to connect to")
+        self.settings = settings
+        self.outbox = Outbox(max_bytes=settings.publish_bytes, max_events=settings.publish_events)
+        self.state = State.IDLE
+        self.skew_us = 0  # the broker's clock minus ours
+        self.limits = CLIENT_LIMITS
+        self._draw = draw
+        self._connection: int | None = None  # set in OPENING and UP
+        self._welcomed = False  # some broker accepted us once: from then on we dial for ever
+        self._publisher = 0
+        self._resume_key = b""
+        self._address = 0  # index of the one being dialled or in use
+        self._tried = 0  # addresses that failed since the last time we were up
+        self._failures: dict[str, str] = {}  # address -> why the last attempt failed
+        self._backoff_us = 0
+        self._dial_us: int | None = None  # IDLE: when to dial
+        self._hello_us = 0
+        self._up_us = 0  # UP: since when
+        self._heard_us = 0  # OPENING, UP: something was last received
+        self._pinged_us: int | None = None  # UP: an unanswered ping was sent
+        self._down_us: int | None = None  # no broker since; None while UP
+        self._outage = False  # an Outage was reported for this time down
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._last_number = 0
+        self._requests: set[int] = set()
+        self._last_request = 0
+        self._outstanding = 0  # bytes handed to the application and not consumed
+        self._consumed = 0  # bytes consumed and not yet given back as credit; negative: a debt
+        self._out: list[Effect] = []
+
+    # --- the driver's side
+
+    def start(self, now_us: int) -> list[Effect]:
+        self._need(State.IDLE)
+        self._down_us = now_us
+        self._dial()
+        return self._take()
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+        """Everything that came in since the last call; also, with nothing, when next_deadline is due.
+
+        What the table does not list is late, not wrong: it concerns a connection given up a moment ago.
+        """
+        for item in inputs:
+            handler = _TRANSITIONS.get((self.state, type(item)))
+            if handler is not None:
+                handler(self, item, now_us)
+        self._tick(now_us)
+        self._send_publishes()
+        return self._take()
+
+    def next_deadline(self) -> int | None:
+        settings = self.settings
+        due: list[int] = []
+        if self.state is State.IDLE and self._dial_us is not None:
+            due.append(self._dial_us)
+        elif self.state is State.OPENING:
+            due.append(self._hello_us + settings.handshake_us)
+        elif self.state is State.UP:
+            silent = self._heard_us + settings.ping_us
+            due.append(silent if self._pinged_us is None else self._dead_at(self._pinged_us))
+        if self._down_us is not None and not self._outage and self.state is not State.OVER:
+            due.append(self._down_us + settings.outage_us)
+        return min(due, default=None)
+
+    def _dead_at(self, pinged_us: int) -> int:
+        return pinged_us + self.settings.dead_us - self.settings.ping_us
+
+    def _tick(self, now_us: int) -> None:
+        settings = self.settings
+        if self.state is State.IDLE and self._dial_us is not None and now_us >= self._dial_us:
+            self._dial()
+        elif self.state is State.OPENING and now_us >= self._hello_us + settings.handshake_us:
+            self._drop(UnavailableError("the broker did not answer the handshake"), now_us)
+        elif self.state is State.UP:
+            if self._pinged_us is not None:
+                if now_us >= self._dead_at(self._pinged_us):
+                    self._drop(UnavailableError("the broker fell silent"), now_us)
+            elif now_us >= self._heard_us + settings.ping_us:
+                self._pinged_us = now_us
+                self._send(wire.Ping(time_us=now_us))
+        if (
+            self._down_us is not None
+            and not self._outage
+            and self.state is not State.OVER
+            and now_us >= self._down_us + settings.outage_us
+        ):
+            self._outage = True
+            self._out.append(Outage(error=self._unreachable()))
+
+    # --- connecting
+
+    def _dial(self) -> None:
+        self.state = State.DIALLING
+        self._dial_us = None
+        self._out.append(Dial(self.settings.addresses[self._address]))
+
+    def _on_opened(self, item: Opened, now_us: int) -> None:
+        self.state = State.OPENING
+        self._connection = item.connection
+        self._hello_us = self._heard_us = now_us
+        settings = self.settings
+        # What the application has yet to consume from earlier connections takes its part of the window.
+        # A window cannot be nil, so the excess is a debt that consuming pays before credit goes out.
+        free = settings.window - self._outstanding
+        window = max(free, MIN_WINDOW)
+        self._consumed = free - window
+        self._send(
+            wire.Hello(
+                version=PROTOCOL_VERSION,
+                role="client",
+                name=settings.name,
+                token=settings.token,
+                limits=CLIENT_LIMITS,
+                window=window,
+                time_us=now_us,
+                publisher=self._publisher,
+                resume_key=self._resume_key,
+            )
+        )
+
+    def _on_dial_failed(self, item: DialFailed, now_us: int) -> None:
+        self._failures[self.settings.addresses[self._address]] = item.reason
+        self._try_next(now_us)
+
+    def _on_late_opened(self, item: Opened, _now_us: int) -> None:
+        self._out.append(Close(item.connection))
+
+    def _on_closed(self, item: Closed, now_us: int) -> None:
+        if item.connection != self._connection:
+            return
+        error = item.error or UnavailableError("the broker closed the connection")
+        self._lost_connection(error, now_us)
+
+    def _drop(self, error: PostroadError, now_us: int) -> None:
+        """Give the connection up on our own account."""
+        if self._connection is None:
+            raise BugError("no connection to drop")
+        self._out.append(Close(self._connection, error))
+        self._lost_connection(error, now_us)
+
+    def _lost_connection(self, error: PostroadError, now_us: int) -> None:
+        was_up = self.state is State.UP
+        self._connection = None
+        self._pinged_us = None
+        self._failures[self.settings.addresses[self._address]] = str(error)
+        if not was_up:
+            self._try_next(now_us)
+            return
+        self.outbox.closed()
+        self._down_us = now_us
+        self._outage = False
+        for subscription in self._subscriptions.values():
+            subscription.streams.tear()
+            if subscription.began and subscription.torn_us is None:
+                subscription.torn_us = self._heard_us + self.skew_us
+        gone = UnavailableError("the broker went away before it answered")
+        for number in sorted(self._requests):
+            self._out.append(Answered(number=number, error=gone, body=""))
+        self._requests.clear()
+        self._out.append(Down(error=error))
+        if now_us - self._up_us < self.settings.ping_us:
+            self._try_next(now_us)  # a broker that takes us and drops us is as good as none
+            return
+        # The same broker first, at once: it recognises what it accepted already.
+        self._backoff_us = 0
+        self._dial()
+
+    def _try_next(self, now_us: int) -> None:
+        self._tried += 1
+        self._address = (self._address + 1) % len(self.settings.addresses)
+        if self._tried % len(self.settings.addresses):
+            self._dial()
+            return
+        if not self._welcomed:
+            self._fail(self._unreachable())
+            return
+        self._backoff_us = min(
+            max(self._backoff_us * 2, self.settings.backoff_us), self.settings.max_backoff_us
+        )
+        self.state = State.IDLE
+        # Between half and all of it, so that the clients of a broker that died do not come back as one.
+        self._dial_us = now_us + self._backoff_us // 2 + self._draw(self._backoff_us // 2 + 1)
+
+    def _unreachable(self) -> UnavailableError:
+        addresses = self.settings.addresses
+        reasons = "; ".join(dict.fromkeys(self._failures.values()))
+        where = " or ".join(addresses)
+        return UnavailableError(
+            f"no broker at {where}{f' ({reasons})' if reasons else ''}: "
+            "start one with `postroad up`, or name another HOST:PORT"
+        )
+
+    def _fail(self, error: PostroadError) -> None:
+        self.state = State.OVER
+        self._connection = None
+        self.outbox.closed()
+        self._out.append(Failed(error=error))
+
+    # --- frames
+
+    def _on_received(self, item: Received, now_us: int) -> None:
+        if item.connection != self._connection:
+            return
+        self._heard_us = now_us
+        self._pinged_us = None
+        try:
+            kind = wire.frame_kind(item.frame)
+            if kind == Kind.DELIVERY and self.state is State.UP:
+                self._on_delivery(item.frame)
+                return
+            message = wire.decode(item.frame)
+            handler = _MESSAGES.get((self.state, type(message)))
+            if handler is None:
+                raise PeerError(f"the broker sent {type(message).__name__} while {self.state.value}")
+            handler(self, message, now_us)
+        except PeerError as error:
+            self._send(wire.Refuse(code=error.code, reason=str(error)))
+            self._drop(error, now_us)
+
+    def _on_welcome(self, message: wire.Welcome, now_us: int) -> None:
+        check_welcome(message)
+        self._adjust_clock(self._hello_us, message.time_us, now_us)
+        self._publisher, self._resume_key = message.publisher, message.resume_key
+        self.limits = smaller(CLIENT_LIMITS, message.limits)
+        error = self.outbox.opened(
+            publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
+        )
+        self.state = State.UP
+        self._welcomed = True
+        self._up_us = now_us
+        self._tried = 0
+        self._failures.clear()
+        self._down_us = None
+        self._outage = False
+        for subscription in self._subscriptions.values():
+            self._send(subscription.request)
+        self._out.append(Up(broker=message.name))
+        if error is not None:
+            self._out.append(Lost(error=error))
+
+    def _on_refuse(self, message: wire.Refuse, now_us: int) -> None:
+        """Being refused for what we are or do is final; anything else may pass."""
+        error = from_wire(message.code, message.reason)
+        if isinstance(error, UsageError | PeerError) or not self._welcomed:
+            if self._connection is not None:
+                self._out.append(Close(self._connection, error))
+            self._fail(error)
+        else:
+            self._drop(error, now_us)
+
+    def _on_ping(self, message: wire.Ping, now_us: int) -> None:
+        self._send(wire.Pong(time_us=message.time_us, at_us=now_us))
+
+    def _on_pong(self, message: wire.Pong, now_us: int) -> None:
+        self._adjust_clock(message.time_us, message.at_us, now_us)
+
+    def _adjust_clock(self, sent_us: int, broker_us: int, now_us: int) -> None:
+        self.skew_us = broker_us - (sent_us + now_us) // 2
+
+    def _on_credit(self, message: wire.Credit, _now_us: int) -> None:
+        self.outbox.credit(message.size)
+
+    def _on_accepted(self, message: wire.Accepted, _now_us: int) -> None:
+        self.outbox.accepted(message.sequence)
+        self._out.append(Progress())
+
+    def _on_rejected(self, message: wire.Rejected, _now_us: int) -> None:
+        count = self.outbox.rejected(message.sequence)
+        what = "an event was" if count == 1 else f"{count} events published together were"
+        self._out.append(Lost(error=from_wire(message.code, f"{what} not taken: {message.reason}")))
+        self._out.append(Progress())
+
+    def _on_subscribed(self, message: wire.Subscribed, now_us: int) -> None:
+        subscription = self._subscriptions.get(message.number)
+        if subscription is None:  # unsubscribed meanwhile
+            return
+        if subscription.torn_us is not None:
+            # Begun again after a reconnect. Streams it knew report their ticks as they go on; this one
+            # Gap is for those it did not know, and for those that never go on.
+            gap = Gap(pubend="", start=subscription.torn_us, end=now_us + self.skew_us)
+            subscription.torn_us = None
+            self._out.append(Missed(number=message.number, gap=gap))
+        subscription.began = True
+        self._out.append(Began(number=message.number, missing=message.missing))
+
+    def _on_ended(self, message: wire.Ended, _now_us: int) -> None:
+        subscription = self._subscriptions.pop(message.number, None)
+        if subscription is None:
+            return
+        error = _ended_error(message, subscription.request.where) if message.code else None
+        self._out.append(Ended(number=message.number, error=error))
+
+    def _on_reply(self, message: wire.Reply, _now_us: int) -> None:
+        if message.number not in self._requests:
+            raise PeerError(f"reply {message.number} to no request")
+        self._requests.discard(message.number)
+        error = from_wire(message.code, message.body) if message.code else None
+        self._out.append(Answered(number=message.number, error=error, body=message.body))
+
+    def _on_delivery(self, frame: bytes) -> None:
+        batch = EventBatch.parse(frame, self.limits, expect=Kind.DELIVERY)
+        number = batch.channel
+        subscription = self._subscriptions.get(number)
+        self._outstanding += len(frame)
+        if subscription is None:  # unsubscribed meanwhile
+            self.consumed(len(frame))
+            return
+        gap, rows = subscription.streams.take(batch, self.limits)
+        if gap is not None:
+            self._out.append(Missed(number=number, gap=gap))
+        if rows is None:
+            self.consumed(len(frame))
+        else:
+            self._out.append(Delivered(number=number, batch=rows, size=len(frame)))
+
+    # --- the application's side
+
+    def publish(
+        self, topic: str, payload: bytes, attributes: Mapping[str, Value] | None, now_us: int
+    ) -> bytes:
+        """Queue one event, while there is `outbox.room`; its id. It leaves with the next `flush`."""
+        return self.outbox.add(topic, attributes, payload, (now_us + self.skew_us) // 1000)
+
+    def flush(self) -> list[Effect]:
+        """Send what was published since the last time; also the credit that is due."""
+        self._send_publishes()
+        return self._take()
+
+    def _send_publishes(self) -> None:
+        if self.state is not State.UP or self._connection is None:
+            return
+        for frame in self.outbox.take():
+            self._out.append(Send(self._connection, frame))
+
+    def subscribe(self, *, topic: str, where: str, overflow: str, buffer: int) -> tuple[int, list[Effect]]:
+        """A new subscription's number; Began or Ended follows."""
+        if len(self._subscriptions) >= self.limits.subscriptions:
+            raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
+        self._last_number += 1
+        number = self._last_number
+        request = wire.Subscribe(number=number, topic=topic, where=where, overflow=overflow, buffer=buffer)
+        self._subscriptions[number] = _Subscription(request)
+        if self.state is State.UP:
+            self._send(request)
+        return number, self._take()
+
+    def unsubscribe(self, number: int) -> list[Effect]:
+        if self._subscriptions.pop(number, None) is not None and self.state is State.UP:
+            self._send(wire.Unsubscribe(number=number))
+        return self._take()
+
+    def request(self, what: str, arguments: Mapping[str, str]) -> tuple[int, list[Effect]]:
+        """A question's number; Answered follows."""
+        self._need(State.UP)
+        if len(self._requests) >= MAX_REQUESTS:
+            raise UsageError(f"more than {MAX_REQUESTS} requests at once")
+        self._last_request += 1
+        self._requests.add(self._last_request)
+        self._send(wire.Request(number=self._last_request, what=what, arguments=dict(arguments)))
+        return self._last_request, self._take()
+
+    def consumed(self, size: int) -> None:
+        """The application took this many bytes of deliveries. Credit goes back a quarter window at a time."""
+        self._outstanding -= size
+        self._consumed += size
+        if self.state is State.UP and self._consumed >= self.settings.window // 4:
+            self._send(wire.Credit(size=self._consumed))
+            self._consumed = 0
+
+    def close(self) -> list[Effect]:
+        if self._connection is not None:
+            self._out.append(Close(self._connection))
+        self._connection = None
+        self.state = State.OVER
+        self.outbox.closed()
+        return self._take()
+
+    def check(self) -> None:
+        """The invariants."""
+        if (self._connection is not None) != (self.state in (State.OPENING, State.UP)):
+            raise BugError(f"connection {self._connection} while {self.state.value}")
+        if self.outbox.open != (self.state is State.UP):
+            raise BugError("the outbox and the session disagree on whether a broker is there")
+        if self.state is State.IDLE and self._dial_us is None and self._down_us is not None:
+            raise BugError("down, and nothing will ever dial")
+        if len(self._requests) > MAX_REQUESTS or self._outstanding < 0:
+            raise BugError("requests or consumed bytes are out of bounds")
+        self.outbox.check()
+        for subscription in self._subscriptions.values():
+            subscription.streams.check()
+
+    # --- helpers
+
+    def _need(self, state: State) -> None:
+        if self.state is not state:
+            raise BugError(f"called while {self.state.value}, possible only while {state.value}")
+
+    def _send(self, message: wire.Message) -> None:
+        if self._connection is None:
+            raise BugError("nothing to send to")
+        self._out.append(Send(self._connection, wire.encode(message)))
+
+    def _take(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+
+def _ended_error(message: wire.Ended, where: str) -> PostroadError:
+    """The broker's error; for a condition, with the position it points at."""
+    pointer = _POINTER.match(message.reason)
+    if message.code == SelectorError.code and pointer is not None:
+        return SelectorError(pointer[1], text=where, position=int(pointer[2]) - 1)
+    return from_wire(message.code, message.reason)
+
+
+# How SelectorError prints: the message, the place, and the text with a caret on lines of their own.
+_POINTER: Final = re.compile(r"(.*) at character (\d+)(?:\n|$)", re.DOTALL)
+
+# What may happen in which state, and what it does.
+_TRANSITIONS: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]]] = {
+    (State.DIALLING, Opened): ClientCore._on_opened,
+    (State.DIALLING, DialFailed): ClientCore._on_dial_failed,
+    (State.OPENING, Received): ClientCore._on_received,
+    (State.OPENING, Closed): ClientCore._on_closed,
+    (State.UP, Received): ClientCore._on_received,
+    (State.UP, Closed): ClientCore._on_closed,
+    (State.OVER, Opened): ClientCore._on_late_opened,
+}
+# Which control message a broker may send when; anything else breaks the protocol.
+_MESSAGES: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]]] = {
+    (State.OPENING, wire.Welcome): ClientCore._on_welcome,
+    (State.OPENING, wire.Refuse): ClientCore._on_refuse,
+    (State.UP, wire.Refuse): ClientCore._on_refuse,
+    (State.UP, wire.Ping): ClientCore._on_ping,
+    (State.UP, wire.Pong): ClientCore._on_pong,
+    (State.UP, wire.Credit): ClientCore._on_credit,
+    (State.UP, wire.Accepted): ClientCore._on_accepted,
+    (State.UP, wire.Rejected): ClientCore._on_rejected,
+    (State.UP, wire.Subscribed): ClientCore._on_subscribed,
+    (State.UP, wire.Ended): ClientCore._on_ended,
+    (State.UP, wire.Reply): ClientCore._on_reply,
+}

@@ -1,0 +1,145 @@
+"""What a client's core is told by its driver, and what it tells the driver and the application.
+
+Send, Close, Dial and Note are those of `overlay.effects`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from postroad.errors import PostroadError
+from postroad.events import EventBatch, Gap
+from postroad.overlay.effects import Close, Dial, Send
+
+# --- what the driver reports
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The connection asked for by Dial is there; `connection` numbers are never reused."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialFailed:
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """One whole frame."""
+
+    connection: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    connection: int
+    error: PostroadError | None = None
+
+
+Input = Opened | DialFailed | Received | Closed
+
+
+# --- what the application is told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up:
+    """A broker welcomed us."""
+
+    broker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Down:
+    """There is no broker now; the core dials on by itself."""
+
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """There has been no broker for `outage_us`: calls that wait for one should fail with this."""
+
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """No broker was reachable at the start, or one refused us for good. The core has stopped."""
+
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Publishes were accepted or rejected: there may be room, and a flush may be over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Published events that no broker took."""
+
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """A subscription is in force at every broker but `missing`."""
+
+    number: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """Rows for a subscription; `size` is to be given back through `consumed`."""
+
+    number: int
+    batch: EventBatch
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    number: int
+    gap: Gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A subscription is over; nothing more comes for it."""
+
+    number: int
+    error: PostroadError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """`body` is JSON text, unless there is an error."""
+
+    number: int
+    error: PostroadError | None
+    body: str
+
+
+Effect = (
+    Send
+    | Close
+    | Dial
+    | Up
+    | Down
+    | Outage
+    | Failed
+    | Progress
+    | Lost
+    | Began
+    | Delivered
+    | Missed
+    | Ended
+    | Answered
+)

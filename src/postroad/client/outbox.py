@@ -1,0 +1,220 @@
+"""What a client has published and no broker has accepted yet.
+
+Events are encoded once, into the batch that is open; a batch is cut when somebody asks for what can be
+sent (once per turn of the loop) or when it is large enough to be worth sending early. Cut frames are kept
+until the broker accepts or rejects them, so that a new connection can send them again with the same ids
+(spec T1): the broker recognises a retry by its id. Everything kept counts against one window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.errors import BugError, PeerError, TooLargeError
+from postroad.events import BatchBuilder, EventBatch, Value
+from postroad.ids import IdSource
+from postroad.units import KIB
+from postroad.wire.frames import Kind, Limits
+
+# A batch of this size costs the broker next to nothing per event already; a larger one only waits longer.
+CUT_BYTES: Final = 128 * KIB
+CUT_EVENTS: Final = 1024
+# Bytes of a batch that are not events' own: the frame header, and one event header with some slack.
+_OVERHEAD_BYTES: Final = 256
+
+_NO_ATTRIBUTES: Final[Mapping[str, Value]] = {}
+
+
+@dataclass(slots=True)
+class _Held:
+    """One cut publish frame. `ordinal` counts for ever, `sequence` anew on every connection."""
+
+    ordinal: int
+    sequence: int
+    frame: bytes
+    count: int
+
+
+class Outbox:
+    """The publish side of one client, over any number of connections."""
+
+    def __init__(self, *, max_bytes: int, max_events: int) -> None:
+        self.max_bytes = max_bytes
+        self.max_events = max_events
+        self.held_bytes = 0  # of _waiting and _sent; the open batch comes on top, less than one cut
+        self.held_events = 0
+        self.open = False  # a connection is up
+        self.room = False  # add() may be called: open, and what is held is within the window
+        self._waiting: deque[_Held] = deque()  # cut, not sent on this connection; all newer than _sent
+        self._sent: deque[_Held] = deque()  # sent on this connection, neither accepted nor rejected
+        self._cut_total = 0
+        self._sequence = 0  # of the last frame cut, in this connection's numbering
+        self._credit = 0  # bytes the broker is ready to take; one frame may overdraw it
+        self._publisher: tuple[int, int] | None = None
+        self._ids: IdSource | None = None
+        self._limits: Limits | None = None
+        self._cut_bytes = CUT_BYTES
+        self._cut_events = CUT_EVENTS
+        self._builder = BatchBuilder()
+
+    # --- connections
+
+    def opened(self, *, publisher: int, broker: int, limits: Limits, credit: int) -> TooLargeError | None:
+        """A broker welcomed us. What it never accepted is to be sent again, in order, numbered from 1.
+
+        A broker with narrower limits than the one before may not take some of it: that is the error.
+        """
+        self._cut()
+        held = [*self._sent, *self._waiting]
+        self._sent.clear()
+        self._waiting.clear()
+        self._sequence = 0
+        dropped = 0
+        for entry in held:
+            try:
+                batch = EventBatch.parse(entry.frame, limits, expect=Kind.PUBLISH)
+            except PeerError:
+                self._settle(entry)
+                dropped += entry.count
+                continue
+            self._sequence += 1
+            entry.sequence = self._sequence
+            entry.frame = batch.restamped(kind=Kind.PUBLISH, channel=entry.sequence)
+            self._waiting.append(entry)
+        if self._publisher != (publisher, broker):
+            self._publisher = (publisher, broker)
+            self._ids = IdSource(publisher, broker)
+        self._limits = limits
+        self._credit = credit
+        # The next event always fits into the open batch, so add() need not look at its size first.
+        spare = limits.batch_bytes - limits.event_bytes - _OVERHEAD_BYTES
+        self._cut_bytes = max(1, min(CUT_BYTES, spare))
+        self._cut_events = min(CUT_EVENTS, limits.batch_events)
+        self.open = True
+        self._measure()
+        if dropped:
+            return TooLargeError(f"{dropped} events not yet accepted are over the limits of the new broker")
+        return None
+
+    def closed(self) -> None:
+        self.open = self.room = False
+
+    # --- publishing
+
+    def add(self, topic: str, attributes: Mapping[str, Value] | None, payload: bytes, now_ms: int) -> bytes:
+        """Encode one event into the open batch, if there is `room`; its id. UsageError if it cannot be sent.
+
+        The open batch is not counted as held, so the window may be exceeded by one batch.
+        """
+        ids, limits = self._ids, self._limits
+        if ids is None or limits is None:
+            raise BugError("published before any broker gave a publisher number")
+        builder = self._builder
+        identity = ids.next(now_ms)
+        builder.add(identity, topic, attributes or _NO_ATTRIBUTES, payload, limits)
+        if builder.size >= self._cut_bytes or builder.count >= self._cut_events:
+            self._cut()
+        return identity
+
+    @property
+    def ready(self) -> bool:
+        """A whole batch waits and may be sent now, without waiting for the turn to end."""
+        return bool(self._waiting) and self._credit > 0 and self.open
+
+    def take(self) -> list[bytes]:
+        """The frames to send now. Without credit the open batch stays open and goes on growing."""
+        if not self.open:
+            return []
+        frames: list[bytes] = []
+        while self._credit > 0:
+            if not self._waiting:
+                self._cut()
+                if not self._waiting:
+                    break
+            entry = self._waiting.popleft()
+            self._credit -= len(entry.frame)
+            self._sent.append(entry)
+            frames.append(entry.frame)
+        return frames
+
+    def credit(self, size: int) -> None:
+        if size < 0:
+            raise PeerError(f"credit of {size} bytes")
+        self._credit += size
+
+    def _cut(self) -> None:
+        builder = self._builder
+        if not builder.count:
+            return
+        self._cut_total += 1
+        self._sequence += 1
+        count = builder.count
+        frame = builder.finish(channel=self._sequence)
+        self._waiting.append(
+            _Held(ordinal=self._cut_total, sequence=self._sequence, frame=frame, count=count)
+        )
+        self.held_bytes += len(frame)
+        self.held_events += count
+        self._measure()
+
+    # --- answers
+
+    def accepted(self, sequence: int) -> None:
+        """Every frame up to `sequence` is in its pubend."""
+        sent = self._sent
+        while sent and sent[0].sequence <= sequence:
+            self._settle(sent.popleft())
+        last = sent[-1].sequence if sent else self._sequence - len(self._waiting)
+        if sequence > last:
+            raise PeerError(f"accepted publish {sequence}, only {last} were sent")
+
+    def rejected(self, sequence: int) -> int:
+        """One frame was not taken: how many events it held. It is not sent again, since a retry out of
+        order would look like a duplicate."""
+        for index, entry in enumerate(self._sent):
+            if entry.sequence == sequence:
+                del self._sent[index]
+                self._settle(entry)
+                return entry.count
+        raise PeerError(f"rejected publish {sequence}, which is not open")
+
+    def _settle(self, entry: _Held) -> None:
+        self.held_bytes -= len(entry.frame)
+        self.held_events -= entry.count
+        self._measure()
+
+    def _measure(self) -> None:
+        self.room = self.open and self.held_bytes < self.max_bytes and self.held_events < self.max_events
+
+    def mark(self) -> int:
+        """A point in what was published, for `settled`."""
+        self._cut()
+        return self._cut_total
+
+    def settled(self, mark: int) -> bool:
+        """Whether everything published before the mark was accepted or rejected."""
+        oldest = self._sent or self._waiting
+        return not oldest or oldest[0].ordinal > mark
+
+    @property
+    def unsettled(self) -> int:
+        """Events published and neither accepted nor rejected."""
+        return self.held_events + self._builder.count
+
+    def check(self) -> None:
+        held = [*self._sent, *self._waiting]
+        if self.room and not self.open:
+            raise BugError("room without a connection")
+        if self.held_bytes != sum(len(entry.frame) for entry in held):
+            raise BugError("the outbox miscounts its bytes")
+        if self.held_events != sum(entry.count for entry in held):
+            raise BugError("the outbox miscounts its events")
+        ordinals = [entry.ordinal for entry in held]
+        if ordinals != sorted(set(ordinals)):
+            raise BugError("the outbox is out of order")
+        sequences = [entry.sequence for entry in held]
+        if sequences != sorted(set(sequences)) or (sequences and sequences[-1] != self._sequence):
+            raise BugError("the outbox misnumbers its frames")

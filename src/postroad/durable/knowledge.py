@@ -1,0 +1,264 @@
+"""Knowledge about a stream of ticks (spec D2; durable paper, section 3).
+
+A tick of a pubend is Q (unknown), S (silence), D (an event) or L (lost: its pubend has forgotten what was
+there). Knowledge comes in segments: everything in (start, end] that is not listed as an event is silence,
+so Q is simply what no segment holds. A segment is L as a whole.
+
+Silence is relative to a filter. An event that nobody downstream wanted is silence downstream, and says
+nothing to a subscription that came later. So every segment carries its *coverage*: which brokers'
+interest, at which version, it was filtered with. A consumer states its need and accepts only segments
+whose coverage meets it; for everybody else the ticks are still Q. L is true for everyone.
+
+A stream holds what fits; a forgotten segment is Q again and can be asked for upstream.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from postroad.durable.spans import Span
+from postroad.errors import BugError
+from postroad.events.batch import EventBatch
+
+SEGMENT_OVERHEAD_BYTES: Final = 256
+
+
+class Coverage:
+    """Owners and interest versions that knowledge was filtered with; `everything`: not filtered at all."""
+
+    __slots__ = ("_hash", "everything", "versions")
+
+    def __init__(self, versions: Mapping[int, int], *, everything: bool = False) -> None:
+        self.versions = dict(sorted(versions.items()))
+        self.everything = everything
+        self._hash = hash((everything, tuple(self.versions.items())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Coverage)
+            and self._hash == other._hash
+            and self.everything == other.everything
+            and self.versions == other.versions
+        )
+
+    def __repr__(self) -> str:
+        return "Coverage(everything)" if self.everything else f"Coverage({self.versions})"
+
+    def meets(self, need: Mapping[int, int]) -> bool:
+        if self.everything:
+            return True
+        held = self.versions
+        return all(held.get(owner, 0) >= version for owner, version in need.items())
+
+    def at_least(self, other: Coverage) -> bool:
+        return self.everything or (not other.everything and self.meets(other.versions))
+
+
+EVERYTHING: Final = Coverage({}, everything=True)
+NOTHING: Final = Coverage({})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Knowledge about (start, end]. `batch` holds the D ticks, which increase; None means silence only."""
+
+    start: int
+    end: int
+    coverage: Coverage
+    batch: EventBatch | None = None
+    lost: bool = False
+
+    @property
+    def size(self) -> int:
+        return SEGMENT_OVERHEAD_BYTES + (0 if self.batch is None else len(self.batch.data))
+
+    def meets(self, need: Mapping[int, int]) -> bool:
+        return self.lost or self.coverage.meets(need)
+
+    def cut(self, start: int, end: int) -> Segment:
+        """The same knowledge about the part of it inside (start, end]."""
+        start, end = max(self.start, start), min(self.end, end)
+        if (start, end) == (self.start, self.end):
+            return self
+        return replace(self, start=start, end=end, batch=cut_batch(self.batch, start, end))
+
+
+def cut_batch(batch: EventBatch | None, start: int, end: int) -> EventBatch | None:
+    """The rows of `batch` with ticks in (start, end]."""
+    if batch is None:
+        return None
+    ticks = batch.headers["tick"]
+    first, last = (int(at) for at in np.searchsorted(ticks, [start, end], side="right"))
+    if first >= last:
+        return None
+    return batch if first == 0 and last == batch.count else batch.slice(first, last)
+
+
+_FORGOTTEN: Final = Segment(0, 0, NOTHING)
+
+
+class KnowledgeStream:
+    """Segments of one pubend, sorted and disjoint, in memory."""
+
+    __slots__ = ("_head", "_segments", "_starts", "size")
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []  # sorted by start, disjoint; those before _head are forgotten
+        self._starts: list[int] = []  # their starts, for bisection
+        self._head = 0  # forgetting moves this on; the lists are cut when half of them is behind it
+        self.size = 0  # bytes held, the sum of segment sizes
+
+    def __len__(self) -> int:
+        return len(self._segments) - self._head
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments[self._head :])
+
+    @property
+    def end(self) -> int:
+        """The highest tick known, 0 if none."""
+        return self._segments[-1].end if len(self) else 0
+
+    def accumulate(self, segment: Segment) -> list[Segment]:
+        """Add knowledge; returns the parts that were news, in order.
+
+        Where something is known already the wider coverage stays. L and what its pubend said before it
+        forgot are both true; the data stays.
+        """
+        if segment.start >= segment.end:
+            return []
+        last = self._segments[-1] if len(self) else None
+        if last is None or segment.start >= last.end:
+            self._append(segment, last)
+            return [segment]
+        news: list[Segment] = []
+        at = self._first_after(segment.start)
+        position = segment.start
+        while at < len(self._segments) and self._segments[at].start < segment.end:
+            held = self._segments[at]
+            if held.start > position:
+                news.append(segment.cut(position, held.start))
+            if not self._keeps(held, segment):
+                news.append(segment.cut(max(position, held.start), held.end))
+            position = max(position, held.end)
+            at += 1
+        if position < segment.end:
+            news.append(segment.cut(position, segment.end))
+        for part in news:
+            self._replace(part)
+        return news
+
+    @staticmethod
+    def _keeps(held: Segment, other: Segment) -> bool:
+        if other.lost:
+            return True
+        if held.lost:
+            return False
+        return held.coverage.at_least(other.coverage)
+
+    def _append(self, segment: Segment, last: Segment | None) -> None:
+        if (
+            last is not None
+            and last.end == segment.start
+            and last.batch is None
+            and segment.batch is None
+            and last.lost == segment.lost
+            and last.coverage == segment.coverage
+        ):
+            self._segments[-1] = replace(last, end=segment.end)
+            return
+        self._segments.append(segment)
+        self._starts.append(segment.start)
+        self.size += segment.size
+
+    def _replace(self, part: Segment) -> None:
+        """Put `part` in place of whatever is held of (part.start, part.end]."""
+        low = self._first_after(part.start)
+        high = low
+        kept: list[Segment] = []
+        while high < len(self._segments) and self._segments[high].start < part.end:
+            held = self._segments[high]
+            if held.start < part.start:
+                kept.append(held.cut(held.start, part.start))
+            if held.end > part.end:
+                kept.append(held.cut(part.end, held.end))
+            self.size -= held.size
+            high += 1
+        kept.append(part)
+        kept.sort(key=lambda segment: segment.start)
+        self._segments[low:high] = kept
+        self._starts[low:high] = [segment.start for segment in kept]
+        self.size += sum(segment.size for segment in kept)
+
+    def _first_after(self, tick: int) -> int:
+        """Index of the first segment whose end is above `tick`."""
+        at = bisect_right(self._starts, tick, self._head)
+        return at - 1 if at > self._head and self._segments[at - 1].end > tick else at
+
+    def after(self, tick: int, need: Mapping[int, int]) -> Segment | None:
+        """What is known from `tick` on without a break, up to the end of one segment; None if Q."""
+        at = self._first_after(tick)
+        if at == len(self._segments):
+            return None
+        held = self._segments[at]
+        if held.start > tick or not held.meets(need):
+            return None
+        return held.cut(tick, held.end)
+
+    def find(
+        self, start: int, end: int, need: Mapping[int, int], most: int = sys.maxsize
+    ) -> tuple[list[Segment], list[Span]]:
+        """What of (start, end] is known well enough for `need`, and the spans that are not.
+
+        After `most` segments it stops, as if the span ended there.
+        """
+        found: list[Segment] = []
+        missing: list[Span] = []
+        position = start
+        at = self._first_after(start)
+        while at < len(self._segments) and self._segments[at].start < end:
+            held = self._segments[at]
+            at += 1
+            if not held.meets(need):
+                continue
+            if held.start > position:
+                missing.append((position, held.start))
+            found.append(held.cut(max(position, start), end))
+            position = min(held.end, end)
+            if len(found) == most:
+                return found, missing
+        if position < end:
+            missing.append((position, end))
+        return found, missing
+
+    def forget_first(self) -> Segment | None:
+        """Drop the oldest segment."""
+        if not len(self):
+            return None
+        segment = self._segments[self._head]
+        self._segments[self._head] = _FORGOTTEN
+        self._head += 1
+        self.size -= segment.size
+        if self._head * 2 >= len(self._segments):
+            del self._segments[: self._head], self._starts[: self._head]
+            self._head = 0
+        return segment
+
+    def check(self) -> None:
+        if self._starts[self._head :] != [segment.start for segment in self]:
+            raise BugError("knowledge: starts do not mirror segments")
+        for left, right in pairwise(self):
+            if left.end > right.start:
+                raise BugError(f"knowledge: segments overlap at tick {right.start}")
+        if self.size != sum(segment.size for segment in self):
+            raise BugError("knowledge: size is not the sum of segments")

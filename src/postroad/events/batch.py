@@ -1,0 +1,382 @@
+"""What travels: events, and the batch that is wire frame, log record and delivery in one.
+
+A publisher encodes an event once. From then on brokers pass rows of a batch on as bytes: `select` copies
+headers and heap of some rows into a new frame, `with_ticks` gives rows their place in a pubend's stream,
+`restamped` exchanges the frame header. Nothing here looks at an event one by one in Python except
+`event()` and its kin, which are for the application at the far end. kernel/layout.py has the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, final
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from postroad import kernel
+from postroad.errors import BugError, PeerError, TooLargeError, UsageError
+from postroad.events.attributes import Value, encode_attributes
+from postroad.events.topics import encode_topic
+from postroad.ids import MessageId, is_volatile, pubend_text
+from postroad.kernel.layout import (
+    BATCH_VERSION,
+    CHECKSUM_START,
+    EVENT_HEADER,
+    EVENT_HEADER_BYTES,
+    FLAG_LOST,
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    ID_BYTES,
+    RULE_TEXT,
+    Rule,
+)
+from postroad.wire.frames import Kind, Limits
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_TIME_MS: Final = 253_402_300_799_999  # the end of the year 9999, beyond which datetime does not go
+
+HEADER_DTYPE: Final = np.dtype(
+    [
+        ("id", "V16"),
+        ("tick", "<i8"),
+        ("topic_number", "<u8"),
+        ("topic_length", "<u2"),
+        ("attributes_length", "<u2"),
+        ("payload_length", "<u4"),
+        ("flags", "<u2"),
+        ("attribute_count", "<u2"),
+        ("reserved", "<u4"),
+    ]
+)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event as an application sees it. `pubend` and `tick` are those of a durable event, else None."""
+
+    id: MessageId
+    topic: str
+    attributes: Mapping[str, Value]
+    payload: bytes
+    pubend: str | None = None
+    tick: int | None = None
+
+    @property
+    def publisher(self) -> int:
+        return self.id.publisher
+
+    @property
+    def published_at(self) -> datetime:
+        """By the publisher's clock, in UTC; a time that datetime cannot express is its last one."""
+        return _EPOCH + timedelta(milliseconds=min(self.id.time_ms, _MAX_TIME_MS))
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """Whatever this pubend had in (start, end] is lost to this subscription."""
+
+    pubend: str
+    start: int
+    end: int
+
+
+def _header(
+    *, length: int, kind: int, flags: int, count: int, pubend: int, start: int, end: int, channel: int
+) -> bytes:
+    return FRAME_HEADER.pack(length, kind, BATCH_VERSION, flags, count, 0, pubend, start, end, channel, 0)
+
+
+def empty_frame(*, kind: Kind, pubend: int, start: int, end: int, channel: int, lost: bool = False) -> bytes:
+    """A frame without events: silence in (start, end], or a gap if it is lost."""
+    return _header(
+        length=FRAME_HEADER_BYTES,
+        kind=kind,
+        flags=FLAG_LOST if lost else 0,
+        count=0,
+        pubend=pubend,
+        start=start,
+        end=end,
+        channel=channel,
+    )
+
+
+def checksum(frame: bytes) -> int:
+    """The CRC-32C that a batch frame may carry."""
+    return int(google_crc32c.value(frame[CHECKSUM_START:]))
+
+
+@final
+class EventBatch:
+    """An immutable view of one checked batch frame.
+
+    `data` is the whole frame, `count` its number of rows, and `extents` count + 1 u32 as bytes: where in
+    `data` each row's heap begins, and where the last one ends. Kernel functions take `data` and `extents`.
+    """
+
+    __slots__ = ("count", "data", "extents")
+
+    data: bytes
+    count: int
+    extents: bytes
+
+    def __init__(self, data: bytes, count: int, extents: bytes) -> None:
+        """Trusts its arguments: use `parse` for bytes that came from outside."""
+        self.data = data
+        self.count = count
+        self.extents = extents
+
+    @classmethod
+    def parse(cls, data: bytes, limits: Limits, *, expect: Kind | None = None) -> EventBatch:
+        """Check a whole frame. PeerError names the row and the rule that is broken."""
+        rule, row, count, extents = kernel.check_batch(
+            data,
+            limits.batch_bytes,
+            limits.batch_events,
+            limits.event_bytes,
+            limits.attributes,
+            limits.topic_bytes,
+            limits.topic_depth,
+        )
+        if rule:
+            where = "batch frame" if row < 0 else f"event {row} of a batch frame"
+            raise PeerError(f"{where}: {RULE_TEXT[Rule(rule)]}")
+        if expect is not None and data[4] != expect:
+            raise PeerError(f"{Kind(data[4]).name} frame where {expect.name} is expected")
+        if data[12:16] != b"\0\0\0\0" and int.from_bytes(data[12:16], "little") != checksum(data):
+            raise PeerError("batch frame: its checksum is wrong")
+        return cls(data, count, extents)
+
+    # ------------------------------------------------------------ the frame header
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.data[4])
+
+    @property
+    def lost(self) -> bool:
+        return bool(self.data[6] & FLAG_LOST)
+
+    @property
+    def pubend(self) -> int:
+        return int.from_bytes(self.data[16:24], "little")
+
+    @property
+    def start(self) -> int:
+        return int.from_bytes(self.data[24:32], "little", signed=True)
+
+    @property
+    def end(self) -> int:
+        return int.from_bytes(self.data[32:40], "little", signed=True)
+
+    @property
+    def channel(self) -> int:
+        return int.from_bytes(self.data[40:44], "little")
+
+    # ------------------------------------------------------------ rows as arrays
+
+    @property
+    def headers(self) -> npt.NDArray[np.void]:
+        """All event headers, without a copy."""
+        return np.frombuffer(self.data, HEADER_DTYPE, self.count, FRAME_HEADER_BYTES)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint32]:
+        """`extents` as an array, without a copy."""
+        return np.frombuffer(self.extents, np.uint32)
+
+    def ids(self) -> bytes:
+        """The ids of all rows one after the other, 16 bytes each: what Bloom filters take."""
+        return kernel.packed_ids(self.data, self.count)
+
+    # ------------------------------------------------------------ rows one by one
+
+    def _header_of(self, row: int) -> int:
+        if not 0 <= row < self.count:
+            raise BugError(f"row {row} of a batch of {self.count}")
+        return FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * row
+
+    def id(self, row: int) -> bytes:
+        at = self._header_of(row)
+        return self.data[at : at + ID_BYTES]
+
+    def topic(self, row: int) -> str:
+        _, _, _, length, *_ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))
+        begin = int(self.offsets[row])
+        return self.data[begin : begin + length].decode()
+
+    def topics(self) -> list[str]:
+        """The distinct topics, by their bytes: topic numbers can be made to collide."""
+        lengths = self.headers["topic_length"].tolist()
+        data = self.data
+        found = {data[at : at + size] for at, size in zip(self.offsets.tolist(), lengths, strict=False)}
+        return [topic.decode() for topic in sorted(found)]
+
+    def attributes(self, row: int) -> dict[str, Value]:
+        _, _, _, topic_length, _, _, _, count, _ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))
+        return kernel.decode_attributes(self.data, int(self.offsets[row]) + topic_length, count)
+
+    def payload(self, row: int) -> bytes:
+        _, _, _, _, _, length, *_ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))
+        end = int(self.offsets[row + 1])
+        return self.data[end - length : end]
+
+    def event(self, row: int) -> Event:
+        return self._events(row, row + 1)[0]
+
+    def events(self) -> list[Event]:
+        return self._events(0, self.count)
+
+    def _events(self, first: int, after: int) -> list[Event]:
+        pubend = self.pubend
+        durable = None if self.data[4] == Kind.PUBLISH or is_volatile(pubend) else pubend_text(pubend)
+        return [
+            Event(
+                id=MessageId(publisher, broker, time_ms, counter),
+                topic=topic,
+                attributes=attributes,
+                payload=payload,
+                pubend=durable,
+                tick=None if durable is None else tick,
+            )
+            for publisher, broker, time_ms, counter, tick, topic, attributes, payload in kernel.unpack_rows(
+                self.data, self.extents, first, after
+            )
+        ]
+
+    # ------------------------------------------------------------ new frames from old
+
+    def select(
+        self,
+        rows: npt.NDArray[np.uint32] | None,
+        *,
+        kind: Kind,
+        pubend: int,
+        start: int,
+        end: int,
+        channel: int,
+    ) -> bytes:
+        """A whole frame of these rows, which must increase; None for all of them."""
+        return kernel.gather(self.data, self.extents, rows, kind, pubend, start, end, channel)
+
+    def with_ticks(self, first_tick: int, *, kind: Kind, pubend: int, start: int, channel: int) -> EventBatch:
+        """The rows as a stretch of a pubend's stream: consecutive ticks, the last one ends the span."""
+        if self.count == 0 or first_tick <= start:
+            raise BugError(f"{self.count} rows cannot have ticks from {first_tick} on after {start}")
+        data = kernel.with_ticks(self.data, self.extents, first_tick, kind, pubend, start, channel)
+        return EventBatch(data, self.count, self.extents)
+
+    def restamped(self, *, kind: Kind, channel: int) -> bytes:
+        """The same rows and span, or the same gap, on another channel."""
+        header = _header(
+            length=len(self.data),
+            kind=kind,
+            flags=self.data[6],
+            count=self.count,
+            pubend=self.pubend,
+            start=self.start,
+            end=self.end,
+            channel=channel,
+        )
+        return b"".join((header, memoryview(self.data)[FRAME_HEADER_BYTES:]))
+
+    def slice(self, first: int, last: int) -> EventBatch:
+        """The rows from `first` up to, but not including, `last`, as a batch with the same span."""
+        data = self.select(
+            np.arange(first, last, dtype=np.uint32),
+            kind=self.kind,
+            pubend=self.pubend,
+            start=self.start,
+            end=self.end,
+            channel=self.channel,
+        )
+        offsets = self.offsets[first : last + 1]
+        moved = offsets - offsets[0] + np.uint32(FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * (last - first))
+        return EventBatch(data, last - first, moved.astype(np.uint32).tobytes())
+
+    @staticmethod
+    def concatenate(batches: Sequence[EventBatch]) -> EventBatch:
+        """All rows in one batch: publish frames of one turn, or adjoining stretches of one stream."""
+        if not batches:
+            raise BugError("nothing to concatenate")
+        first, last = batches[0], batches[-1]
+        if len(batches) == 1:
+            return first
+        kind, pubend, start, end = first.data[4], first.pubend, first.start, first.start
+        for batch in batches:
+            if batch.data[4] != kind or batch.pubend != pubend or batch.start != end or batch.lost:
+                raise BugError("only frames of one kind and pubend, whose spans adjoin, are concatenated")
+            end = batch.end
+        data, extents = kernel.concatenate(
+            [batch.data for batch in batches],
+            [batch.extents for batch in batches],
+            kind,
+            pubend,
+            start,
+            end,
+            last.channel,
+        )
+        return EventBatch(data, len(extents) // 4 - 1, extents)
+
+
+class BatchBuilder:
+    """Collects events into one publish frame. After `finish` it is empty and can be used again.
+
+    `add` refuses at once what could never travel, and leaves the builder as it was. An event that does not
+    fit beside those already there is refused with TooLargeError too: `finish`, then add it again.
+    """
+
+    __slots__ = ("_headers", "_heap", "count", "size")
+
+    count: int
+    size: int
+
+    def __init__(self) -> None:
+        self._headers: list[bytes] = []
+        self._heap: list[bytes] = []
+        self.count = 0
+        self.size = FRAME_HEADER_BYTES
+
+    def add(
+        self, id: bytes, topic: str, attributes: Mapping[str, Value], payload: bytes, limits: Limits
+    ) -> None:
+        name, number = encode_topic(topic, limits.topic_bytes, limits.topic_depth)
+        encoded = encode_attributes(attributes, limits) if attributes else b""
+        size = len(name) + len(encoded) + len(payload)
+        if len(id) != ID_BYTES or type(payload) is not bytes:
+            raise UsageError(
+                f"an id has {ID_BYTES} bytes and a payload is bytes, not {type(payload).__name__}"
+            )
+        if size > limits.event_bytes:
+            raise TooLargeError(f"an event of {size} bytes, the limit is {limits.event_bytes}")
+        size += self.size + EVENT_HEADER_BYTES
+        if size > limits.batch_bytes or self.count >= limits.batch_events:
+            raise TooLargeError(f"no room beside {self.count} events in a batch of {self.size} bytes")
+        self._headers.append(
+            EVENT_HEADER.pack(id, 0, number, len(name), len(encoded), len(payload), 0, len(attributes), 0)
+        )
+        self._heap += (name, encoded, payload)
+        self.count += 1
+        self.size = size
+
+    def finish(self, *, kind: Kind = Kind.PUBLISH, channel: int) -> bytes:
+        """The whole frame, without ticks; `channel` is the publish sequence of the connection."""
+        header = _header(
+            length=self.size,
+            kind=kind,
+            flags=0,
+            count=self.count,
+            pubend=0,
+            start=0,
+            end=0,
+            channel=channel,
+        )
+        frame = b"".join((header, *self._headers, *self._heap))
+        self._headers.clear()
+        self._heap.clear()
+        self.count, self.size = 0, FRAME_HEADER_BYTES
+        return frame

@@ -1,0 +1,340 @@
+"""A NodeConfig from a TOML file and flags: one tree, one check, flags win.
+
+A key of the file and the flag that says the same share one path (`tls.certificate`), so what a flag may say
+is exactly what the file may say. Sections that mirror a configuration class are read by its field names:
+`..._bytes` and `..._window` take a size ("64 MiB"), `..._us` drops its suffix and takes a duration
+(`silence = "1 s"`). An unknown key is an error that names the nearest valid one: a misspelt limit is none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast, get_args
+
+from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
+from postroad.errors import UsageError
+from postroad.net.log import LEVELS
+from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
+from postroad.units import duration_us, size
+from postroad.wire.frames import MAX_CONTROL_BYTES
+
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_NAME: Final = 255
+MAX_LINKS: Final = 1_000
+SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
+# A flag for one replaces the other in the file.
+_INSTEAD_OF: Final = {"auth.token": "token_file", "auth.token_file": "token"}
+_NONE: Final[tuple[str, ...]] = ()
+T = TypeVar("T")
+
+
+def configure(flags: Mapping[str, object], file: Path | None = None) -> NodeConfig:
+    """`flags` maps paths such as `tls.certificate` to values; None means that the flag was not given."""
+    tree = _read(file) if file is not None else {}
+    for path, value in flags.items():
+        if value is not None:
+            _put(tree, path, value)
+            if path in _INSTEAD_OF:
+                tree["auth"].pop(_INSTEAD_OF[path], None)
+    return _node(_Table(tree, ""))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(f"{file} is larger than a configuration can be ({MAX_FILE_BYTES} bytes)")
+        return tomllib.loads(data.decode())
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def _put(tree: dict[str, Any], path: str, value: object) -> None:
+    *sections, key = path.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise UsageError(f"{section!r} is a section, not a value")
+    tree[key] = value
+
+
+class _Table:
+    """One section being read: every key is taken once, `done()` complains about the rest."""
+
+    def __init__(self, values: object, where: str) -> None:
+        if not isinstance(values, dict):
+            raise UsageError(f"{where!r} is a section: write [{where}]")
+        self._values: dict[str, Any] = values
+        self._where = where
+        self._known: list[str] = []
+
+    def path(self, key: str) -> str:
+        return f"{self._where}.{key}" if self._where else key
+
+    def take(self, key: str, read: Callable[[Any], T], default: T) -> T:
+        self._known.append(key)
+        if key not in self._values:
+            return default
+        try:
+            return read(self._values[key])
+        except UsageError as error:
+            raise UsageError(f"{self.path(key)}: {error}") from None
+
+    def need(self, key: str, read: Callable[[Any], T]) -> T:
+        if key not in self._values:
+            raise UsageError(f"{self.path(key)!r} is missing")
+        return self.take(key, read, cast(T, None))
+
+    def table(self, key: str) -> _Table:
+        self._known.append(key)
+        return _Table(self._values.get(key, {}), self.path(key))
+
+    def done(self) -> None:
+        for key in self._values:
+            if key not in self._known:
+                near = difflib.get_close_matches(key, self._known, n=1, cutoff=0.0)
+                hint = f"; did you mean {self.path(near[0])!r}?" if near else ""
+                raise UsageError(f"unknown setting {self.path(key)!r}{hint}")
+
+
+def _node(top: _Table) -> NodeConfig:
+    name = top.take("name", _name, None)
+    listen = top.take("listen", _address, None)
+    data = top.take("data", lambda value: Path(_text(value)).expanduser(), NodeConfig().data)
+    links = top.take("links", _addresses, _NONE)
+    metrics = top.take("metrics", _metrics, None)
+    log = top.take("log", _level, "info")
+    max_connections = top.take("max_connections", _count, 0)
+    tls = _tls(top.table("tls"))
+    token, auth = _auth(top.table("auth"), tls)
+    defaults = BrokerConfig()
+    broker = BrokerConfig(
+        limits=_section(top.table("limits"), defaults.limits),
+        streams=_section(top.table("streams"), defaults.streams),
+        delivery=_section(top.table("delivery"), defaults.delivery),
+        auth=auth,
+        links=replace(_section(top.table("connections"), defaults.links), token=token),
+        dial=links,
+    )
+    top.done()
+    _check_limits(broker)
+    _check_listen(listen, auth)
+    return NodeConfig(
+        name=name,
+        listen=listen,
+        data=data,
+        metrics=metrics,
+        log=log,
+        max_connections=max_connections,
+        tls=tls,
+        broker=broker,
+    )
+
+
+def _tls(table: _Table) -> TlsConfig:
+    tls = TlsConfig(
+        certificate=table.take("certificate", _text, ""),
+        key=table.take("key", _text, ""),
+        ca=table.take("ca", _text, ""),
+        require_client_certificate=table.take("require_client_certificate", _boolean, False),
+    )
+    table.done()
+    if tls.key and not tls.certificate:
+        raise UsageError("a TLS key needs its certificate: add --tls-cert")
+    if tls.require_client_certificate and not (tls.certificate and tls.ca):
+        raise UsageError(
+            "mutual TLS needs --tls-cert, --tls-key and the --tls-ca that signs the peers' certificates"
+        )
+    return tls
+
+
+def _auth(table: _Table, tls: TlsConfig) -> tuple[str, AuthConfig]:
+    """This broker's own token, and whom it serves. Whoever has that token may also link."""
+    token = table.take("token", _text, "")
+    token_file = table.take("token_file", _text, "")
+    if token_file:
+        if token:
+            raise UsageError("give a token or a token file, not both")
+        token = _token_from(token_file)
+    no_digests: dict[str, str] = {}
+    digests = table.take("tokens", _token_digests, no_digests)
+    link_principals = table.take("link_principals", _texts, _NONE)
+    auth = AuthConfig(
+        tokens=({hash_token(token): SHARED_PRINCIPAL} if token else {}) | digests,
+        certificates=tls.require_client_certificate,
+        anonymous=table.take("anonymous", _boolean, False),
+        rules=table.take("rules", _rules, ()),
+        link_principals=(SHARED_PRINCIPAL, *link_principals) if token else link_principals,
+    )
+    table.done()
+    return token, auth
+
+
+def _token_from(file: str) -> str:
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token file {file}: {error}") from None
+    if not text.strip():
+        raise UsageError(f"the token file {file} is empty")
+    return text.split("\n", 1)[0].strip()
+
+
+def _check_listen(listen: str | None, auth: AuthConfig) -> None:
+    if listen is None or auth.configured or is_loopback(parse_address(listen)[0]):
+        return
+    raise UsageError(
+        f"without authentication a broker serves loopback only: to listen on {listen} configure --token-file"
+        " (and TLS), or --mutual with --tls-cert, --tls-key and --tls-ca"
+    )
+
+
+def _section(table: _Table, defaults: T) -> T:
+    """An object of the same class with the file's values, read as the field names say."""
+    values: dict[str, object] = {}
+    names = (
+        [one.name for one in fields(defaults)]
+        if is_dataclass(defaults)
+        else list(getattr(defaults, "__struct_fields__"))  # noqa: B009
+    )
+    for name in names:
+        default = getattr(defaults, name)
+        if isinstance(default, str):
+            continue  # secrets and names have a place of their own in the file
+        if name.endswith("_us"):
+            values[name] = table.take(name.removesuffix("_us"), _duration, default)
+        elif name.endswith(("_bytes", "_window")):
+            values[name] = table.take(name, _size, default)
+        else:
+            values[name] = table.take(name, _count, default)
+    table.done()
+    return type(defaults)(**values)
+
+
+def _check_limits(broker: BrokerConfig) -> None:
+    limits = broker.limits
+    if limits.event_bytes + MAX_CONTROL_BYTES // 1024 > limits.batch_bytes:
+        raise UsageError(
+            "limits.batch_bytes must leave room for one event of limits.event_bytes and its headers"
+        )
+
+
+# -- values
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{value!r} is not a list of texts")
+    return tuple(_text(one) for one in value)
+
+
+def _token_digests(value: object) -> dict[str, str]:
+    """The file says principal = "SHA-256 of its token"; a principal may have several, in a list."""
+    if not isinstance(value, dict):
+        raise UsageError('expected lines such as alice = "SHA-256 of the token in hexadecimal"')
+    found: dict[str, str] = {}
+    for name, digests in value.items():
+        for digest in _texts(digests if isinstance(digests, list) else [digests]):
+            if found.setdefault(digest.lower(), name) != name:
+                raise UsageError(f"{name} and {found[digest.lower()]} have the same token")
+    return found
+
+
+def _rules(value: object) -> tuple[Rule, ...]:
+    if not isinstance(value, list):
+        raise UsageError("write each rule as [[auth.rules]]")
+    rules: list[Rule] = []
+    for position, one in enumerate(value):
+        table = _Table(one, f"auth.rules[{position}]")
+        rules.append(
+            Rule(
+                principal=table.need("principal", _text),
+                allow=table.need("allow", _boolean),
+                action=table.need("action", _action),
+                topic=table.take("topic", _text, ""),
+            )
+        )
+        table.done()
+    return tuple(rules)
+
+
+def _action(value: object) -> Action:
+    for action in get_args(Action):
+        if value == action:
+            return cast(Action, action)
+    raise UsageError(f"{value!r} is not one of {', '.join(get_args(Action))}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise UsageError(f"{value!r} is not a text")
+    return value
+
+
+def _name(value: object) -> str:
+    name = _text(value)
+    if len(name) > MAX_NAME or not name.isprintable() or " " in name:
+        raise UsageError(f"a name is up to {MAX_NAME} printable characters without blanks, not {name!r}")
+    return name
+
+
+def _address(value: object) -> str:
+    parse_address(_text(value))
+    return _text(value)
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MAX_LINKS:
+        raise UsageError(f"expected a list of up to {MAX_LINKS} addresses")
+    return tuple(dict.fromkeys(_address(one) for one in value))
+
+
+def _metrics(value: object) -> str:
+    return "off" if value is False or value == "off" else _address(value)
+
+
+def _level(value: object) -> str:
+    if value not in LEVELS:
+        raise UsageError(f"{value!r} is not one of {', '.join(LEVELS)}")
+    return str(value)
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+        raise UsageError(f"{value!r} is not a positive whole number")
+    return value
+
+
+def _size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str) or not 0 < size(value) < 1 << 40:
+        raise UsageError(f"{value!r} is not a size such as '64 KiB' or '1 MiB'")
+    return size(value)
+
+
+def _duration(value: object) -> int:
+    if not isinstance(value, str) or duration_us(value) <= 0:
+        raise UsageError(f"{value!r} is not a duration such as '250 ms' or '30 s'")
+    return duration_us(value)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,106 @@
+"""Metrics and health over HTTP: GET /metrics, /health, /ready, nothing else.
+
+A few dozen lines instead of a web framework: one request per connection, its head bounded in bytes and
+time. /health answers while the process lives, /ready while it serves (503 before and while it stops).
+Metric names ending in _total are counters, all others gauges; each gets the prefix `postroad_`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+MAX_HEAD_BYTES: Final = 8192
+REQUEST_S: Final = 5.0
+MAX_REQUESTS: Final = 64  # at a time; scrapers are few
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Figures(Collector):
+    def __init__(self, figures: Callable[[], dict[str, int | float]], about: dict[str, str]) -> None:
+        self._figures = figures
+        self._about = about
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily("postroad_broker", "Who this broker is.", value=self._about)
+        for name, value in sorted(self._figures().items()):
+            text = name.removesuffix("_total").replace("_", " ")
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(f"postroad_{name}", text, value=value)
+
+
+class HttpServer:
+    """`figures` is called for every scrape, `ready` for every /ready."""
+
+    def __init__(
+        self,
+        *,
+        figures: Callable[[], dict[str, int | float]],
+        histogram: Collector,
+        ready: Callable[[], bool],
+        about: dict[str, str],
+    ) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Figures(figures, about))
+        self._registry.register(histogram)
+        ProcessCollector(registry=self._registry)
+        self._ready = ready
+        self._active = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_HEAD_BYTES)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._active += 1
+        try:
+            if self._active <= MAX_REQUESTS:
+                async with asyncio.timeout(REQUEST_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._answer(head))
+                    await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass  # nobody to answer, or nothing that deserves one
+        finally:
+            self._active -= 1
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return _response(405, "only GET\n", body=True)
+        wants_body = words[0] == b"GET"
+        path = words[1].split(b"?", 1)[0]
+        if path == b"/metrics":
+            return _response(200, generate_latest(self._registry), kind=METRICS_TYPE, body=wants_body)
+        if path == b"/health":
+            return _response(200, "alive\n", body=wants_body)
+        if path == b"/ready":
+            ready = self._ready()
+            return _response(200 if ready else 503, "ready\n" if ready else "not ready\n", body=wants_body)
+        return _response(404, "try /metrics, /health or /ready\n", body=wants_body)
+
+
+_REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+def _response(
+    status: int, content: str | bytes, *, body: bool, kind: str = "text/plain; charset=utf-8"
+) -> bytes:
+    data = content.encode() if isinstance(content, str) else content
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (data if body else b"")

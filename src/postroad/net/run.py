@@ -1,0 +1,220 @@
+"""One broker process, from its configuration to its exit code.
+
+The order matters: the data folder is locked before anything else, sockets are bound before the core exists
+(so that status can tell the real addresses), and `ready NAME HOST:PORT` is printed when connections are
+accepted, not before. SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import signal
+import socket
+import ssl
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import uvloop
+
+from postroad.broker import Broker
+from postroad.config import (
+    DEFAULT_HOST,
+    DEFAULT_METRICS_PORT,
+    DEFAULT_PORT,
+    Identity,
+    NodeConfig,
+    format_address,
+    parse_address,
+)
+from postroad.errors import UsageError
+from postroad.net import log
+from postroad.net.clock import Clock
+from postroad.net.configure import is_loopback
+from postroad.net.http import HttpServer
+from postroad.net.log import LOGGER
+from postroad.net.server import BACKLOG, Server
+from postroad.net.tls import client_context, server_context
+from postroad.storage.identity import DataFolder
+from postroad.units import MIB
+
+RESERVED_FILES: Final = 128  # open files that are not connections: listeners, log, database, spare
+MAX_WINDOW_BYTES: Final = 64 * MIB  # a peer that announces more and does not read is cut off
+EXIT_SECOND_SIGNAL: Final = 130
+
+
+def run(config: NodeConfig) -> int:
+    """Serve until told to stop; the process's exit code."""
+    tls_server, tls_client = server_context(config.tls), client_context(config.tls)
+    folder = DataFolder(config.data)
+    try:
+        listener = bind_listener(config.listen)
+        identity = folder.start(config.name)
+        log.setup(identity.name, config.log)
+        return uvloop.run(_serve(config, identity, listener, (tls_server, tls_client)))
+    finally:
+        folder.close()
+
+
+def bind_listener(address: str | None) -> socket.socket:
+    """The listening socket; None asks for the default address."""
+    host, port = parse_address(address or format_address(DEFAULT_HOST, DEFAULT_PORT))
+    try:
+        return _bind(host, port)
+    except OSError as error:
+        shown = format_address(host, port)
+        if address is None:
+            raise UsageError(
+                f"{shown} is taken, probably by another broker:"
+                " stop it, or choose another address with --listen (port 0 takes any free one)"
+            ) from None
+        raise UsageError(f"cannot listen on {shown}: {error.strerror or error}") from None
+
+
+def bind_metrics(address: str | None) -> socket.socket | None:
+    """As asked, or the default address, or any free port where that is taken: brokers never clash over it."""
+    if address == "off":
+        return None
+    if address is None:
+        try:
+            return _bind(DEFAULT_HOST, DEFAULT_METRICS_PORT)
+        except OSError:
+            return _bind(DEFAULT_HOST, 0)
+    host, port = parse_address(address, DEFAULT_METRICS_PORT)
+    try:
+        return _bind(host, port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot serve metrics on {format_address(host, port)}: {error.strerror or error};"
+            " choose another address with --metrics, or --metrics off"
+        ) from None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bound_address(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return format_address(host, port)
+
+
+def connection_limit(asked: int) -> int:
+    """Connections the limit on open files leaves room for, which is raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    room = soft - RESERVED_FILES
+    if asked > room:
+        raise UsageError(
+            f"max_connections = {asked} needs {asked + RESERVED_FILES} open files, the limit is {soft}"
+        )
+    if room < 1:
+        raise UsageError(
+            f"the limit of {soft} open files leaves no room for connections: raise it (ulimit -n)"
+        )
+    return asked or room
+
+
+async def _serve(
+    config: NodeConfig,
+    identity: Identity,
+    listener: socket.socket,
+    tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None],
+) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_unhandled)
+    metrics_socket = bind_metrics(config.metrics)
+    address = _bound_address(listener)
+    metrics_address = _bound_address(metrics_socket) if metrics_socket is not None else "off"
+    about = {
+        "name": identity.name,
+        "address": address,
+        "metrics_address": metrics_address,
+        "data": str(config.data.resolve()),
+        "process": str(os.getpid()),
+        "version": _version(),
+    }
+    core_config = replace(config.broker, about=tuple(about.items()))
+    clock = Clock()
+    # Publishers' resume keys are drawn too, so they must not be guessable.
+    core = Broker(core_config, identity, draw=secrets.randbelow, now_us=clock.now_us())
+    server = Server(
+        core,
+        clock=clock,
+        max_connections=connection_limit(config.max_connections),
+        max_batch_bytes=config.broker.limits.batch_bytes,
+        window_bytes=MAX_WINDOW_BYTES,
+        tls_server=tls[0],
+        tls_client=tls[1],
+    )
+    http = HttpServer(
+        figures=server.metrics, histogram=server.turn_seconds, ready=lambda: server.ready, about=about
+    )
+    if metrics_socket is not None:
+        await http.start(metrics_socket)
+    await server.start(listener)
+    stops: list[asyncio.Task[None]] = []
+
+    def on_signal(name: str) -> None:
+        if stops:
+            LOGGER.warning("%s again: ending at once", name)
+            os._exit(EXIT_SECOND_SIGNAL)
+        LOGGER.info("%s: stopping", name)
+        stops.append(loop.create_task(server.stop()))
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, on_signal, one.name)
+    LOGGER.info(
+        "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",
+        address,
+        metrics_address,
+        config.data,
+        identity.number,
+        identity.boot,
+        "mutual" if config.tls.require_client_certificate else "yes" if tls[0] else "no",
+    )
+    _warn(config, address)
+    print(f"ready {identity.name} {address}", flush=True)  # noqa: T201 -- scripts wait for this line
+    code = await server.wait()
+    http.close()
+    LOGGER.info("stopped")
+    return code
+
+
+def _warn(config: NodeConfig, address: str) -> None:
+    if not config.tls.certificate and not is_loopback(parse_address(address)[0]):
+        LOGGER.warning("listening on %s without TLS: tokens and events travel in the clear", address)
+
+
+def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """What no callback caught: failed TLS handshakes, accept() out of descriptors. One line each."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        LOGGER.info("%s: %s", context.get("message"), error)
+    else:
+        LOGGER.error(
+            "%s", context.get("message"), exc_info=error if isinstance(error, BaseException) else None
+        )
+
+
+def _version() -> str:
+    try:
+        return version("postroad")
+    except PackageNotFoundError:
+        return "source"

@@ -1,0 +1,431 @@
+"""Drives one broker core with real sockets: what came in during a turn goes in together.
+
+Socket callbacks only cut frames and queue inputs; the first one of a turn schedules one flush, which hands
+everything to `core.handle` in one call and performs the effects. That is where batches form: an idle
+broker handles an event the moment it arrives, a busy one handles all that arrived meanwhile at once.
+
+Rules the core can rely on: connection numbers rise and are never used again; every Opened is followed by
+exactly one Closed, also when the core itself asked to close; nothing is received from a connection after
+its Closed; every Dial is answered by an Opened that names the address, or by DialFailed.
+
+An exception out of the core means that its state can no longer be trusted: it is logged with the
+connections of that turn, nothing of that turn is sent, and the process ends with EXIT_BUG so that a
+supervisor starts it afresh. Peers' mistakes never come that far: the core answers them with Refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+from prometheus_client import Histogram
+
+from postroad.broker import Closed, DialFailed, Input, Opened, Received
+from postroad.config import parse_address
+from postroad.errors import PeerError, PostroadError, UnavailableError
+from postroad.net.clock import Clock
+from postroad.net.log import LOGGER, note
+from postroad.net.tls import principal
+from postroad.overlay.effects import Close, Dial, Effect, Note, Send
+from postroad.units import MIB, MILLISECOND_US
+from postroad.wire.frames import Refuse, Splitter, encode
+
+EXIT_BUG: Final = 70  # EX_SOFTWARE of sysexits.h
+BACKLOG: Final = 1024
+DIAL_S: Final = 5.0
+MAX_DIALS: Final = 1_000  # under way at a time
+TLS_HANDSHAKE_S: Final = 10.0
+CLOSE_S: Final = 5.0  # a connection being closed has this long to take what was sent before
+CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond what credit allows
+SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
+
+
+class Core(Protocol):
+    """What the driver needs of `broker.Broker`."""
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]: ...
+    def next_deadline(self) -> int | None: ...
+    def metrics(self) -> dict[str, int | float]: ...
+    def shutdown(self, now_us: int) -> list[Effect]: ...
+
+
+class Connection(asyncio.Protocol):
+    """One socket: cuts frames, queues inputs. Everything else is the server's."""
+
+    __slots__ = ("dialled", "live", "number", "peer", "server", "splitter", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Server, dialled: str | None) -> None:
+        self.server = server
+        self.dialled = dialled
+        self.number = 0
+        self.peer = "?"
+        self.live = False  # between Opened and Closed; what arrives outside of it is dropped
+        # A dialler's first frame is a control frame, so a stranger cannot make us buffer a whole batch.
+        self.splitter = Splitter(0 if dialled is None else server.max_batch_bytes)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.server.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.live:
+            return
+        server = self.server
+        server.bytes_in += len(data)
+        try:
+            frames = self.splitter.feed(data)
+        except PeerError as error:
+            server.refuse(self, error)
+            return
+        if frames:
+            self.splitter.max_batch_bytes = server.max_batch_bytes
+            number = self.number
+            server.queue([Received(connection=number, frame=frame) for frame in frames])
+
+    def pause_writing(self) -> None:
+        self.server.overflowed(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connection_lost(self, exc)
+
+
+class Server:
+    """`core` behind sockets. `stop()` ends `wait()`, which returns the process's exit code."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        clock: Clock,
+        max_connections: int,
+        max_batch_bytes: int,
+        window_bytes: int,
+        tls_server: ssl.SSLContext | None = None,
+        tls_client: ssl.SSLContext | None = None,
+    ) -> None:
+        self.core = core
+        self.max_batch_bytes = max_batch_bytes
+        self.ready = False
+        self.bytes_in = 0
+        self.turn_seconds = Histogram(
+            "postroad_turn_seconds",
+            "Time the broker core took for one turn of the loop.",
+            buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1),
+            registry=None,
+        )
+        self._clock = clock
+        self._max_connections = max_connections
+        # Credit may be overdrawn by one frame.
+        self._max_unsent_bytes = window_bytes + max_batch_bytes + CONTROL_SLACK_BYTES
+        self._tls_server = tls_server
+        self._tls_client = tls_client
+        self._loop = asyncio.get_running_loop()
+        self._listener: asyncio.Server | None = None
+        self._live: dict[int, Connection] = {}  # Opened and not Closed, by number
+        self._sockets: set[Connection] = set()  # every open socket, those being refused or closed too
+        self._dials: set[asyncio.Task[None]] = set()
+        self._inputs: list[Input] = []  # of this turn
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0  # when the timer fires; meaningless without one
+        self._last_number = 0
+        self._stopping = False
+        self._drained = asyncio.Event()  # stopping, and the last socket is closed
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._bytes_out = 0
+        self._opened = 0
+        self._refused = 0
+        self._overflowed = 0
+        self._dial_failures = 0
+        self._inputs_handled = 0
+
+    # -- life
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on a bound socket and give the core its first turn."""
+        self._listener = await self._loop.create_server(
+            lambda: Connection(self, None),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls_server,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls_server else None,
+        )
+        self.ready = True
+        self._flush(due=True)
+
+    async def wait(self) -> int:
+        """The exit code, once `stop()` is done or the core has failed."""
+        return await asyncio.shield(self._exit)
+
+    async def stop(self) -> None:
+        """Stop accepting, let the core say goodbye, flush, close."""
+        if self._stopping:
+            return
+        self._close_doors()
+        try:
+            effects = self.core.shutdown(self._clock.now_us())
+        except Exception:
+            self._fail("shutdown", ())
+            return
+        self._perform(effects)
+        for connection in list(self._live.values()):
+            self._close(connection)
+        if self._sockets:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._drained.wait()
+        self._abort_all()
+        if not self._exit.done():
+            self._exit.set_result(0)
+
+    def metrics(self) -> dict[str, int | float]:
+        """The driver's own figures and the core's."""
+        return self.core.metrics() | {
+            "socket_connections": len(self._sockets),
+            "socket_connections_opened_total": self._opened,
+            "socket_connections_refused_total": self._refused,
+            "socket_connections_overflowed_total": self._overflowed,
+            "socket_bytes_in_total": self.bytes_in,
+            "socket_bytes_out_total": self._bytes_out,
+            "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
+            "dial_failures_total": self._dial_failures,
+            "turn_inputs_total": self._inputs_handled,
+        }
+
+    # -- turns
+
+    def queue(self, inputs: list[Input]) -> None:
+        self._inputs += inputs
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self, due: bool = False) -> None:
+        """One turn. `due` runs the core even when nothing came in."""
+        self._flush_scheduled = False
+        inputs, self._inputs = self._inputs, []
+        if self._stopping or not (inputs or due):
+            return
+        now_us = self._clock.now_us()
+        began = time.perf_counter()
+        try:
+            effects = self.core.handle(inputs, now_us)
+            deadline_us = self.core.next_deadline()
+        except Exception:
+            self._fail("handle", inputs)
+            return
+        self._inputs_handled += len(inputs)
+        self._perform(effects)
+        self.turn_seconds.observe(time.perf_counter() - began)
+        self._schedule(deadline_us, now_us)
+
+    def _schedule(self, deadline_us: int | None, now_us: int) -> None:
+        """Have the core run by its deadline. A timer that fires too early costs less than moving it."""
+        if deadline_us is None or (self._timer is not None and self._timer_us <= deadline_us):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_us = max(deadline_us, now_us)
+        # uvloop counts whole milliseconds; rounding up keeps the timer from firing just before its time.
+        delay_ms = -(-(self._timer_us - now_us) // MILLISECOND_US)
+        self._timer = self._loop.call_later(delay_ms / 1000, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        if self._stopping or self._flush_scheduled:
+            return  # the turn about to run schedules anew
+        now_us = self._clock.now_us()
+        try:
+            deadline_us = self.core.next_deadline()
+        except Exception:
+            self._fail("next_deadline", ())
+            return
+        if deadline_us is not None and deadline_us <= now_us:
+            self._flush(due=True)
+        else:
+            self._schedule(deadline_us, now_us)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        """Sends are grouped: one write per connection and turn, in the order the core gave."""
+        live = self._live
+        writes: dict[int, list[bytes]] = {}
+        for effect in effects:
+            if isinstance(effect, Send):
+                pieces = writes.get(effect.connection)
+                if pieces is None:
+                    writes[effect.connection] = [effect.data]
+                else:
+                    pieces.append(effect.data)
+            elif isinstance(effect, Close):
+                connection = live.get(effect.connection)
+                if connection is not None:
+                    self._write(connection, writes.pop(effect.connection, []))
+                    if effect.error is not None:  # the core has noted why, only we know who that was
+                        LOGGER.info("connection %d was %s", connection.number, connection.peer)
+                    self._close(connection)
+            elif isinstance(effect, Dial):
+                self._dial(effect.address)
+            elif isinstance(effect, Note):
+                note(effect.level, effect.text)
+        for number, pieces in writes.items():
+            connection = live.get(number)
+            if connection is not None:
+                self._write(connection, pieces)
+
+    def _write(self, connection: Connection, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self._bytes_out += len(piece)
+        if len(pieces) == 1:
+            connection.transport.write(pieces[0])
+        elif pieces:
+            connection.transport.writelines(pieces)
+
+    def _fail(self, where: str, inputs: Sequence[Input]) -> None:
+        numbers = sorted({getattr(one, "connection", 0) for one in inputs} - {0})
+        peers = ", ".join(
+            f"{number} {self._live[number].peer}" for number in numbers[:20] if number in self._live
+        )
+        LOGGER.exception(
+            "bug in the broker core (%s); this process ends. Connections of the turn: %s", where, peers
+        )
+        self._close_doors()
+        self._abort_all()
+        if not self._exit.done():
+            self._exit.set_result(EXIT_BUG)
+
+    def _close_doors(self) -> None:
+        self._stopping = True
+        self.ready = False
+        if self._listener is not None:
+            self._listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for dial in list(self._dials):
+            dial.cancel()
+
+    def _abort_all(self) -> None:
+        for connection in list(self._sockets):
+            connection.transport.abort()
+
+    # -- connections
+
+    def connection_made(self, connection: Connection) -> None:
+        transport = connection.transport
+        connection.peer, loopback = _peer(transport)
+        self._sockets.add(connection)
+        if self._stopping:
+            transport.abort()
+            return
+        if connection.dialled is None and len(self._sockets) > self._max_connections:
+            self._turn_away(connection)
+            return
+        self._last_number += 1
+        self._opened += 1
+        connection.number = self._last_number
+        connection.live = True
+        self._live[connection.number] = connection
+        transport.set_write_buffer_limits(high=self._max_unsent_bytes)
+        self.queue(
+            [
+                Opened(
+                    connection=connection.number,
+                    dialled=connection.dialled,
+                    certificate=principal(transport.get_extra_info("ssl_object")),
+                    loopback=loopback,
+                )
+            ]
+        )
+
+    def connection_lost(self, connection: Connection, error: Exception | None) -> None:
+        self._sockets.discard(connection)
+        if self._stopping and not self._sockets:
+            self._drained.set()
+        if connection.live:
+            LOGGER.debug(
+                "connection %d %s lost: %s", connection.number, connection.peer, error or "end of stream"
+            )
+            self._forget(connection)
+
+    def refuse(self, connection: Connection, error: PostroadError) -> None:
+        """Tell the peer why, then close."""
+        self._refused += 1
+        LOGGER.warning(
+            "connection %d %s closed: %s: %s", connection.number, connection.peer, error.code, error
+        )
+        self._write(connection, [encode(Refuse(code=error.code, reason=str(error)))])
+        self._close(connection)
+
+    def overflowed(self, connection: Connection) -> None:
+        """The peer takes nothing, and more waits for it than its credit explains."""
+        if connection.live:
+            self._overflowed += 1
+            LOGGER.warning("connection %d %s does not read: closed", connection.number, connection.peer)
+            self._forget(connection)
+        # Aborting inside the write that noticed it would pull the transport from under its own feet.
+        self._loop.call_soon(connection.transport.abort)
+
+    def _turn_away(self, connection: Connection) -> None:
+        self._refused += 1
+        LOGGER.warning("refused %s: %d connections is the limit", connection.peer, self._max_connections)
+        if len(self._sockets) > self._max_connections + SPARE_SOCKETS:
+            connection.transport.abort()
+            return
+        error = UnavailableError(f"this broker serves at most {self._max_connections} connections")
+        self._write(connection, [encode(Refuse(code=error.code, reason=str(error)))])
+        self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        """Flush and close; a peer that does not take the rest in time is cut off."""
+        if connection.live:
+            self._forget(connection)
+        connection.transport.close()
+        self._loop.call_later(CLOSE_S, connection.transport.abort)
+
+    def _forget(self, connection: Connection) -> None:
+        connection.live = False
+        del self._live[connection.number]
+        self.queue([Closed(connection=connection.number)])
+
+    # -- dialling
+
+    def _dial(self, address: str) -> None:
+        if self._stopping or len(self._dials) >= MAX_DIALS:
+            self.queue([DialFailed(address=address)])
+            return
+        task = self._loop.create_task(self._dial_once(address))
+        self._dials.add(task)
+        task.add_done_callback(self._dials.discard)
+
+    async def _dial_once(self, address: str) -> None:
+        connection = Connection(self, address)
+        try:
+            host, port = parse_address(address)
+            async with asyncio.timeout(DIAL_S):
+                await self._loop.create_connection(lambda: connection, host, port, ssl=self._tls_client)
+        except (OSError, PostroadError, UnicodeError) as error:  # TLS errors and time-outs are OSErrors
+            if connection.number:
+                connection.transport.abort()  # it opened and failed at once; its Closed is the answer
+                return
+            self._dial_failures += 1
+            LOGGER.info("no connection to %s: %s", address, error or type(error).__name__)
+            self.queue([DialFailed(address=address)])
+
+
+def _peer(transport: asyncio.Transport) -> tuple[str, bool]:
+    """The peer's address for people, and whether it is this machine's loopback."""
+    name = transport.get_extra_info("peername")
+    if not name:
+        return "?", False  # gone already
+    host, port = name[0], name[1]
+    address = ipaddress.ip_address(host.split("%", 1)[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    shown = f"[{host}]:{port}" if address.version == 6 else f"{host}:{port}"
+    return shown, (mapped or address).is_loopback

@@ -1,0 +1,74 @@
+"""TLS contexts from files, and who a certificate says its holder is.
+
+A broker with a certificate listens with TLS and dials with TLS; one with only a CA dials with TLS and
+listens in the clear (on loopback, unless authentication is configured).
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from postroad.config import TlsConfig
+from postroad.errors import UsageError
+
+
+def server_context(tls: TlsConfig) -> ssl.SSLContext | None:
+    if not tls.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_pair(context, tls)
+    if tls.require_client_certificate:
+        _load_ca(context, tls.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(tls: TlsConfig) -> ssl.SSLContext | None:
+    if not tls.certificate and not tls.ca:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.ca:
+        _load_ca(context, tls.ca)
+    else:
+        context.load_default_certs()
+    if tls.certificate:
+        _load_pair(context, tls)
+    return context
+
+
+def principal(ssl_object: ssl.SSLObject | None) -> str | None:
+    """The verified peer's common name, else its first alternative name; None without a certificate."""
+    # A dictionary of nested tuples that no stub describes well.
+    certificate: Any = ssl_object.getpeercert() if ssl_object is not None else None
+    if not certificate:
+        return None
+    for part in certificate.get("subject", ()):
+        for key, value in part:
+            if key == "commonName":
+                return str(value)
+    for _, value in certificate.get("subjectAltName", ()):
+        return str(value)
+    return None
+
+
+def _load_pair(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    try:
+        context.load_cert_chain(tls.certificate, tls.key or None)
+    except FileNotFoundError:
+        raise UsageError(f"no such file: --tls-cert {tls.certificate} or --tls-key {tls.key}") from None
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(
+            f"cannot use --tls-cert {tls.certificate} with --tls-key {tls.key}: {error}"
+        ) from None
+
+
+def _load_ca(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except FileNotFoundError:
+        raise UsageError(f"no such file: --tls-ca {path}") from None
+    except (ssl.SSLError, OSError) as error:
+        raise UsageError(f"cannot use --tls-ca {path}: {error}") from None

@@ -1,0 +1,203 @@
+"""Who a peer is and what it may do.
+
+A principal is the name behind a token or a certificate. Tokens are kept as SHA-256 digests only.
+Without any authentication configured everybody is `anonymous`, and served on loopback only. Rules are
+read in order and the first that fits decides. An action that at least one rule names is closed: what no
+rule allows is denied. An action that no rule names keeps its default (docs/security.md has the table).
+
+A subscription is a set of topics, not one. It is allowed only if a single rule allows all of it before
+any rule denies some of it; a pattern that rules allow piecewise is refused rather than narrowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from postroad.errors import DeniedError, UsageError
+
+Action = Literal["publish", "subscribe", "link", "admin"]
+
+ANONYMOUS: Final = "anonymous"
+RESERVED: Final = "$postroad/#"  # the network's own history; clients read it, brokers write it
+MAX_TOKENS: Final = 1_000
+MAX_RULES: Final = 1_000
+_DIGEST_CHARACTERS: Final = 64
+
+
+def hash_token(token: str) -> str:
+    """What a configuration stores in place of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all."""
+
+    principal: str
+    allow: bool
+    action: Action
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        if self.action not in get_args(Action):
+            raise UsageError(f"{self.action!r} is not an action; one of {', '.join(get_args(Action))}")
+        if not self.principal or "*" in self.principal[:-1]:
+            raise UsageError(f"{self.principal!r} is not a principal, a prefix ending in '*', or '*'")
+        if self.topic and self.action in ("link", "admin"):
+            raise UsageError(f"a rule about {self.action!r} has no topic")
+        levels = self.topic.split("/")
+        if "#" in levels[:-1] or any(len(level) > 1 and ("+" in level or "#" in level) for level in levels):
+            raise UsageError(f"{self.topic!r} is not a topic pattern: '+' is a whole level, '#' the last one")
+
+    def names(self, principal: str) -> bool:
+        if self.principal.endswith("*"):
+            return principal.startswith(self.principal[:-1])
+        return principal == self.principal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    tokens: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of a token, hexadecimal -> principal
+    certificates: bool = False  # a verified certificate's name is a principal
+    anonymous: bool = False  # serve anonymous peers on loopback beside authenticated ones
+    rules: tuple[Rule, ...] = ()
+    link_principals: tuple[str, ...] = ()  # may link as brokers, without a rule
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) > MAX_TOKENS or len(self.rules) > MAX_RULES:
+            raise UsageError(f"at most {MAX_TOKENS} tokens and {MAX_RULES} access rules")
+        for digest, principal in self.tokens.items():
+            if len(digest) != _DIGEST_CHARACTERS or set(digest) - set("0123456789abcdef"):
+                raise UsageError("a token is configured by its SHA-256 in lower-case hexadecimal")
+            if not principal or principal == ANONYMOUS or "*" in principal:
+                raise UsageError(f"{principal!r} cannot be a principal")
+
+    @property
+    def configured(self) -> bool:
+        """Whether peers can authenticate at all. If not, a broker serves loopback only."""
+        return bool(self.tokens) or self.certificates
+
+
+class Access:
+    """Answers for one configuration."""
+
+    __slots__ = ("_closed", "_config")
+
+    def __init__(self, config: AuthConfig) -> None:
+        self._config = config
+        self._closed: frozenset[str] = frozenset(rule.action for rule in config.rules)  # actions rules name
+
+    def authenticate(self, *, token: str, certificate: str | None, loopback: bool) -> str:
+        """The principal of a peer; DeniedError if it is nobody who may be served.
+
+        A wrong token is refused even where a certificate or loopback would do: the peer meant something
+        by it, and a typing error must not turn into other rights.
+        """
+        config = self._config
+        if token and config.tokens:
+            digest = hash_token(token)
+            principal = ""
+            for known, name in config.tokens.items():  # all of them: time says nothing about which
+                if hmac.compare_digest(known, digest):
+                    principal = name
+            if not principal:
+                raise DeniedError("the token is not known here")
+            return principal
+        if certificate and config.certificates:
+            if certificate == ANONYMOUS:
+                raise DeniedError(f"a certificate cannot be named {ANONYMOUS!r}")
+            return certificate
+        if config.configured and not config.anonymous:
+            raise DeniedError(
+                "authentication is required: a token, or a certificate where those are accepted"
+            )
+        if not loopback:
+            raise DeniedError(
+                "anonymous peers are served on loopback only: configure tokens or certificates at this broker"
+            )
+        return ANONYMOUS
+
+    def may_publish(self, principal: str, topic: str) -> bool:
+        for rule in self._config.rules:
+            if rule.action == "publish" and rule.names(principal) and covers(rule.topic, topic):
+                return rule.allow
+        return "publish" not in self._closed and not covers(RESERVED, topic)
+
+    def may_subscribe(self, principal: str, pattern: str) -> bool:
+        """Whether every topic of the pattern ("" for any) may be read."""
+        for rule in self._config.rules:
+            if rule.action != "subscribe" or not rule.names(principal):
+                continue
+            if rule.allow and covers(rule.topic, pattern):
+                return True
+            if not rule.allow and overlap(rule.topic, pattern):
+                return False
+        return "subscribe" not in self._closed
+
+    def may_link(self, principal: str) -> bool:
+        """Whether the peer may join the network as a broker; such a peer sees and routes everything."""
+        decided = self._decided(principal, "link")
+        if decided is not None:
+            return decided
+        return principal in self._config.link_principals or self._open_house("link")
+
+    def may_admin(self, principal: str) -> bool:
+        """Whether the peer may ask for changes of the broker. Asking for its status needs no right."""
+        decided = self._decided(principal, "admin")
+        return self._open_house("admin") if decided is None else decided
+
+    def _decided(self, principal: str, action: Action) -> bool | None:
+        for rule in self._config.rules:
+            if rule.action == action and rule.names(principal):
+                return rule.allow
+        return None
+
+    def _open_house(self, action: Action) -> bool:
+        """Nobody can authenticate, so whoever reaches loopback is trusted, unless rules say otherwise."""
+        return not self._config.configured and action not in self._closed
+
+
+def _first_matches(wide: str, narrow: str) -> bool:
+    """A leading wildcard does not match a first level that begins with `$`."""
+    return not (wide in ("+", "#") and narrow.startswith("$"))
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every topic that matches the pattern `narrow` matches `wide`. A topic is a pattern too."""
+    if not wide or not narrow:
+        return not wide
+    a, b = wide.split("/"), narrow.split("/")
+    if not _first_matches(a[0], b[0]):
+        return False
+    for at, level in enumerate(a):
+        if level == "#":
+            return True
+        if at == len(b):
+            return False
+        if b[at] == "#":
+            # `narrow` goes on for any number of levels, or stops before this one; only '#' keeps up.
+            return False
+        if level != "+" and level != b[at]:
+            return False
+    return len(a) == len(b)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some topic matches both patterns."""
+    if not one or not other:
+        return True
+    a, b = one.split("/"), other.split("/")
+    if not (_first_matches(a[0], b[0]) and _first_matches(b[0], a[0])):
+        return False
+    for x, y in zip(a, b, strict=False):
+        if x == "#" or y == "#":
+            return True
+        if x != y and x != "+" and y != "+":
+            return False
+    # One may be longer by a final '#', which also matches the level above it.
+    longer = a if len(a) > len(b) else b
+    return len(a) == len(b) or (abs(len(a) - len(b)) == 1 and longer[-1] == "#")

@@ -1,0 +1,220 @@
+"""A broker's advertised selectors, arranged so that coverers are found without comparing every pair.
+
+Two things narrow the search before `covers` is asked. The topic: patterns stand in a tree by level, and
+only patterns that can contain the one in question, or be contained in it, are visited. Equality: a
+selector that demands `a = v` covers only selectors that demand it too. So each is filed under the set of
+its equalities, where the search for wider ones looks with every subset of its own, and under each of
+them, where the search for narrower ones looks.
+
+Both only choose candidates, and the search is cut short after `COMPARISONS` failures. What is overlooked
+costs a redundant advertisement, never an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from postroad.errors import BugError
+from postroad.selectors import Selector, covers
+from postroad.selectors.domains import Domain
+
+COMPARISONS: Final = 64  # failed ones per search
+IDLE_NODES: Final = 1024  # visited in a row without a candidate
+_SUBSETS_OF: Final = 5  # equalities; of more, only the smallest and largest subsets are looked at
+
+_Equality = tuple[str, str, Any]  # attribute name, "number" "text" or "boolean", and the value
+_Set = tuple[_Equality, ...]  # by increasing name, each name once
+_Held = dict[int, "OwnSelector"]  # by entry number
+
+
+class OwnSelector:
+    """One of the different selectors that local subscriptions have: advertised, or covered by one that is."""
+
+    __slots__ = ("covered", "coverer", "entry", "equalities", "references", "selector")
+
+    def __init__(self, selector: Selector) -> None:
+        self.selector = selector
+        self.references = 1  # local subscriptions with this very selector
+        self.entry = 0  # its number in the advertised table, 0 while covered
+        self.coverer: OwnSelector | None = None  # an advertised one, while covered
+        self.covered: dict[Selector, OwnSelector] = {}  # those whose coverer this is
+        self.equalities = _equalities(selector)
+
+
+def _equalities(selector: Selector) -> _Set:
+    """What every event that matches must equal."""
+    common: _Set | None = None
+    for box in selector.boxes:
+        points = (_point(name, domain) for name, domain in box.domains.items())
+        demanded = tuple(point for point in points if point is not None)
+        common = demanded if common is None else tuple(point for point in common if point in demanded)
+    return common or ()
+
+
+def _point(name: str, domain: Domain) -> _Equality | None:
+    """The only value in the domain, if there is just one."""
+    if domain.missing or bool(domain.booleans) + len(domain.numbers) + len(domain.texts) != 1:
+        return None
+    if domain.booleans:
+        return None if domain.booleans == 3 else (name, "boolean", domain.booleans)
+    low, high = (domain.numbers or domain.texts)[0]
+    if high is None or low[0] != high[0]:
+        return None
+    return name, "number" if domain.numbers else "text", low[0]
+
+
+def _subsets(demanded: _Set) -> list[_Set]:
+    if len(demanded) > _SUBSETS_OF:
+        return [(), *((one,) for one in demanded), demanded]
+    found: list[_Set] = [()]
+    for one in demanded:
+        found += [(*some, one) for some in found]
+    return found
+
+
+class _Node:
+    """The advertised selectors of one topic pattern, and the patterns that go on from it."""
+
+    __slots__ = ("by_equality", "by_set", "children", "held")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}  # by the next level
+        self.held: _Held = {}
+        self.by_set: dict[_Set, _Held] = {}  # `held` by all equalities they demand
+        self.by_equality: dict[_Equality, _Held] = {}  # `held` by each equality they demand
+
+    def add(self, own: OwnSelector) -> None:
+        self.held[own.entry] = own
+        self.by_set.setdefault(own.equalities, {})[own.entry] = own
+        for equality in own.equalities:
+            self.by_equality.setdefault(equality, {})[own.entry] = own
+
+    def remove(self, own: OwnSelector) -> None:
+        del self.held[own.entry], self.by_set[own.equalities][own.entry]
+        if not self.by_set[own.equalities]:
+            del self.by_set[own.equalities]
+        for equality in own.equalities:
+            del self.by_equality[equality][own.entry]
+            if not self.by_equality[equality]:
+                del self.by_equality[equality]
+
+    def demanding(self, demanded: _Set) -> _Held:
+        """Those that demand these equalities, and others that demand one of them."""
+        if not demanded:
+            return self.held
+        return min((self.by_equality.get(equality, {}) for equality in demanded), key=len)
+
+
+class Covering:
+    __slots__ = ("_any", "_root")
+
+    def __init__(self) -> None:
+        self._any = _Node()  # selectors without a topic, which "" is wider than any pattern
+        self._root = _Node()
+
+    def add(self, own: OwnSelector) -> None:
+        node = self._any
+        if own.selector.topic:
+            node = self._root
+            for level in own.selector.topic.split("/"):
+                node = node.children.setdefault(level, _Node())
+        node.add(own)
+
+    def remove(self, own: OwnSelector) -> None:
+        node, path = self._any, []
+        if own.selector.topic:
+            node = self._root
+            for level in own.selector.topic.split("/"):
+                path.append((node, level))
+                node = node.children[level]
+        node.remove(own)
+        for parent, level in reversed(path):
+            child = parent.children[level]
+            if child.children or child.held:
+                break
+            del parent.children[level]
+
+    def find_wider(self, own: OwnSelector) -> OwnSelector | None:
+        """An advertised selector that covers this one, if the search meets one."""
+        subsets = _subsets(own.equalities)
+        failures = 0
+        for node in self._wider_nodes(own.selector.topic):
+            for subset in subsets:
+                for candidate in node.by_set.get(subset, {}).values():
+                    if covers(candidate.selector, own.selector):
+                        return candidate
+                    failures += 1
+                    if failures == COMPARISONS:
+                        return None
+        return None
+
+    def find_narrower(self, own: OwnSelector) -> list[OwnSelector]:
+        """Advertised selectors that this one covers; those that the search meets."""
+        found: list[OwnSelector] = []
+        failures = idle = 0
+        for node in self._narrower_nodes(own.selector.topic):
+            candidates = node.demanding(own.equalities)
+            idle = 0 if candidates else idle + 1
+            if idle == IDLE_NODES:
+                break
+            for candidate in candidates.values():
+                if covers(own.selector, candidate.selector):
+                    found.append(candidate)
+                    continue
+                failures += 1
+                if failures == COMPARISONS:
+                    return found
+        return found
+
+    def _wider_nodes(self, topic: str) -> Iterator[_Node]:
+        """Nodes of patterns that may contain the pattern `topic`."""
+        yield self._any
+        if not topic:
+            return
+        levels = topic.split("/")
+        stack = [(self._root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            rest = node.children.get("#")
+            if rest is not None:
+                yield rest
+            if depth == len(levels):
+                yield node
+                continue
+            if levels[depth] == "#":
+                continue
+            for level in dict.fromkeys((levels[depth], "+")):
+                child = node.children.get(level)
+                if child is not None:
+                    stack.append((child, depth + 1))
+
+    def _narrower_nodes(self, topic: str) -> Iterator[_Node]:
+        """Nodes of patterns that may be contained in the pattern `topic`."""
+        if not topic:
+            yield self._any
+        levels = topic.split("/") if topic else ["#"]
+        stack = [(self._root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            if depth == len(levels):
+                yield node
+            elif levels[depth] == "#":
+                yield node
+                stack.extend((child, depth) for child in node.children.values())
+            elif levels[depth] == "+":
+                stack.extend((child, depth + 1) for level, child in node.children.items() if level != "#")
+            elif levels[depth] in node.children:
+                stack.append((node.children[levels[depth]], depth + 1))
+
+    def check(self, advertised: Iterable[OwnSelector]) -> None:
+        """BugError unless exactly these are held, each where it belongs."""
+        held: _Held = {}
+        for node in (self._any, *self._narrower_nodes("#")):
+            held |= node.held
+            for entry, own in node.held.items():
+                places = [node.by_set[own.equalities], *(node.by_equality[one] for one in own.equalities)]
+                if any(place.get(entry) is not own for place in places):
+                    raise BugError(f"advertised entry {entry} is misfiled")
+        if held != {own.entry: own for own in advertised}:
+            raise BugError("the arrangement by pattern does not hold what is advertised")

@@ -1,0 +1,128 @@
+"""The first two messages of a connection: what is said, and what is believed.
+
+The dialling side says HELLO, the accepting side answers WELCOME or REFUSE. Both are checked field by
+field before anything is done with them. Limits that hold on a connection are the smaller of both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from postroad.errors import PeerError
+from postroad.overlay.topology import MAX_COST, MAX_NAME, NODE_BYTES, check_name
+from postroad.units import GIB, KIB
+from postroad.wire.frames import PROTOCOL_VERSION, Hello, Limits, Welcome
+
+Role = Literal["client", "broker"]
+
+MIN_WINDOW: Final = 64 * KIB
+MAX_WINDOW: Final = GIB
+MAX_TOKEN: Final = 4_096
+MAX_KEY_BYTES: Final = 64
+MAX_TIME_US: Final = (1 << 62) - 1
+_MAX_U32: Final = (1 << 32) - 1
+
+# Less than this is a mistake rather than a wish: nothing useful fits.
+MIN_LIMITS: Final = Limits(
+    event_bytes=256,
+    batch_bytes=KIB,
+    batch_events=1,
+    attributes=0,
+    topic_bytes=16,
+    topic_depth=1,
+    subscriptions=1,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The other end of a connection that came up."""
+
+    connection: int
+    role: Role
+    name: str
+    broker: int  # role "broker": its number, node id, boot, and the cost both ends give the link
+    node: bytes
+    boot: int
+    cost: int
+    publisher: int  # role "client": the number that its message ids bear
+    principal: str  # "" for a broker that we dialled
+    limits: Limits  # of both sides the smaller
+    dialled: str | None  # the address, if we dialled
+    resumed: bool = False  # role "client": `publisher` goes on from an earlier connection
+    replaces: int | None = None  # the connection whose place this one takes; it is being closed
+
+
+def smaller(one: Limits, other: Limits) -> Limits:
+    return Limits(
+        **{name: min(getattr(one, name), getattr(other, name)) for name in Limits.__struct_fields__}
+    )
+
+
+def _check_common(*, version: int, limits: Limits, window: int, time_us: int, cost: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise PeerError(f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}")
+    for name in Limits.__struct_fields__:
+        least = getattr(MIN_LIMITS, name)
+        if getattr(limits, name) < least:
+            raise PeerError(f"the peer's limit {name} is {getattr(limits, name)}, the least is {least}")
+    if not MIN_WINDOW <= window <= MAX_WINDOW:
+        raise PeerError(f"a window of {window} bytes; it is between {MIN_WINDOW} and {MAX_WINDOW}")
+    if not 0 <= time_us <= MAX_TIME_US:
+        raise PeerError("the peer's clock is out of range")
+    if not 1 <= cost <= MAX_COST:
+        raise PeerError(f"a link cost of {cost}; it is between 1 and {MAX_COST}")
+
+
+def _check_broker(*, broker: int, node: bytes, boot: int, name: str) -> None:
+    check_name(name)
+    if not 0 <= broker <= _MAX_U32 or not 0 <= boot <= _MAX_U32 or len(node) != NODE_BYTES:
+        raise PeerError(f"a broker has a 32-bit number and boot and a node id of {NODE_BYTES} bytes")
+
+
+def check_hello(hello: Hello) -> Role:
+    """The role; PeerError unless every field is within its bounds."""
+    _check_common(
+        version=hello.version,
+        limits=hello.limits,
+        window=hello.window,
+        time_us=hello.time_us,
+        cost=hello.cost,
+    )
+    if len(hello.token) > MAX_TOKEN:
+        raise PeerError(f"a token of more than {MAX_TOKEN} characters")
+    if hello.role == "broker":
+        _check_broker(broker=hello.broker, node=hello.node, boot=hello.boot, name=hello.name)
+        return "broker"
+    if hello.role != "client":
+        raise PeerError(f"the role is client or broker, not {hello.role[:40]!r}")
+    if len(hello.name) > MAX_NAME or (hello.name and not hello.name.isprintable()):
+        raise PeerError(f"a client's name has at most {MAX_NAME} printable characters")
+    if not 0 <= hello.publisher <= _MAX_U32 or len(hello.resume_key) > MAX_KEY_BYTES:
+        raise PeerError("a publisher has a 32-bit number and a short key")
+    return "client"
+
+
+def check_welcome(welcome: Welcome) -> None:
+    """PeerError unless every field is within its bounds."""
+    _check_common(
+        version=welcome.version,
+        limits=welcome.limits,
+        window=welcome.window,
+        time_us=welcome.time_us,
+        cost=welcome.cost,
+    )
+    _check_broker(broker=welcome.broker, node=welcome.node, boot=welcome.boot, name=welcome.name)
+
+
+def printable(text: str, limit: int = 500) -> str:
+    """What a peer wrote, fit for one line of our log."""
+    return "".join(character if character.isprintable() else "?" for character in text[:limit])
+
+
+def same_routing_limits(one: Limits, other: Limits) -> bool:
+    """Whether brokers take the same events. If not, an event one of them accepts cannot pass the other."""
+    return msgspec.structs.replace(one, subscriptions=other.subscriptions) == other

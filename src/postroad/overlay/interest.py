@@ -1,0 +1,458 @@
+"""Who wants what where: every broker's interest, shrunk by covering, versioned, held by all.
+
+Content-based routing needs each broker to know what the brokers downstream want. Each broker owns one
+table: the selectors of its local subscribers, of which it advertises only the maximal ones, since an
+event that a covered selector matches is wanted already because of its coverer. Everybody holds
+everybody's table, so that any broker can filter for any tree of the overlay.
+
+A table is a sequence of versions, boot << 32 | n. Every change takes the table from one version to the
+next, atomically; a receiver that does not hold the version a change starts from asks for the whole
+table. Knowledge is filtered with named versions ("silence is relative to a filter", spec durable.md), so a
+version must mean the same entries everywhere; that is why a change is applied whole or not at all.
+
+Covering is an economy, never a condition of correctness: what the search for a coverer overlooks is
+advertised although it need not be (see `covering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from postroad.errors import BugError, PeerError, UnavailableError, UsageError
+from postroad.events.batch import EventBatch
+from postroad.overlay.covering import Covering, OwnSelector
+from postroad.selectors import Group, MatchIndex, Selector
+from postroad.wire.frames import MAX_CONTROL_BYTES, InterestEntry, InterestUpdate
+
+ENTRIES_PER_OWNER: Final = 1_000_000
+TEXT_BYTES_PER_OWNER: Final = 256 << 20
+TOPIC_BYTES: Final = 1 << 10
+WHERE_BYTES: Final = 16 << 10
+_MAX_PARTS: Final = 4096
+_MAX_CHANGES: Final = (1 << 32) - 1
+
+_PART_BYTES: Final = MAX_CONTROL_BYTES - (4 << 10)  # what entries may take of one frame
+_ENTRY_BYTES: Final = 24  # MessagePack around an entry's texts, at most
+_REMOVED_BYTES: Final = 9
+
+
+def _text_bytes(topic: str, where: str) -> int:
+    return len(topic.encode()) + len(where.encode())
+
+
+class _Change:
+    """What one subscribe or unsubscribe does to the advertised table, net."""
+
+    __slots__ = ("added", "removed")
+
+    def __init__(self) -> None:
+        self.added: dict[int, InterestEntry] = {}  # by entry number, in the order made
+        self.removed: list[int] = []
+
+    def withdraw(self, entry: int) -> None:
+        # An entry that was made by this very change never existed for anybody else.
+        if self.added.pop(entry, None) is None:
+            self.removed.append(entry)
+
+
+class _Table:
+    """Another broker's table as held here."""
+
+    __slots__ = ("entries", "text_bytes", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.entries: dict[int, tuple[int, Selector]] = {}  # entry number -> (key in the index, selector)
+        self.text_bytes = 0
+
+
+class _Assembly:
+    """Parts of one whole table that are still incomplete."""
+
+    __slots__ = ("entries", "parts", "text_bytes", "version")
+
+    def __init__(self, version: int, parts: int) -> None:
+        self.version = version
+        self.parts: list[bool] = [False] * parts  # which have come
+        self.entries: dict[int, Selector] = {}
+        self.text_bytes = 0
+
+
+class Interest:
+    """The tables of all brokers, this one's included."""
+
+    __slots__ = (
+        "_assemblies",
+        "_covering",
+        "_entries",
+        "_index",
+        "_keys",
+        "_last_entry",
+        "_last_key",
+        "_me",
+        "_own",
+        "_own_text_bytes",
+        "_tables",
+        "_versions",
+        "own_version",
+    )
+
+    def __init__(self, me: int, boot: int) -> None:
+        if not 0 <= boot < 1 << 32:
+            raise UsageError(f"boot {boot} is not an unsigned 32-bit number")
+        self._me = me
+        self.own_version = boot << 32
+        self._keys: dict[int, OwnSelector] = {}  # every local subscription
+        self._own: dict[Selector, OwnSelector] = {}  # the distinct selectors of `_keys`
+        self._own_text_bytes = 0  # of `_own`
+        self._entries: dict[int, OwnSelector] = {}  # those advertised, by entry number, which increases
+        self._covering = Covering()  # the same ones, by topic pattern
+        self._last_entry = 0
+        self._tables: dict[int, _Table] = {}  # by owner, this broker excluded
+        self._assemblies: dict[int, _Assembly] = {}  # by owner, newer than the table held
+        self._index = MatchIndex()  # entries of all `_tables`, targets are owners
+        self._last_key = 0
+        self._versions: dict[int, int] | None = None  # what `versions` gave last, None once it is out of date
+
+    # Own interest
+
+    def subscribe(self, key: int, selector: Selector) -> list[InterestUpdate]:
+        """Add a local subscription. The updates to flood, none when what is advertised covers it already."""
+        if key in self._keys:
+            raise UsageError(f"subscription key {key} is in use")
+        own = self._own.get(selector)
+        if own is not None:
+            own.references += 1
+            self._keys[key] = own
+            return []
+        text_bytes = self._check_own(selector)
+        own = OwnSelector(selector)
+        self._keys[key] = self._own[selector] = own
+        self._own_text_bytes += text_bytes
+        change = _Change()
+        self._place(own, change)
+        return self._commit(change)
+
+    def unsubscribe(self, key: int) -> list[InterestUpdate]:
+        """Remove a local subscription. What it alone covered is advertised again before it goes."""
+        own = self._keys.pop(key, None)
+        if own is None:
+            raise UsageError(f"there is no subscription with key {key}")
+        own.references -= 1
+        if own.references:
+            return []
+        selector = own.selector
+        del self._own[selector]
+        self._own_text_bytes -= _text_bytes(selector.topic, selector.where)
+        if own.coverer is not None:
+            del own.coverer.covered[selector]
+            return []
+        change = _Change()
+        self._withdraw(own, change)
+        for orphan in own.covered.values():
+            orphan.coverer = None
+            self._place(orphan, change)
+        return self._commit(change)
+
+    def _check_own(self, selector: Selector) -> int:
+        text_bytes = _text_bytes(selector.topic, selector.where)
+        if len(selector.topic.encode()) > TOPIC_BYTES or len(selector.where.encode()) > WHERE_BYTES:
+            raise UsageError(f"a selector of {text_bytes} bytes is too long")
+        if len(self._own) >= ENTRIES_PER_OWNER:
+            raise UsageError(f"a broker holds at most {ENTRIES_PER_OWNER} different selectors")
+        if self._own_text_bytes + text_bytes > TEXT_BYTES_PER_OWNER:
+            raise UsageError(f"a broker holds at most {TEXT_BYTES_PER_OWNER} bytes of selectors")
+        return text_bytes
+
+    def _place(self, own: OwnSelector, change: _Change) -> None:
+        """Put a selector under a coverer, or advertise it and put what it covers under it."""
+        coverer = self._covering.find_wider(own)
+        if coverer is not None:
+            own.coverer = coverer
+            coverer.covered[own.selector] = own
+            return
+        for narrower in self._covering.find_narrower(own):
+            self._withdraw(narrower, change)
+            # Coverers stand one deep: what the narrower one covered, its coverer covers as well.
+            for covered in (narrower, *narrower.covered.values()):
+                covered.coverer = own
+                own.covered[covered.selector] = covered
+            narrower.covered = {}
+        self._last_entry += 1
+        own.entry = self._last_entry
+        self._entries[own.entry] = own
+        self._covering.add(own)
+        change.added[own.entry] = _wire_entry(own.entry, own.selector)
+
+    def _withdraw(self, own: OwnSelector, change: _Change) -> None:
+        change.withdraw(own.entry)
+        del self._entries[own.entry]
+        self._covering.remove(own)
+        own.entry = 0
+
+    def _commit(self, change: _Change) -> list[InterestUpdate]:
+        updates: list[InterestUpdate] = []
+        # A change too large for one frame becomes several versions. Additions come first: the versions in
+        # between want too much, never too little.
+        for added, removed in _pack(change.added.values(), sorted(change.removed)):
+            if self.own_version & _MAX_CHANGES == _MAX_CHANGES:
+                raise UnavailableError("interest has changed 2^32 times since the broker started: restart it")
+            base, self.own_version = self.own_version, self.own_version + 1
+            self._versions = None
+            updates.append(
+                InterestUpdate(
+                    owner=self._me, base=base, version=self.own_version, added=added, removed=removed
+                )
+            )
+        return updates
+
+    # Everybody's interest
+
+    def digest(self) -> dict[int, int]:
+        """Owner -> version held, own included, by increasing owner."""
+        return dict(sorted(self.versions().items()))
+
+    def versions(self) -> Mapping[int, int]:
+        """Owner -> version that `match` filters with, own included. A change makes a new mapping."""
+        if self._versions is None:
+            self._versions = {owner: table.version for owner, table in self._tables.items()}
+            self._versions[self._me] = self.own_version
+        return self._versions
+
+    def version(self, owner: int) -> int:
+        """The version held of one owner, 0 if none."""
+        if owner == self._me:
+            return self.own_version
+        table = self._tables.get(owner)
+        return 0 if table is None else table.version
+
+    def wanted(self, digest: Mapping[int, int]) -> tuple[int, ...]:
+        """The owners of whom the sender of `digest` holds a newer table."""
+        return tuple(
+            owner
+            for owner, version in sorted(digest.items())
+            if owner != self._me and version > self.version(owner)
+        )
+
+    def full(self, owner: int) -> list[InterestUpdate]:
+        """The whole table of `owner` in parts that fit a frame; empty if none is held."""
+        selectors: Iterable[tuple[int, Selector]]
+        if owner == self._me:
+            selectors = ((entry, own.selector) for entry, own in self._entries.items())
+        elif owner in self._tables:
+            selectors = ((entry, held[1]) for entry, held in self._tables[owner].entries.items())
+        else:
+            return []
+        # Sorted, so that the parts are the same ones whoever sends them: parts of one version that
+        # came from different brokers fit together.
+        entries = [
+            _wire_entry(entry, selector) for entry, selector in sorted(selectors, key=lambda item: item[0])
+        ]
+        packs = list(_pack(entries, ())) or [((), ())]
+        return [
+            InterestUpdate(
+                owner=owner,
+                base=0,
+                version=self.version(owner),
+                added=added,
+                removed=(),
+                part=part,
+                parts=len(packs),
+            )
+            for part, (added, _) in enumerate(packs)
+        ]
+
+    def accept(self, update: InterestUpdate) -> tuple[bool, bool]:
+        """Take in what a neighbour sent: (news, to flood on; base not held, pull the whole table).
+
+        Every part of a whole table that is new is news, so that flooding carries all parts on.
+        PeerError leaves everything as it was.
+        """
+        if update.owner == self._me or update.version <= self.version(update.owner):
+            return False, False
+        if update.base == 0:
+            return self._accept_part(update), False
+        if update.parts != 1 or update.part != 0 or update.base >= update.version:
+            raise PeerError(f"interest change of broker {update.owner} with parts or from a later version")
+        table = self._tables.get(update.owner)
+        if table is None or table.version != update.base:
+            return False, True
+        self._apply(table, update)
+        self._drop_stale_assembly(update.owner)
+        return True, False
+
+    def _apply(self, table: _Table, update: InterestUpdate) -> None:
+        owner = update.owner
+        removed = set(update.removed)
+        if len(removed) != len(update.removed) or not table.entries.keys() >= removed:
+            raise PeerError(f"interest change of broker {owner} removes entries it does not have")
+        added, text_bytes = _parse_entries(update)
+        if not added.keys().isdisjoint(table.entries.keys()):
+            raise PeerError(f"interest change of broker {owner} adds entries it has already")
+        text_bytes += table.text_bytes - sum(
+            _selector_bytes(table.entries[entry][1]) for entry in update.removed
+        )
+        _check_table(owner, len(table.entries) + len(added) - len(removed), text_bytes)
+        for entry in update.removed:
+            self._index.remove(table.entries.pop(entry)[0])
+        self._fill(owner, table, added)
+        table.text_bytes = text_bytes
+        table.version = update.version
+        self._versions = None
+
+    def _accept_part(self, update: InterestUpdate) -> bool:
+        owner = update.owner
+        if not 0 <= update.part < update.parts <= _MAX_PARTS or update.removed:
+            raise PeerError(f"part {update.part} of {update.parts} of broker {owner}'s interest cannot be")
+        assembly = self._assemblies.get(owner)
+        if assembly is not None and update.version < assembly.version:
+            return False
+        added, text_bytes = _parse_entries(update)
+        if assembly is None or (assembly.version, len(assembly.parts)) != (update.version, update.parts):
+            assembly = _Assembly(update.version, update.parts)
+        elif assembly.parts[update.part]:
+            return False
+        if not added.keys().isdisjoint(assembly.entries.keys()):
+            raise PeerError(f"two parts of broker {owner}'s interest hold the same entry")
+        _check_table(owner, len(assembly.entries) + len(added), assembly.text_bytes + text_bytes)
+        assembly.parts[update.part] = True
+        assembly.entries.update(added)
+        assembly.text_bytes += text_bytes
+        if all(assembly.parts):
+            self._replace(owner, assembly)
+        else:
+            self._assemblies[owner] = assembly
+        return True
+
+    def _replace(self, owner: int, assembly: _Assembly) -> None:
+        self.forget(owner)
+        table = _Table(assembly.version)
+        table.text_bytes = assembly.text_bytes
+        self._tables[owner] = table
+        self._versions = None
+        self._fill(owner, table, assembly.entries)
+
+    def _fill(self, owner: int, table: _Table, added: Mapping[int, Selector]) -> None:
+        for entry, selector in added.items():
+            self._last_key += 1
+            table.entries[entry] = (self._last_key, selector)
+            self._index.add(self._last_key, selector, owner)
+
+    def _drop_stale_assembly(self, owner: int) -> None:
+        assembly = self._assemblies.get(owner)
+        if assembly is not None and assembly.version <= self.version(owner):
+            del self._assemblies[owner]
+
+    def forget(self, owner: int) -> None:
+        """That broker is gone for good, or about to be held anew."""
+        self._assemblies.pop(owner, None)
+        table = self._tables.pop(owner, None)
+        if table is not None:
+            self._versions = None
+            for key, _ in table.entries.values():
+                self._index.remove(key)
+
+    def match(self, batch: EventBatch) -> list[Group]:
+        """Which rows which other brokers want; targets are their numbers."""
+        return self._index.match(batch)
+
+    # Inspection
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "interest_subscriptions": len(self._keys),
+            "interest_selectors": len(self._own),
+            "interest_advertised": len(self._entries),
+            "interest_owners": len(self._tables) + 1,
+            "interest_entries_held": sum(len(table.entries) for table in self._tables.values()),
+        }
+
+    def check(self) -> None:
+        """BugError unless the comments in `__init__` hold."""
+        references = dict.fromkeys(self._own, 0)
+        for own in self._keys.values():
+            references[own.selector] += 1
+        for selector, own in self._own.items():
+            if own.selector != selector or own.references != references[selector] or own.references == 0:
+                raise BugError(f"{own.references} references to {selector}")
+            if (own.entry == 0) != (own.coverer is not None) or (
+                own.entry and self._entries.get(own.entry) is not own
+            ):
+                raise BugError(f"{selector} must be either advertised or covered")
+            if own.coverer is not None and (
+                own.coverer.entry == 0 or own.coverer.covered.get(selector) is not own
+            ):
+                raise BugError(f"{selector} is not covered by what is advertised")
+            if any(covered.coverer is not own for covered in own.covered.values()):
+                raise BugError(f"{selector} covers what others cover")
+        if len(self._entries) != sum(own.entry != 0 for own in self._own.values()):
+            raise BugError("an entry is advertised that nobody wants")
+        if self._own_text_bytes != sum(map(_selector_bytes, self._own)):
+            raise BugError("text bytes of the own selectors are miscounted")
+        self._covering.check(self._entries.values())
+        for owner, table in self._tables.items():
+            if table.text_bytes != sum(_selector_bytes(selector) for _, selector in table.entries.values()):
+                raise BugError(f"text bytes of broker {owner}'s interest are miscounted")
+        if any(assembly.version <= self.version(owner) for owner, assembly in self._assemblies.items()):
+            raise BugError("parts are kept of a table that is older than the one held")
+        if len(self._index) != sum(len(table.entries) for table in self._tables.values()):
+            raise BugError("the index does not hold exactly the tables")
+        self._index.check()
+
+
+def _selector_bytes(selector: Selector) -> int:
+    return _text_bytes(selector.topic, selector.where)
+
+
+def _wire_entry(entry: int, selector: Selector) -> InterestEntry:
+    return InterestEntry(entry=entry, topic=selector.topic, where=selector.where)
+
+
+def _pack(
+    added: Iterable[InterestEntry], removed: Iterable[int]
+) -> Iterator[tuple[tuple[InterestEntry, ...], tuple[int, ...]]]:
+    """Cut a change into pieces that fit a frame each, additions before removals."""
+    entries: list[InterestEntry] = []
+    gone: list[int] = []
+    size = 0
+    for entry in added:
+        need = _ENTRY_BYTES + _text_bytes(entry.topic, entry.where)
+        if size + need > _PART_BYTES:
+            yield tuple(entries), ()
+            entries, size = [], 0
+        entries.append(entry)
+        size += need
+    for number in removed:
+        if size + _REMOVED_BYTES > _PART_BYTES:
+            yield tuple(entries), tuple(gone)
+            entries, gone, size = [], [], 0
+        gone.append(number)
+        size += _REMOVED_BYTES
+    if entries or gone:
+        yield tuple(entries), tuple(gone)
+
+
+def _parse_entries(update: InterestUpdate) -> tuple[dict[int, Selector], int]:
+    """The selectors an update adds, and the bytes of their texts."""
+    parsed: dict[int, Selector] = {}
+    text_bytes = 0
+    for entry in update.added:
+        if len(entry.topic.encode()) > TOPIC_BYTES or len(entry.where.encode()) > WHERE_BYTES:
+            raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest is too long")
+        try:
+            selector = Selector.parse(entry.topic, entry.where)
+        except UsageError as error:
+            raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest: {error}") from None
+        parsed[entry.entry] = selector
+        text_bytes += _selector_bytes(selector)
+    if len(parsed) != len(update.added):
+        raise PeerError(f"interest of broker {update.owner} adds an entry twice")
+    return parsed, text_bytes
+
+
+def _check_table(owner: int, entries: int, text_bytes: int) -> None:
+    if entries > ENTRIES_PER_OWNER:
+        raise PeerError(f"broker {owner} wants {entries} selectors held, the limit is {ENTRIES_PER_OWNER}")
+    if text_bytes > TEXT_BYTES_PER_OWNER:
+        raise PeerError(f"broker {owner} wants {text_bytes} bytes held, the limit is {TEXT_BYTES_PER_OWNER}")

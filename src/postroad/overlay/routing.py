@@ -1,0 +1,672 @@
+"""The routing core: knowledge flows down a spanning tree per origin, curiosity flows up (spec D2).
+
+Each broker attaches, for every origin, to its parent in that origin's tree, and says how far it knows each
+of the origin's streams. The parent feeds it from there on: from its cache first, then live. So a broken
+link, a new route and a late joiner are one thing, an attach with a tick; ticks decide, never arrival.
+
+What a neighbour is fed is filtered with the interest of the brokers behind it. The knowledge says so: its
+coverage names each of them and the version of its interest that every hop applied (the minimum over the
+hops). A broker takes knowledge into its horizon only if the coverage meets what its own subscriptions
+need, and nacks the rest. A new subscription begins, per stream, at the first tick filtered with it; it is
+confirmed when it has begun on the streams of all reachable brokers.
+
+A nack that the cache cannot answer well enough goes one hop up, once for everyone who asks within
+`nack_us`; at worst it reaches the pubend, which holds its events unfiltered, or says L.
+
+A pubend ends with its broker's process. The next process of that broker answers for it: L from wherever
+the asker stands up to its own start. That is the only way plain events are lost, besides limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from postroad.config import StreamConfig
+from postroad.durable.knowledge import NOTHING, Coverage, Segment
+from postroad.durable.pubend import PlainPubend
+from postroad.durable.spans import Span, intersect, subtract, union
+from postroad.errors import BugError, PeerError
+from postroad.events.batch import EventBatch, empty_frame
+from postroad.ids import is_volatile, pubend_text, volatile_pubend
+from postroad.overlay.delivery import Delivery
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.interest import Interest
+from postroad.overlay.links import Links
+from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Feed, Neighbour, Stream
+from postroad.overlay.topology import Topology
+from postroad.selectors import Group
+from postroad.units import SECOND_US
+from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
+
+MAX_STREAMS: Final = 100_000
+MAX_COVERAGES: Final = 4_096
+REPLAY_SEGMENTS: Final = 256
+DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
+_EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
+
+
+class Routing:
+    """One broker's part in every stream of the network."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        boot: int,
+        config: StreamConfig,
+        topology: Topology,
+        interest: Interest,
+        delivery: Delivery,
+        links: Links,
+        confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
+        now_us: int,
+    ) -> None:
+        self._me = me
+        self._config = config
+        self._topology = topology
+        self._interest = interest
+        self._delivery = delivery
+        self._links = links
+        self._confirmed = confirmed
+        self._out: list[Effect] = []
+        self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
+        own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
+        self._streams: dict[int, Stream] = {own.id: own}  # by pubend
+        self._neighbours: dict[int, Neighbour] = {}  # by broker number
+        self._upstream: dict[int, tuple[int, tuple[int, ...]]] = {}  # origin -> (parent, its pubends)
+        self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
+        self._subscriptions: dict[int, int] = {}  # live local subscription -> interest version it needs
+        self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
+        self._coverages: dict[tuple[Coverage, frozenset[int]], Coverage] = {}  # cleared when interest changes
+        self._cache_size = 0  # bytes of knowledge in all streams but the own
+        self._routed_at = -1  # topology generation the attachments were made for
+        self._news = False  # interest or routes changed: own pubends say so at once
+        self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
+        self._silence_at = now_us + config.silence_us
+        self._counters = dict.fromkeys(
+            ("nacks_sent_total", "nacks_received_total", "events_forwarded_total", "lost_spans_total"), 0
+        )
+
+    # ---- publishing and local subscriptions
+
+    def publish(self, batches: list[EventBatch], now_us: int) -> list[Effect]:
+        """Give these events their ticks and send them wherever they are wanted."""
+        stream = self._streams[self.pubend.id]
+        self._spread(stream, self.pubend.publish(batches, now_us))
+        return self._take()
+
+    def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
+        """A local subscription that relies on this version of the own interest."""
+        self._subscriptions[key] = version
+        for stream in self._streams.values():
+            if stream.pubend is not None:
+                self._delivery.activate(key, stream.id, stream.horizon)
+            elif stream.version >= version:
+                self._activate(stream, key, version, stream.horizon)
+            else:
+                stream.waiting[key] = version
+        self._unconfirmed[key] = (self._awaited(key), now_us + self._config.subscribe_wait_us)
+        self._news = True
+        self._confirm(key)
+        return self._take()
+
+    def unsubscribe(self, key: int) -> None:
+        self._subscriptions.pop(key, None)
+        self._unconfirmed.pop(key, None)
+        for stream in self._streams.values():
+            stream.waiting.pop(key, None)
+            if not self._subscriptions:
+                stream.need = 0
+
+    def _awaited(self, key: int) -> set[int]:
+        """Pubends of reachable brokers on which the subscription has not begun."""
+        return {
+            pubend
+            for origin in self._topology.reachable()
+            if origin != self._me
+            for pubend in self._topology.pubends(origin)
+            if (stream := self._streams.get(pubend)) is None or key in stream.waiting
+        }
+
+    def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
+        stream.waiting.pop(key, None)
+        stream.need = max(stream.need, version)
+        self._delivery.activate(key, stream.id, start)
+        held = self._unconfirmed.get(key)
+        if held is not None:
+            held[0].discard(stream.id)
+            self._confirm(key)
+
+    def _confirm(self, key: int) -> None:
+        awaited, _ = self._unconfirmed[key]
+        if not awaited:
+            del self._unconfirmed[key]
+            self._out += self._confirmed(key, ())
+
+    # ---- neighbours and routes
+
+    def neighbour_up(self, number: int, connection: int) -> None:
+        up_at = {stream.id: stream.top for stream in self._streams.values()}
+        self._neighbours[number] = Neighbour(number, connection, up_at)
+
+    def neighbour_down(self, number: int) -> None:
+        del self._neighbours[number]
+        for origin in [origin for origin, (parent, _) in self._upstream.items() if parent == number]:
+            del self._upstream[origin]
+
+    def interest_changed(self) -> None:
+        self._coverages.clear()
+        self._news = True
+
+    def forget_origin(self, origin: int, now_us: int) -> list[Effect]:
+        """A broker is gone for good: what of its streams never arrived is lost."""
+        for stream in [stream for stream in self._streams.values() if stream.origin == origin]:
+            if stream.need:
+                self._out += self._delivery.lost(stream.id, stream.horizon, max(stream.horizon + 1, now_us))
+            self._drop_stream(stream)
+        self._upstream.pop(origin, None)
+        self._first_boot.pop(origin, None)
+        return self._take()
+
+    def _drop_stream(self, stream: Stream) -> None:
+        self._cache_size -= stream.knowledge.size
+        del self._streams[stream.id]
+        self._curious.pop(stream.id, None)
+        self._delivery.retire(stream.id)
+        for neighbour in self._neighbours.values():
+            neighbour.feeds.pop(stream.id, None)
+            neighbour.up_at.pop(stream.id, None)
+
+    def _reroute(self, now_us: int) -> None:
+        """Attach to the parent in every origin's tree, where that or its pubends changed."""
+        self._routed_at = self._topology.generation
+        self._coverages.clear()
+        self._news = True
+        reachable = self._topology.reachable()
+        for origin in [origin for origin in self._upstream if origin not in set(reachable)]:
+            self._detach(origin)
+        for origin in reachable:
+            if origin == self._me:
+                continue
+            pubends = self._topology.pubends(origin)
+            self._meet(origin, pubends)
+            parent = self._topology.parent(origin)
+            if parent is None or parent not in self._neighbours:
+                self._detach(origin)
+            elif self._upstream.get(origin) != (parent, pubends):
+                self._attach(origin, parent, pubends, now_us)
+        for key in list(self._unconfirmed):
+            awaited, deadline = self._unconfirmed[key]
+            self._unconfirmed[key] = (awaited & self._awaited(key), deadline)
+            self._confirm(key)
+
+    def _meet(self, origin: int, pubends: tuple[int, ...]) -> None:
+        """A new start of a broker known before: all it publishes is for us, from its very beginning."""
+        boots = [pubend & 0x7FFF_FFFF for pubend in pubends if is_volatile(pubend)]
+        if not boots:
+            return
+        first = self._first_boot.setdefault(origin, boots[0])
+        for pubend in pubends:
+            if is_volatile(pubend) and pubend & 0x7FFF_FFFF > first and pubend not in self._streams:
+                self._create_stream(pubend, 0)
+
+    def _detach(self, origin: int) -> None:
+        held = self._upstream.pop(origin, None)
+        if held is not None and held[0] in self._neighbours:
+            self._say(self._neighbours[held[0]], Detach(origin=origin))
+
+    def _attach(self, origin: int, parent: int, pubends: tuple[int, ...], now_us: int) -> None:
+        held = self._upstream.get(origin)
+        if held is not None and held[0] != parent:
+            self._detach(origin)
+        self._upstream[origin] = (parent, pubends)
+        streams = [stream for stream in self._streams.values() if stream.origin == origin]
+        known = {stream.id: stream.horizon for stream in streams}
+        self._say(self._neighbours[parent], Attach(origin=origin, known=known))
+        for stream in streams:
+            stream.asked.clear()
+            self._nack_gaps(stream, now_us)
+
+    def _create_stream(self, pubend: int, start: int) -> Stream:
+        if len(self._streams) >= MAX_STREAMS:
+            raise PeerError(f"more than {MAX_STREAMS} streams")
+        stream = self._streams[pubend] = Stream(pubend, start=start)
+        stream.waiting = dict(self._subscriptions)
+        for neighbour in self._neighbours.values():
+            if stream.origin in neighbour.attached:
+                self._begin_feed(neighbour, stream, start)
+        return stream
+
+    # ---- what neighbours say
+
+    def attach(self, number: int, message: Attach) -> list[Effect]:
+        neighbour = self._neighbours[number]
+        neighbour.attached.add(message.origin)
+        for pubend, tick in sorted(message.known.items()):
+            if pubend >> 32 != message.origin or tick < 0:
+                raise PeerError("attach names a pubend that is not the origin's, or a negative tick")
+            if pubend in self._streams:
+                continue
+            if message.origin == self._me:
+                self._answer_for_the_dead(neighbour, pubend, tick)
+            else:
+                self._create_stream(pubend, tick)
+                self._upstream.pop(message.origin, None)
+                self._routed_at = -1
+        for stream in [stream for stream in self._streams.values() if stream.origin == message.origin]:
+            tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
+            self._begin_feed(neighbour, stream, tick, announce=stream.id not in message.known)
+        return self._take()
+
+    def detach(self, number: int, message: Detach) -> None:
+        neighbour = self._neighbours[number]
+        neighbour.attached.discard(message.origin)
+        for pubend in [pubend for pubend in neighbour.feeds if pubend >> 32 == message.origin]:
+            del neighbour.feeds[pubend]
+
+    def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int) -> None:
+        """An earlier process of this broker held that pubend in memory: all after `tick` is lost."""
+        end = max(tick + 1, self.pubend.start)
+        frame = empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=tick, end=end, channel=0, lost=True)
+        self._out.append(Send(neighbour.connection, frame))
+
+    def knowledge(self, number: int, batch: EventBatch, now_us: int) -> list[Effect]:
+        """A KNOWLEDGE frame from a neighbour."""
+        neighbour = self._neighbours[number]
+        coverage = neighbour.coverage(batch.channel)
+        events = batch if batch.count else None
+        segment = Segment(batch.start, batch.end, coverage, events, batch.lost)
+        self._learn(neighbour, segment, batch.pubend, now_us)
+        return self._take()
+
+    def silence(self, number: int, message: Silence, now_us: int) -> list[Effect]:
+        neighbour = self._neighbours[number]
+        for pubend, start, end, stamp in message.spans:
+            if start > end:
+                raise PeerError("silence ends before it starts")
+            self._learn(neighbour, Segment(start, end, neighbour.coverage(stamp)), pubend, now_us)
+        return self._take()
+
+    def stamp(self, number: int, message: Stamp) -> None:
+        self._neighbours[number].define(message)
+
+    def nack(self, number: int, message: Nack, now_us: int) -> list[Effect]:
+        """Answer from what is known here; ask upstream for the rest, once for all who want it."""
+        self._counters["nacks_received_total"] += 1
+        neighbour = self._neighbours[number]
+        if len(message.spans) > MAX_NACK_SPANS:
+            raise PeerError(f"a nack of more than {MAX_NACK_SPANS} spans")
+        stream = self._streams.get(message.pubend)
+        if stream is None:
+            if message.pubend >> 32 == self._me:
+                for start, _ in message.spans[:1]:
+                    self._answer_for_the_dead(neighbour, message.pubend, start)
+            return self._take()
+        feed = neighbour.feeds.get(stream.id)
+        if feed is None:
+            return self._take()  # detached meanwhile; it asks its new parent
+        applied = self._interest.versions()
+        if any(applied.get(owner, 0) < version for owner, version in message.need.items()):
+            return self._take()  # our tables are older than the asker's: it asks again
+        owners = self._owners(stream, neighbour).union(message.need)
+        missing: list[Span] = []
+        for start, end in union(message.spans):
+            found, unknown = stream.find(start, end, message.need)
+            missing += unknown
+            for segment in found:
+                if self._links.available(neighbour.connection) > 0:
+                    self._send_segment(neighbour, stream, segment, owners)
+        if missing and stream.pubend is None:
+            feed.want(missing, message.need)
+            self._ask(stream, missing, {**self._own_need(stream), **message.need}, now_us)
+        return self._take()
+
+    # ---- learning and spreading
+
+    def _learn(self, sender: Neighbour, segment: Segment, pubend: int, now_us: int) -> None:
+        stream = self._streams.get(pubend)
+        origin = pubend >> 32
+        if origin == self._me:
+            raise PeerError("a neighbour claims to know our own stream")
+        if stream is None:
+            if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
+                return  # from a former parent, about a stream we do not follow
+            stream = self._create_stream(pubend, segment.start)
+        before = stream.knowledge.size
+        news = stream.knowledge.accumulate(segment)
+        self._cache_size += stream.knowledge.size - before
+        top, stream.top = stream.top, max(stream.top, segment.end)
+        for part in news:
+            groups: list[Group] | None = None
+            for neighbour in self._neighbours.values():
+                feed = neighbour.feeds.get(pubend)
+                if feed is None or neighbour is sender:
+                    continue
+                if groups is None and part.batch is not None:
+                    groups = self._interest.match(part.batch)
+                if part.end > top:
+                    self._feed(neighbour, feed, stream, part.cut(top, part.end), groups)
+                if feed.wants:
+                    self._satisfy(neighbour, feed, stream, part)
+        self._advance(stream, now_us)
+        self._nack_gaps(stream, now_us)
+        if self._cache_size > self._config.cache_bytes:
+            self._evict()
+
+    def _spread(self, stream: Stream, segment: Segment) -> None:
+        """A new segment of an own pubend: to local subscribers, then to the neighbours."""
+        stream.top = stream.horizon = segment.end
+        self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+        groups: list[Group] | None = None
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(stream.id)
+            if feed is None:
+                continue
+            if groups is None and segment.batch is not None:
+                groups = self._interest.match(segment.batch)
+            self._feed(neighbour, feed, stream, segment, groups)
+
+    def _advance(self, stream: Stream, now_us: int) -> None:
+        """Hand over to local delivery all that is known without a break from the horizon on."""
+        while (segment := stream.knowledge.after(stream.horizon, self._own_need(stream))) is not None:
+            if segment.lost:
+                self._counters["lost_spans_total"] += 1
+                stream.lost_at = now_us
+                self._out += self._delivery.lost(stream.id, segment.start, segment.end)
+            else:
+                stream.version = segment.coverage.versions.get(self._me, 0)
+                for key, version in [item for item in stream.waiting.items() if item[1] <= stream.version]:
+                    self._activate(stream, key, version, segment.start)
+                self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+            stream.horizon = segment.end
+
+    def _own_need(self, stream: Stream) -> dict[int, int]:
+        return {self._me: stream.need} if stream.need else {}
+
+    def _evict(self) -> None:
+        """Forget what was heard longest ago, from the largest stream, until there is room again."""
+        while self._cache_size > self._config.cache_bytes * _EVICT_TO:
+            largest = max(self._streams.values(), key=lambda stream: (stream.knowledge.size, stream.id))
+            forgotten = largest.knowledge.forget_first()
+            if forgotten is None:
+                raise BugError("the cache has a size but no segments")
+            self._cache_size -= forgotten.size
+
+    # ---- feeding neighbours
+
+    def _owners(self, stream: Stream, neighbour: Neighbour) -> frozenset[int]:
+        return self._topology.subtree(stream.origin, neighbour.number)
+
+    def _covered(self, coverage: Coverage, owners: frozenset[int]) -> Coverage:
+        """`coverage` as far as these owners go, after our own filtering with what we know they want."""
+        key = (coverage, owners)
+        found = self._coverages.get(key)
+        if found is None:
+            applied = self._interest.versions()
+            if coverage.everything:
+                versions = {owner: applied[owner] for owner in owners if owner in applied}
+            else:
+                held = coverage.versions
+                versions = {o: min(held[o], applied[o]) for o in owners if o in held and o in applied}
+            found = Coverage(versions)
+            if len(self._coverages) >= MAX_COVERAGES:
+                self._coverages.clear()
+            self._coverages[key] = found
+        return found
+
+    def _begin_feed(self, neighbour: Neighbour, stream: Stream, tick: int, *, announce: bool = True) -> None:
+        feed = neighbour.feeds[stream.id] = Feed(told=tick, quiet=tick)
+        if announce:
+            self._queue_silence(neighbour, stream, tick, tick, NOTHING)
+        self._replay(neighbour, feed, stream)
+
+    def _replay(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
+        """From where the neighbour stands to the newest we have, as far as credit goes."""
+        feed.blocked = False
+        while feed.quiet < stream.top and not feed.blocked:
+            found, _ = stream.find(feed.quiet, stream.top, {}, REPLAY_SEGMENTS)
+            for segment in found:
+                groups = None if segment.batch is None else self._interest.match(segment.batch)
+                self._feed(neighbour, feed, stream, segment, groups)
+            if not found:
+                return  # forgotten here; the neighbour finds the gap and asks
+
+    def _feed(
+        self, neighbour: Neighbour, feed: Feed, stream: Stream, segment: Segment, groups: list[Group] | None
+    ) -> None:
+        """The next segment of a stream, in order, to one neighbour."""
+        if feed.blocked:
+            return
+        if segment.end <= feed.quiet:
+            return
+        if segment.start < feed.quiet:
+            segment = segment.cut(feed.quiet, segment.end)
+            groups = None if segment.batch is None else self._interest.match(segment.batch)
+        if self._links.available(neighbour.connection) <= 0:
+            feed.blocked, feed.quiet = True, feed.told
+            return
+        owners = self._owners(stream, neighbour)
+        coverage = self._covered(segment.coverage, owners)
+        rows = None if groups is None else _rows_for(groups, owners)
+        joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.told == feed.quiet)
+        if not joins:
+            self._tell_quiet(neighbour, feed, stream)
+            feed.told = feed.quiet = segment.start
+        if rows is not None and segment.batch is not None:
+            self._send_rows(neighbour, segment.batch, rows, stream.id, feed.told, segment.end, coverage)
+            feed.told = segment.end
+        elif segment.lost:
+            self._tell_quiet(neighbour, feed, stream)
+            self._send_lost(neighbour, stream.id, segment)
+            feed.told = segment.end
+        feed.quiet = segment.end
+        if coverage != feed.coverage and not segment.lost:
+            feed.coverage = coverage
+            self._tell_quiet(neighbour, feed, stream)
+
+    def _tell_quiet(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
+        if feed.quiet > feed.told:
+            self._queue_silence(neighbour, stream, feed.told, feed.quiet, feed.coverage)
+            feed.told = feed.quiet
+
+    def _satisfy(self, neighbour: Neighbour, feed: Feed, stream: Stream, part: Segment) -> None:
+        """Recovered knowledge goes to the neighbours that asked for it."""
+        for want in feed.wants:
+            if not part.meets(want.need):
+                continue
+            owners = self._owners(stream, neighbour).union(want.need)
+            for start, end in intersect(want.spans, part.start, part.end):
+                if self._links.available(neighbour.connection) > 0:
+                    self._send_segment(neighbour, stream, part.cut(start, end), owners)
+            want.spans = subtract(want.spans, [(part.start, part.end)])
+        feed.wants = [want for want in feed.wants if want.spans]
+
+    def _send_segment(
+        self, neighbour: Neighbour, stream: Stream, segment: Segment, owners: frozenset[int]
+    ) -> None:
+        """An answer to a nack: one segment out of the usual order."""
+        if segment.lost:
+            self._send_lost(neighbour, stream.id, segment)
+            return
+        coverage = self._covered(segment.coverage, owners)
+        rows = None if segment.batch is None else _rows_for(self._interest.match(segment.batch), owners)
+        if rows is None or segment.batch is None:
+            self._queue_silence(neighbour, stream, segment.start, segment.end, coverage)
+        else:
+            self._send_rows(neighbour, segment.batch, rows, stream.id, segment.start, segment.end, coverage)
+
+    def _send_rows(
+        self,
+        neighbour: Neighbour,
+        batch: EventBatch,
+        rows: np.ndarray[tuple[int], np.dtype[np.uint32]],
+        pubend: int,
+        start: int,
+        end: int,
+        coverage: Coverage,
+    ) -> None:
+        stamp = self._stamp(neighbour, coverage)
+        self._flush_silences(neighbour)
+        frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=stamp)
+        self._counters["events_forwarded_total"] += len(rows)
+        self._links.spend(neighbour.connection, len(frame))
+        self._out.append(Send(neighbour.connection, frame))
+
+    def _send_lost(self, neighbour: Neighbour, pubend: int, segment: Segment) -> None:
+        self._flush_silences(neighbour)
+        frame = empty_frame(
+            kind=Kind.KNOWLEDGE, pubend=pubend, start=segment.start, end=segment.end, channel=0, lost=True
+        )
+        self._links.spend(neighbour.connection, len(frame))
+        self._out.append(Send(neighbour.connection, frame))
+
+    def _queue_silence(
+        self, neighbour: Neighbour, stream: Stream, start: int, end: int, coverage: Coverage
+    ) -> None:
+        neighbour.silences.append((stream.id, start, end, self._stamp(neighbour, coverage)))
+
+    def _stamp(self, neighbour: Neighbour, coverage: Coverage) -> int:
+        number, definition = neighbour.stamp(coverage)
+        if definition is not None:
+            self._say(neighbour, definition)
+        return number
+
+    def _flush_silences(self, neighbour: Neighbour) -> None:
+        if neighbour.silences:
+            spans, neighbour.silences = tuple(neighbour.silences), []
+            self._say(neighbour, Silence(spans=spans))
+
+    # ---- curiosity
+
+    def _nack_gaps(self, stream: Stream, now_us: int) -> None:
+        """Ask upstream for what is Q between the horizon and the newest tick heard of."""
+        if stream.horizon >= stream.top or stream.pubend is not None:
+            stream.nack_at = None
+            self._curious.pop(stream.id, None)
+            return
+        need = self._own_need(stream)
+        _, missing = stream.knowledge.find(stream.horizon, stream.top, need)
+        stream.nack_at = now_us + self._config.nack_us
+        self._curious[stream.id] = stream
+        self._ask(stream, missing, need, now_us)
+
+    def _ask(self, stream: Stream, spans: list[Span], need: Mapping[int, int], now_us: int) -> None:
+        held = self._upstream.get(stream.origin)
+        if held is None:
+            return
+        spans = stream.unasked(union(spans), need, now_us - self._config.nack_us)
+        if spans:
+            stream.asked.append(Asked(spans, need, now_us))
+            self._counters["nacks_sent_total"] += 1
+            self._say(self._neighbours[held[0]], Nack(pubend=stream.id, spans=tuple(spans), need=dict(need)))
+
+    # ---- time
+
+    def credit(self, number: int) -> list[Effect]:
+        """A neighbour took what it was sent: go on with what waits."""
+        neighbour = self._neighbours.get(number)
+        if neighbour is not None:
+            for pubend, feed in neighbour.feeds.items():
+                if feed.blocked and self._links.available(neighbour.connection) > 0:
+                    self._replay(neighbour, feed, self._streams[pubend])
+        return self._take()
+
+    def settle(self, now_us: int) -> list[Effect]:
+        """The end of a turn: new routes, due nacks and silences, subscriptions that waited long enough."""
+        if self._routed_at != self._topology.generation:
+            self._reroute(now_us)
+        due = now_us >= self._silence_at
+        if due or self._news:
+            self._news = False
+            self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us))
+        if due:
+            self._silence_at = now_us + self._config.silence_us
+            self._bury(now_us)
+            for neighbour in self._neighbours.values():
+                for pubend, feed in neighbour.feeds.items():
+                    if not feed.blocked:
+                        self._tell_quiet(neighbour, feed, self._streams[pubend])
+        for stream in list(self._curious.values()):
+            if stream.nack_at is not None and stream.nack_at <= now_us:
+                self._nack_gaps(stream, now_us)
+        for key in [key for key, (_, deadline) in self._unconfirmed.items() if deadline <= now_us]:
+            awaited, _ = self._unconfirmed.pop(key)
+            origins = sorted({pubend >> 32 for pubend in awaited})
+            self._out += self._confirmed(key, tuple(self._topology.name(origin) for origin in origins))
+        for neighbour in self._neighbours.values():
+            self._flush_silences(neighbour)
+        return self._take()
+
+    def _bury(self, now_us: int) -> None:
+        """Drop the streams of pubends that ended, once those further behind had time to ask."""
+        for stream in list(self._streams.values()):
+            if (
+                stream.lost_at is not None
+                and now_us - stream.lost_at > DEAD_STREAM_US
+                and stream.id not in self._topology.pubends(stream.origin)
+            ):
+                self._drop_stream(stream)
+
+    def next_deadline(self) -> int:
+        deadlines = [self._silence_at]
+        deadlines += [stream.nack_at for stream in self._curious.values() if stream.nack_at is not None]
+        deadlines += [deadline for _, deadline in self._unconfirmed.values()]
+        return min(deadlines)
+
+    def _say(self, neighbour: Neighbour, message: Message) -> None:
+        self._out.append(Send(neighbour.connection, encode(message)))
+
+    def _take(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+    # ---- inspection
+
+    def status(self) -> list[dict[str, object]]:
+        return [
+            {
+                "pubend": pubend_text(stream.id),
+                "broker": self._topology.name(stream.origin),
+                "horizon": stream.horizon,
+                "unknown": stream.top - stream.horizon,
+                "held_bytes": stream.knowledge.size if stream.pubend is None else stream.pubend.size,
+            }
+            for stream in self._streams.values()
+        ]
+
+    def metrics(self) -> dict[str, int | float]:
+        return {
+            **self._counters,
+            "streams": len(self._streams),
+            "streams_with_gaps": len(self._curious),
+            "plain_bytes": self.pubend.size,
+            "cache_bytes": self._cache_size,
+            "subscriptions_unconfirmed": len(self._unconfirmed),
+            "feeds_blocked": sum(
+                feed.blocked for neighbour in self._neighbours.values() for feed in neighbour.feeds.values()
+            ),
+        }
+
+    def check(self) -> None:
+        for stream in self._streams.values():
+            stream.check()
+        remote = sum(stream.knowledge.size for stream in self._streams.values())
+        if remote != self._cache_size:
+            raise BugError(f"routing: cache size {self._cache_size}, streams hold {remote}")
+        for neighbour in self._neighbours.values():
+            for pubend in neighbour.feeds:
+                if pubend >> 32 not in neighbour.attached or pubend not in self._streams:
+                    raise BugError(f"routing: a feed of {pubend_text(pubend)} without stream or attachment")
+
+
+def _rows_for(
+    groups: list[Group], owners: frozenset[int]
+) -> np.ndarray[tuple[int], np.dtype[np.uint32]] | None:
+    """The rows that at least one of these owners wants; None if none."""
+    wanted = [group.rows for group in groups if not owners.isdisjoint(group.targets)]
+    if not wanted:
+        return None
+    return wanted[0] if len(wanted) == 1 else np.unique(np.concatenate(wanted))

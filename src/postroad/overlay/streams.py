@@ -1,0 +1,168 @@
+"""What a broker holds about one stream, and about one neighbour that it feeds.
+
+A `Stream` is this broker's view of one pubend: the knowledge it has, how far it is contiguous (the doubt
+horizon of the durable paper, section 4.1) and what it has asked upstream. A `Feed` is how far one
+neighbour has been told about one stream. A `Neighbour` is a broker linked to this one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.durable.knowledge import NOTHING, Coverage, KnowledgeStream, Segment
+from postroad.durable.pubend import PlainPubend
+from postroad.durable.spans import Span, subtract, union
+from postroad.errors import BugError, PeerError
+from postroad.wire.frames import Stamp
+
+MAX_STAMPS: Final = 1_024  # the newest stamps of a link that may still be named
+MAX_WANTS: Final = 1_024  # spans one neighbour may wait for in one stream
+MAX_NACK_SPANS: Final = 256
+
+
+@dataclass(slots=True)
+class Want:
+    """A neighbour's curiosity: ticks it asked for and what they must be filtered with."""
+
+    spans: list[Span]
+    need: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class Feed:
+    """One stream as told to one neighbour.
+
+    It was told everything up to `told`. (told, quiet] held nothing for it and is not said yet, so that a
+    stream which a neighbour does not care for costs it one silence a second, not one a batch.
+    """
+
+    told: int
+    quiet: int
+    coverage: Coverage = NOTHING
+    blocked: bool = False  # out of credit since `told`; goes on from the cache when credit comes back
+    wants: list[Want] = field(default_factory=list)
+
+    def want(self, spans: list[Span], need: Mapping[int, int]) -> None:
+        self.wants = [held for held in self.wants if held.need != need or held.spans]
+        for held in self.wants:
+            if held.need == need:
+                held.spans = union(held.spans + spans)[:MAX_WANTS]
+                return
+        if len(self.wants) < MAX_WANTS:
+            self.wants.append(Want(union(spans)[:MAX_WANTS], dict(need)))
+
+
+class Neighbour:
+    """A broker at the other end of a link."""
+
+    __slots__ = (
+        "_next_stamp",
+        "_stamps_in",
+        "_stamps_out",
+        "attached",
+        "connection",
+        "feeds",
+        "number",
+        "silences",
+        "up_at",
+    )
+
+    def __init__(self, number: int, connection: int, up_at: dict[int, int]) -> None:
+        self.number = number
+        self.connection = connection
+        self.up_at = up_at  # where each stream stood when the link came up
+        self.attached: set[int] = set()  # origins whose streams it gets from us
+        self.feeds: dict[int, Feed] = {}  # by pubend; only of attached origins
+        self.silences: list[tuple[int, int, int, int]] = []  # to go out in one frame at the end of the turn
+        self._stamps_out: dict[Coverage, int] = {}  # newest MAX_STAMPS, in order of definition
+        self._stamps_in: dict[int, Coverage] = {0: NOTHING}
+        self._next_stamp = 1
+
+    def stamp(self, coverage: Coverage) -> tuple[int, Stamp | None]:
+        """The number of `coverage` on this link, and its definition if the other side must be told first."""
+        if coverage == NOTHING:
+            return 0, None
+        number = self._stamps_out.get(coverage)
+        if number is not None:
+            return number, None
+        number, self._next_stamp = self._next_stamp, self._next_stamp + 1
+        self._stamps_out[coverage] = number
+        if len(self._stamps_out) > MAX_STAMPS:
+            del self._stamps_out[next(iter(self._stamps_out))]
+        return number, Stamp(number=number, versions=coverage.versions)
+
+    def define(self, stamp: Stamp) -> None:
+        self._stamps_in[stamp.number] = Coverage(stamp.versions)
+        if len(self._stamps_in) > MAX_STAMPS + 1:
+            del self._stamps_in[next(number for number in self._stamps_in if number)]
+
+    def coverage(self, number: int) -> Coverage:
+        found = self._stamps_in.get(number)
+        if found is None:
+            raise PeerError(f"knowledge names stamp {number}, which was not defined on this link")
+        return found
+
+
+@dataclass(slots=True)
+class Asked:
+    spans: list[Span]
+    need: Mapping[int, int]
+    at_us: int
+
+
+class Stream:
+    """This broker's view of one pubend; its own pubend when `pubend` is given."""
+
+    __slots__ = (
+        "asked",
+        "horizon",
+        "id",
+        "knowledge",
+        "lost_at",
+        "nack_at",
+        "need",
+        "origin",
+        "pubend",
+        "top",
+        "version",
+        "waiting",
+    )
+
+    def __init__(self, pubend_id: int, *, start: int, pubend: PlainPubend | None = None) -> None:
+        self.id = pubend_id
+        self.origin = pubend_id >> 32
+        self.pubend = pubend
+        self.knowledge = KnowledgeStream()  # empty for an own pubend, which has its store
+        self.horizon = start  # everything up to here was handed to local delivery
+        self.top = start  # the highest tick heard of
+        self.need = 0  # the own interest version that active local subscriptions rely on
+        self.version = 0  # the own interest version in force at the horizon
+        self.waiting: dict[int, int] = {}  # subscription not active here yet -> version it waits for
+        self.asked: list[Asked] = []  # nacks sent upstream and not yet timed out
+        self.nack_at: int | None = None  # when to look at the gaps again
+        self.lost_at: int | None = None  # when the horizon last passed an L; of a dead pubend, its end
+
+    def find(
+        self, start: int, end: int, need: Mapping[int, int], most: int = sys.maxsize
+    ) -> tuple[list[Segment], list[Span]]:
+        if self.pubend is not None:
+            return self.pubend.answer(start, end, most), []
+        return self.knowledge.find(start, end, need, most)
+
+    def unasked(self, spans: list[Span], need: Mapping[int, int], since_us: int) -> list[Span]:
+        """Of `spans`, what no nack sent after `since_us` asks for already: nack consolidation (D2)."""
+        self.asked = [asked for asked in self.asked if asked.at_us > since_us]
+        for asked in self.asked:
+            if all(asked.need.get(owner, 0) >= version for owner, version in need.items()):
+                spans = subtract(spans, asked.spans)
+        return spans[:MAX_NACK_SPANS]
+
+    def check(self) -> None:
+        self.knowledge.check()
+        if self.pubend is not None:
+            self.pubend.check()
+        if self.horizon > self.top:
+            raise BugError(f"stream {self.id:016x}: horizon {self.horizon} above top {self.top}")

@@ -1,0 +1,500 @@
+"""Text of a condition -> tree.
+
+The grammar is sqlglot's (default dialect); what may be said is decided here, twice. Before sqlglot sees
+anything, a lexer admits only the language's own characters, words and sizes, quotes every attribute name
+(so that `order` and `date` are names, never keywords) and lifts the literals out. After it, only listed
+node types in listed places are taken over into our tree. Hence no input makes the parser recurse deeper
+than MAX_DEPTH or see syntax that is not ours, and every error knows its character.
+
+Lifting the literals out leaves a template. A million subscriptions of one application differ in their
+literals and share a handful of templates, so sqlglot, 200 us a time, runs once per template; filling one
+in takes a few microseconds. JMS 1.1 section 3.8.1 is the model for the language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NoReturn
+
+import sqlglot
+from sqlglot import expressions as exp
+from sqlglot.errors import SqlglotError
+
+from postroad.errors import SelectorError
+from postroad.selectors import tree
+from postroad.selectors.tree import Condition, Constant, ValueNode
+
+MAX_TEXT: Final = 4096  # characters of a condition
+MAX_DEPTH: Final = 32  # parentheses, NOT and signs inside each other
+MAX_NODES: Final = 512  # names, literals and operators, the members of IN lists not counted
+MAX_IN: Final = 1000  # members of one IN list
+MAX_LIKE: Final = 256  # characters of a LIKE pattern
+MAX_TEMPLATES: Final = 4096  # parsed templates kept
+MAX_NAME_BYTES: Final = 255  # what an attribute name may have on the wire
+
+_WIDE: Final = "an integer has 64 bits; write 1e30 for a float"
+
+_TOKEN: Final = re.compile(
+    r"""\s*(?:
+      (?P<text>'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"]|"")*")
+    | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w$]))
+    | (?P<word>[^\W\d][\w$]*(?:\.[^\W\d][\w$]*)*)
+    | (?P<comment>--|/\*)
+    | (?P<sign><>|!=|<=|>=|[=<>+\-*/(),])
+    | (?P<end>\Z)
+    )""",
+    re.VERBOSE,
+)
+_WORDS: Final = frozenset(
+    {"AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE"}
+)
+_COMPARE: Final[dict[type[exp.Expr], tree.CompareOperator]] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+_ARITHMETIC: Final[dict[type[exp.Expr], tree.ArithmeticOperator]] = {
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    value: str | int | float
+    position: int
+
+
+class _Fault(Exception):
+    """Something at an offset of the template is not allowed."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.offset = offset
+
+
+_Fill = Callable[["_Values"], Condition]
+
+
+class _Values:
+    """The literals of one text, and how to complain about them."""
+
+    __slots__ = ("literals", "text")
+
+    def __init__(self, text: str, literals: list[_Literal]) -> None:
+        self.text = text
+        self.literals = literals
+
+    def refuse(self, message: str, position: int) -> NoReturn:
+        raise SelectorError(message, text=self.text, position=position)
+
+
+def parse(text: str) -> Condition:
+    """The tree of a condition; SelectorError at the character that is wrong. "" is always true."""
+    if len(text) > MAX_TEXT:
+        raise SelectorError(f"a condition has at most {MAX_TEXT} characters, this one {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SelectorError("not a character that can be sent", text=text, position=error.start) from None
+    if not text.strip():
+        return tree.TRUE
+    template, literals, positions = _lift(text)
+    try:
+        return _template(template)(_Values(text, literals))
+    except _Fault as fault:
+        at = max((pair for pair in positions if pair[0] <= fault.offset), default=(0, 0))
+        raise SelectorError(fault.message, text=text, position=at[1]) from None
+
+
+def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
+    """Template, literals, and (offset in template, position in text) of each token.
+
+    A literal's place is taken by its index: a number by the bare number, text by the number in quotes.
+    """
+    literals: list[_Literal] = []
+    pieces: list[str] = []
+    positions: list[tuple[int, int]] = []
+    offset = nodes = 0
+    nesting = _Nesting(text)
+    at = 0
+    previous = ""
+    while True:
+        found = _TOKEN.match(text, at)
+        if found is None:
+            position = at + len(text[at:]) - len(text[at:].lstrip())
+            raise SelectorError(_misread(text[position]), text=text, position=position)
+        kind = str(found.lastgroup)
+        raw, position, at = found[kind], found.start(kind), found.end()
+        if kind == "end":
+            break
+        piece = raw
+        if kind in ("text", "number"):
+            piece = f"'{len(literals)}'" if kind == "text" else str(len(literals))
+            literals.append(_literal(text, kind, raw, position))
+        elif kind in ("word", "quoted"):
+            piece = _name(text, kind, raw, position)
+        elif kind == "comment":
+            raise SelectorError("comments are not part of a condition", text=text, position=position)
+        elif raw == "(" and previous.startswith('"'):
+            raise SelectorError("there are no functions in a condition", text=text, position=positions[-1][1])
+        nodes += nesting.step(piece, position, kind)
+        if nodes > MAX_NODES:
+            raise SelectorError(f"a condition has at most {MAX_NODES} parts", text=text, position=position)
+        pieces.append(piece)
+        positions.append((offset, position))
+        offset += len(piece) + 1
+        previous = piece
+    nesting.finish()
+    return " ".join(pieces), literals, positions
+
+
+class _Nesting:
+    """Keeps depth and sizes of what the lexer reads within their limits, before anything recurses."""
+
+    __slots__ = ("_open", "_prefix", "_text", "_was")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._open: list[list[int]] = []  # position, prefixes before it, IN members or -1
+        self._prefix = 0  # NOT and signs in a row
+        self._was = ""
+
+    def step(self, piece: str, position: int, kind: str) -> int:
+        """Counts one token; the number of nodes it adds."""
+        counted = 0 if piece in ("(", ")", ",") else 1
+        if piece == "(":
+            self._open.append([position, self._prefix, 1 if self._was == "IN" else -1])
+            self._prefix = 0
+        elif piece == ")":
+            if not self._open:
+                self._refuse("a closing parenthesis without its opening one", position)
+            self._open.pop()
+        elif self._open and self._open[-1][2] >= 0:
+            counted = 0
+            if piece == ",":
+                self._open[-1][2] += 1
+                if self._open[-1][2] > MAX_IN:
+                    self._refuse(f"IN takes at most {MAX_IN} values", position)
+        if piece in ("NOT", "-", "+"):
+            self._prefix += 1
+        elif piece != "(":
+            self._prefix = 0
+        if sum(1 + entry[1] for entry in self._open) + self._prefix > MAX_DEPTH:
+            self._refuse(f"more than {MAX_DEPTH} levels deep", position)
+        self._was = piece if kind == "word" else ""
+        return counted
+
+    def finish(self) -> None:
+        if self._open:
+            self._refuse("this parenthesis is never closed", self._open[-1][0])
+
+    def _refuse(self, message: str, position: int) -> NoReturn:
+        raise SelectorError(message, text=self._text, position=position)
+
+
+def _misread(character: str) -> str:
+    if character == "'":
+        return "this text is never closed"
+    if character == '"':
+        return "this name is never closed"
+    if character.isdigit() or character == ".":
+        return "not a number"
+    return f"{character!r} means nothing in a condition"
+
+
+def _literal(text: str, kind: str, raw: str, position: int) -> _Literal:
+    if kind == "text":
+        return _Literal(raw[1:-1].replace("''", "'"), position)
+    if raw.isdigit():
+        # 2**63 itself is let through: with its minus sign it is the least integer.
+        if len(raw.lstrip("0")) > 19 or int(raw) > tree.INTEGER_MAX + 1:
+            raise SelectorError(
+                "an integer has 64 bits; write 1e30 for a float", text=text, position=position
+            )
+        return _Literal(int(raw), position)
+    value = float(raw)
+    if value == float("inf"):
+        raise SelectorError("this number is too large for a float", text=text, position=position)
+    return _Literal(value, position)
+
+
+def _name(text: str, kind: str, raw: str, position: int) -> str:
+    if kind == "word" and raw.upper() in _WORDS:
+        return raw.upper()
+    name = raw[1:-1].replace('""', '"') if kind == "quoted" else raw
+    if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        raise SelectorError(
+            f"an attribute name has 1 to {MAX_NAME_BYTES} bytes", text=text, position=position
+        )
+    return raw if kind == "quoted" else f'"{raw}"'
+
+
+@lru_cache(maxsize=MAX_TEMPLATES)
+def _template(template: str) -> _Fill:
+    try:
+        parsed = sqlglot.parse_one(template)
+    except SqlglotError as error:
+        details = getattr(error, "errors", None) or [{}]
+        # sqlglot counts columns from 1 and to the end of the token.
+        raise _Fault("this does not fit here", max(0, details[0].get("col", 1) - 1)) from None
+    except RecursionError:
+        raise _Fault("too deeply nested", 0) from None
+    return _condition(parsed)
+
+
+def _offset(node: exp.Expr) -> int:
+    starts = [int(part.meta["start"]) for part in node.walk() if "start" in part.meta]
+    return min(starts, default=0)
+
+
+def _strip(node: exp.Expr) -> exp.Expr:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
+
+
+def _operands(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
+    """The flattened operands of a chain of ANDs or ORs, which sqlglot nests to the left."""
+    pending, found = [node], []
+    while pending:
+        this = _strip(pending.pop())
+        if isinstance(this, kind):
+            pending += [this.expression, this.this]
+        else:
+            found.append(this)
+    return found
+
+
+def _condition(node: exp.Expr) -> _Fill:
+    node = _strip(node)
+    match node:
+        case exp.And() | exp.Or():
+            items = [_condition(item) for item in _operands(node, type(node))]
+            joined = tree.And if isinstance(node, exp.And) else tree.Or
+            return lambda values: joined(tuple(item(values) for item in items))
+        case exp.Not():
+            inner = _condition(node.this)
+            return lambda values: tree.Not(inner(values))
+        case exp.Column():
+            attribute = _attribute(node)
+            return lambda _: attribute
+        case exp.Boolean():
+            flag = tree.constant(bool(node.this))
+            return lambda _: flag
+        case exp.Between():
+            return _between(node)
+        case exp.In():
+            return _in(node)
+        case exp.Like():
+            return _like(node, None)
+        case exp.Escape() if isinstance(_strip(node.this), exp.Like):
+            return _like(_strip(node.this), node.expression)
+        case exp.Is():
+            return _is_null(node)
+    if type(node) in _COMPARE:
+        return _comparison(_COMPARE[type(node)], node)
+    raise _Fault(_not_a("condition", node), _offset(node))
+
+
+def _not_a(wanted: str, node: exp.Expr) -> str:
+    if isinstance(node, exp.Alias):
+        return "an operator is missing here"
+    if isinstance(node, exp.Null):
+        return "NULL stands only after IS or IS NOT"
+    if isinstance(node, exp.Literal):
+        return f"a {wanted} is needed here, not a literal"
+    return f"a {wanted} is needed here"
+
+
+def _attribute(node: exp.Column) -> tree.Attribute:
+    if not isinstance(node.this, exp.Identifier) or len(node.parts) != 1:
+        raise _Fault("not an attribute name", _offset(node))
+    return tree.Attribute(str(node.this.this))
+
+
+def _value(node: exp.Expr, depth: int = 0) -> Callable[[_Values], ValueNode]:
+    node = _strip(node)
+    if depth > MAX_DEPTH:
+        raise _Fault(f"more than {MAX_DEPTH} levels deep", _offset(node))
+    match node:
+        case exp.Column():
+            attribute = _attribute(node)
+            return lambda _: attribute
+        case exp.Boolean():
+            flag = tree.constant(bool(node.this))
+            return lambda _: flag
+        case exp.Literal():
+            index = int(node.this)
+            return lambda values: _bounded(values, index)
+        case exp.Neg():
+            return _negation(node, depth)
+    if type(node) in _ARITHMETIC:
+        return _calculation(_ARITHMETIC[type(node)], node, depth)
+    raise _Fault(_not_a("value", node), _offset(node))
+
+
+def _bounded(values: _Values, index: int) -> Constant:
+    literal = values.literals[index]
+    if isinstance(literal.value, int) and literal.value > tree.INTEGER_MAX:
+        values.refuse(_WIDE, literal.position)
+    return tree.constant(literal.value)
+
+
+def _negation(node: exp.Neg, depth: int) -> Callable[[_Values], ValueNode]:
+    operand = _strip(node.this)
+    if isinstance(operand, exp.Literal):
+        index = int(operand.this)
+
+        def literal(values: _Values) -> ValueNode:
+            found = values.literals[index]
+            if isinstance(found.value, str):
+                values.refuse("only numbers can be calculated with", found.position)
+            return tree.constant(-found.value)
+
+        return literal
+    inner, offset = _value(operand, depth + 1), _offset(operand)
+
+    def negation(values: _Values) -> ValueNode:
+        made = inner(values)
+        _check_numeric(made, offset)
+        return tree.constant(tree.negate(made.value)) if isinstance(made, Constant) else tree.Negate(made)
+
+    return negation
+
+
+def _calculation(
+    operator: tree.ArithmeticOperator, node: exp.Expr, depth: int
+) -> Callable[[_Values], ValueNode]:
+    left, right = _value(node.this, depth + 1), _value(node.expression, depth + 1)
+    literals = [int(part.this) for part in (_strip(node.this), _strip(node.expression)) if _is_literal(part)]
+    offset = _offset(node)
+
+    def calculation(values: _Values) -> ValueNode:
+        for index in literals:
+            if isinstance(values.literals[index].value, str):
+                values.refuse("only numbers can be calculated with", values.literals[index].position)
+        first, second = left(values), right(values)
+        _check_numeric(first, offset)
+        _check_numeric(second, offset)
+        if isinstance(first, Constant) and isinstance(second, Constant):
+            return tree.constant(tree.calculate(operator, first.value, second.value))
+        return tree.Arithmetic(operator, first, second)
+
+    return calculation
+
+
+def _is_literal(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal)
+
+
+def _check_numeric(node: ValueNode, offset: int) -> None:
+    if isinstance(node, Constant) and node.kind in ("text", "boolean"):
+        raise _Fault("only numbers can be calculated with", offset)
+
+
+def _comparison(operator: tree.CompareOperator, node: exp.Expr) -> _Fill:
+    left, right = _value(node.this), _value(node.expression)
+    return lambda values: _compared(operator, left(values), right(values))
+
+
+def _compared(operator: tree.CompareOperator, left: ValueNode, right: ValueNode) -> Condition:
+    """A comparison in normal form: a literal on the right, two literals decided."""
+    if isinstance(left, Constant):
+        if isinstance(right, Constant):
+            return tree.constant(tree.compare(operator, left.value, right.value))
+        left, right, operator = right, left, tree.MIRRORED[operator]
+    return tree.Compare(operator, left, right)
+
+
+def _between(node: exp.Between) -> _Fill:
+    if node.args.get("symmetric"):
+        raise _Fault("BETWEEN takes no SYMMETRIC", _offset(node))
+    operand, low, high = _value(node.this), _value(node.args["low"]), _value(node.args["high"])
+
+    def between(values: _Values) -> Condition:
+        made = operand(values)
+        return tree.And((_compared(">=", made, low(values)), _compared("<=", made, high(values))))
+
+    return between
+
+
+def _in(node: exp.In) -> _Fill:
+    members = node.expressions
+    if not members or {name for name, value in node.args.items() if value} - {"this", "expressions"}:
+        raise _Fault("IN takes a list of literals in parentheses", _offset(node))
+    operand = _value(node.this)
+    made = [(_value(member), _offset(member)) for member in members]
+
+    def contained(values: _Values) -> Condition:
+        found: dict[Constant, None] = {}
+        for member, offset in made:
+            value = member(values)
+            if not isinstance(value, Constant) or value.kind == "unknown":
+                raise _Fault("IN takes literals only", offset)
+            found[value] = None
+        left = operand(values)
+        listed = tuple(found)
+        if isinstance(left, Constant):
+            return tree.constant(tree.contains(left.value, listed))
+        return tree.In(left, listed)
+
+    return contained
+
+
+def _like(node: exp.Expr, escape: exp.Expr | None) -> _Fill:
+    pattern = _strip(node.expression)
+    if not isinstance(pattern, exp.Literal) or not pattern.is_string:
+        raise _Fault("LIKE takes a text literal", _offset(pattern) or _offset(node))
+    if escape is not None and not (isinstance(escape, exp.Literal) and escape.is_string):
+        raise _Fault("ESCAPE takes one character", _offset(escape))
+    operand, negated = _value(node.this), bool(node.args.get("negate"))
+    index, escape_index = int(pattern.this), None if escape is None else int(escape.this)
+
+    def like(values: _Values) -> Condition:
+        found = values.literals[index]
+        text = str(found.value)
+        if len(text) > MAX_LIKE:
+            values.refuse(f"a pattern has at most {MAX_LIKE} characters", found.position)
+        sign = ""
+        if escape_index is not None:
+            sign = str(values.literals[escape_index].value)
+            if len(sign) != 1:
+                values.refuse("ESCAPE takes one character", values.literals[escape_index].position)
+            if not _well_escaped(text, sign):
+                values.refuse("the escape character stands before %, _ or itself only", found.position)
+        made: Condition = tree.Like(operand(values), text, sign)
+        return tree.Not(made) if negated else made
+
+    return like
+
+
+def _well_escaped(pattern: str, sign: str) -> bool:
+    at = 0
+    while at < len(pattern):
+        if pattern[at] == sign:
+            at += 1
+            if at == len(pattern) or pattern[at] not in ("%", "_", sign):
+                return False
+        at += 1
+    return True
+
+
+def _is_null(node: exp.Is) -> _Fill:
+    operand = _strip(node.this)
+    if not isinstance(node.expression, exp.Null):
+        raise _Fault("IS is followed by NULL or NOT NULL only", _offset(node))
+    if not isinstance(operand, exp.Column):
+        raise _Fault("IS NULL asks about an attribute only", _offset(node))
+    made = tree.IsNull(_attribute(operand).name)
+    return lambda _: made

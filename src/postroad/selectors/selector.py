@@ -1,0 +1,90 @@
+"""A selector: a topic pattern and a condition, both optional, parsed and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.events.topics import check_pattern, pattern_matches
+from postroad.selectors import tree
+from postroad.selectors.boxes import Box, to_boxes
+from postroad.selectors.parse import parse
+from postroad.selectors.predicate import Predicate, compile_condition
+
+MAX_CACHED: Final = 4096  # selectors kept by their text
+
+
+class Selector:
+    """What somebody wants: events whose topic matches `topic` ("" any) and whose attributes satisfy `where`.
+
+    Two selectors are equal when their texts are. The predicate and the boxes are derived when first needed.
+    """
+
+    __slots__ = ("_boxes", "_predicate", "condition", "topic", "where")
+
+    topic: str
+    where: str
+    condition: tree.Condition
+    _predicate: Predicate | None
+    _boxes: tuple[Box, ...] | None
+
+    def __init__(self, topic: str, where: str, condition: tree.Condition) -> None:
+        put = object.__setattr__
+        put(self, "topic", topic)
+        put(self, "where", where)
+        put(self, "condition", condition)
+        put(self, "_predicate", None)
+        put(self, "_boxes", None)
+
+    @classmethod
+    def parse(cls, topic: str = "", where: str = "") -> Selector:
+        """Checked selector; UsageError for the topic, SelectorError (at the character) for the condition."""
+        return _parsed(topic, where.strip())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a selector does not change")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Selector) and self.topic == other.topic and self.where == other.where
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.where))
+
+    def __repr__(self) -> str:
+        return f"Selector(topic={self.topic!r}, where={self.where!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return (Selector.parse, (self.topic, self.where))
+
+    @property
+    def predicate(self) -> Predicate:
+        """The condition over attributes, with three truth values."""
+        found = self._predicate
+        if found is None:
+            found = compile_condition(self.condition)
+            object.__setattr__(self, "_predicate", found)
+        return found
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The condition as alternatives of independent constraints on attributes."""
+        found = self._boxes
+        if found is None:
+            found = to_boxes(self.condition)
+            object.__setattr__(self, "_boxes", found)
+        return found
+
+    def matches(self, topic: str, attributes: Mapping[str, tree.Value]) -> bool:
+        """Whether this event is wanted: the definition that every faster way must agree with."""
+        if self.topic and not pattern_matches(self.topic, topic):
+            return False
+        return self.predicate(attributes) is True
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _parsed(topic: str, where: str) -> Selector:
+    if topic:
+        check_pattern(topic, DEFAULT_LIMITS)
+    return Selector(topic, where, parse(where))

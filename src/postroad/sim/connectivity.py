@@ -1,0 +1,76 @@
+"""Who could reach whom, and since when: the world's own view of the overlay.
+
+Brokers are together while a chain of working connections joins them. What a subscription is owed depends
+on it: from the moment at which its broker and the publishing one had been together for `SETTLE_US`, every
+event counts, whatever happens to the links afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from postroad.sim.network import Network
+from postroad.sim.process import Process
+from postroad.sim.world import Timer, World
+from postroad.units import SECOND_US
+
+SETTLE_US: Final = 5 * SECOND_US  # by then a route between two brokers that can reach each other works
+
+
+class Connectivity:
+    def __init__(self, world: World, network: Network, processes: Mapping[str, Process]) -> None:
+        self._world = world
+        self._network = network
+        self._processes = processes
+        self._since: dict[tuple[str, str], int] = {}  # pairs together now -> since when
+        self._spells: dict[tuple[str, str], list[tuple[int, int]]] = {}  # spells that ended, (from, to)
+        self._pending: Timer | None = None
+        network.changed = self.disturb
+
+    def disturb(self) -> None:
+        """Something about connections changed; look again at the end of this instant."""
+        if self._pending is None:
+            self._pending = self._world.after(0, self._look)
+
+    def spells(self, a: str, b: str) -> list[tuple[int, int]]:
+        """When the two were together, (from, to); the last may still go on."""
+        pair = (a, b) if a < b else (b, a)
+        ended = self._spells.get(pair, [])
+        since = self._since.get(pair)
+        return ended if since is None else [*ended, (since, self._world.now_us)]
+
+    def components(self) -> list[list[str]]:
+        """Running brokers grouped by who reaches whom, everything sorted."""
+        names = sorted(name for name, process in self._processes.items() if process.running)
+        edges = {
+            connection.pair
+            for connection in self._network.connections()
+            if all(connection.open) and not connection.dead and not self._network.is_stalled(*connection.pair)
+        }
+        groups: list[list[str]] = []
+        left = set(names)
+        for name in names:
+            if name not in left:
+                continue
+            group, border = [], [name]
+            left.discard(name)
+            while border:
+                at = border.pop()
+                group.append(at)
+                near = [other for other in names if other in left and tuple(sorted((at, other))) in edges]
+                left.difference_update(near)
+                border += near
+            groups.append(sorted(group))
+        return groups
+
+    def _look(self) -> None:
+        self._pending = None
+        now = self._world.now_us
+        together = {
+            (a, b) for group in self.components() for at, a in enumerate(group) for b in group[at + 1 :]
+        }
+        for pair in [pair for pair in self._since if pair not in together]:
+            self._spells.setdefault(pair, []).append((self._since.pop(pair), now))
+        for pair in sorted(together):
+            self._since.setdefault(pair, now)

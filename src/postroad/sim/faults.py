@@ -1,0 +1,229 @@
+"""What goes wrong, and when: a schedule drawn from the seed.
+
+Each fault is one small function that does its harm now and arranges for its end. Faults overlap freely.
+After `stop` nothing new begins, everything is healed and every broker that has not left for good runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from postroad.sim.clients import Client
+from postroad.sim.disk import CrashStyle
+from postroad.sim.network import Network, Raw
+from postroad.sim.process import Process
+from postroad.sim.world import World
+from postroad.units import MILLISECOND_US, SECOND_US
+
+LONGEST_STEP_US: Final = 3 * SECOND_US
+
+
+class Faults:
+    """Harms a world of brokers and clients until told to stop."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        *,
+        processes: Sequence[Process],
+        clients: Sequence[Client],
+        links: Sequence[tuple[str, str]],
+        pause_us: int,
+        raw: bool,
+        steps: bool,
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._processes = list(processes)
+        self._clients = list(clients)
+        self._links = list(links)
+        self._pause_us = pause_us
+        self._chance = world.random("faults")
+        self._going_on = True
+        self._left: set[str] = set()  # brokers that stopped for good
+        self.counts: Counter[str] = Counter()
+        self._kinds: list[tuple[str, int, Callable[[], bool]]] = [
+            ("cut", 4, self._cut),
+            ("half-open", 2, self._half_open),
+            ("stall", 2, self._stall),
+            ("partition", 2, self._partition),
+            ("refuse", 1, self._refuse),
+            ("crash", 3, self._crash),
+            ("stop", 1, self._stop_broker),
+            ("leave", 1, self._leave),
+            ("client-cut", 3, self._cut_client),
+            ("client-stall", 1, self._stall_client),
+        ]
+        if raw:
+            self._kinds.append(("raw", 3, self._raw))
+        if steps:
+            self._kinds.append(("step", 2, self._step))
+        self._next()
+
+    def stop(self) -> None:
+        """The end of all harm."""
+        self._going_on = False
+        self._network.heal()
+        for process in self._processes:
+            process.spare()
+            if not process.running and process.name not in self._left:
+                process.start()
+
+    # -- the schedule
+
+    def _next(self) -> None:
+        self._world.after(int(self._chance.expovariate(1 / self._pause_us)), self._strike)
+
+    def _strike(self) -> None:
+        if not self._going_on:
+            return
+        weights = [weight for _, weight, _ in self._kinds]
+        name, _, harm = self._chance.choices(self._kinds, weights)[0]
+        if harm():
+            self.counts[name] += 1
+        self._next()
+
+    def _later(self, low_us: int, high_us: int) -> int:
+        """A random moment from now on, mostly sooner."""
+        share = self._chance.random() ** 2
+        return self._world.now_us + low_us + int(share * (high_us - low_us))
+
+    # -- links
+
+    def _link(self) -> tuple[str, str] | None:
+        return self._chance.choice(self._links) if self._links else None
+
+    def _cut(self) -> bool:
+        """A link breaks; both sides learn soon. Half of the time it stays unusable for a while."""
+        link = self._link()
+        if link is None:
+            return False
+        self._world.note("fault", f"cut {link}")
+        learn = (self._chance.randrange(50_000), self._chance.randrange(50_000))
+        if self._chance.random() < 0.5:
+            self._network.block(*link, self._later(SECOND_US // 2, 25 * SECOND_US))
+        return self._network.cut(*link, learn) > 0
+
+    def _half_open(self) -> bool:
+        link = self._link()
+        if link is None:
+            return False
+        self._world.note("fault", f"half-open {link}")
+        learn = [self._chance.randrange(20_000), self._chance.randrange(SECOND_US, 40 * SECOND_US)]
+        self._chance.shuffle(learn)
+        return self._network.cut(*link, (learn[0], learn[1])) > 0
+
+    def _stall(self) -> bool:
+        link = self._link()
+        if link is None:
+            return False
+        self._world.note("fault", f"stall {link}")
+        self._network.stall(*link, self._later(100 * MILLISECOND_US, 25 * SECOND_US))
+        return True
+
+    def _raw(self) -> bool:
+        link = self._link()
+        if link is None:
+            return False
+        harm = Raw(
+            lose=self._chance.choice((0.0, 0.02, 0.2, 0.5)),
+            repeat=self._chance.choice((0.0, 0.05, 0.3)),
+            overtake=self._chance.choice((0.0, 0.05, 0.3)),
+            late_us=self._chance.choice((5, 50, 800)) * MILLISECOND_US,
+        )
+        self._world.note("fault", f"raw {link} {harm.lose} {harm.repeat} {harm.overtake} {harm.late_us}")
+        self._network.make_raw(*link, harm)
+        end = self._later(SECOND_US, 30 * SECOND_US)
+        self._world.at(end, lambda: self._network.make_raw(*link, None))
+        return True
+
+    def _partition(self) -> bool:
+        """The brokers fall into two groups that cannot reach each other."""
+        if len(self._processes) < 2:
+            return False
+        names = [process.name for process in self._processes]
+        self._chance.shuffle(names)
+        middle = self._chance.randrange(1, len(names))
+        until = self._later(SECOND_US, 30 * SECOND_US)
+        self._world.note("fault", f"partition {sorted(names[:middle])} from {sorted(names[middle:])}")
+        for a in names[:middle]:
+            for b in names[middle:]:
+                self._network.block(a, b, until)
+                slowest = 40 * SECOND_US if self._chance.random() < 0.3 else 100 * MILLISECOND_US
+                self._network.cut(a, b, (self._chance.randrange(slowest), self._chance.randrange(slowest)))
+        return True
+
+    def _refuse(self) -> bool:
+        process = self._chance.choice(self._processes)
+        self._world.note("fault", f"{process.name} refuses to be dialled")
+        self._network.refuse(process.address, self._later(SECOND_US, 20 * SECOND_US))
+        return True
+
+    # -- brokers
+
+    def _crash(self) -> bool:
+        process = self._chance.choice(self._processes)
+        if not process.running:
+            return False
+        style = CrashStyle(scattered=self._chance.random() < 0.3, flip_chance=self._chance.choice((0.0, 0.1)))
+        within = self._chance.choice((None, 0, 1, 2, 5))
+        process.crash(silently=self._chance.random() < 0.3, style=style, within_turn=within)
+        self._restart_later(process)
+        return True
+
+    def _stop_broker(self) -> bool:
+        process = self._chance.choice(self._processes)
+        if not process.running:
+            return False
+        process.stop()
+        self._restart_later(process)
+        return True
+
+    def _leave(self) -> bool:
+        """A broker leaves for good; at most one in four does."""
+        process = self._chance.choice(self._processes)
+        if not process.running or 4 * (len(self._left) + 1) > len(self._processes):
+            return False
+        self._left.add(process.name)
+        process.stop()
+        return True
+
+    def _restart_later(self, process: Process) -> None:
+        def restart() -> None:
+            if self._going_on and not process.running and process.name not in self._left:
+                process.start()
+
+        self._world.at(self._later(50 * MILLISECOND_US, 25 * SECOND_US), restart)
+
+    def _step(self) -> bool:
+        process = self._chance.choice(self._processes)
+        process.step_clock(self._chance.randint(-LONGEST_STEP_US, LONGEST_STEP_US))
+        return True
+
+    # -- clients
+
+    def _client_pair(self) -> tuple[str, str] | None:
+        connected = [c for c in self._network.connections() if c.ends[0].name in self._client_names()]
+        return self._chance.choice(connected).pair if connected else None
+
+    def _client_names(self) -> set[str]:
+        return {client.name for client in self._clients}
+
+    def _cut_client(self) -> bool:
+        pair = self._client_pair()
+        if pair is None:
+            return False
+        self._world.note("fault", f"cut {pair}")
+        slow = 20 * SECOND_US if self._chance.random() < 0.2 else 20 * MILLISECOND_US
+        return self._network.cut(*pair, (self._chance.randrange(slow), self._chance.randrange(slow))) > 0
+
+    def _stall_client(self) -> bool:
+        pair = self._client_pair()
+        if pair is None:
+            return False
+        self._world.note("fault", f"stall {pair}")
+        self._network.stall(*pair, self._later(100 * MILLISECOND_US, 10 * SECOND_US))
+        return True

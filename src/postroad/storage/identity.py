@@ -1,0 +1,110 @@
+"""The data folder and who its broker is.
+
+A broker is its data folder: the number and node id drawn at its first start, the name it was given and
+the count of its starts live in `postroad.db`. A start counts before anything of it can be seen outside
+(synchronous FULL), since the boot number tells this start's plain pubend and link state from those of
+earlier starts. A lock on the folder keeps two processes from being the same broker; the kernel drops it
+with the process, so kill -9 leaves nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from postroad.config import Identity
+from postroad.errors import StorageError, UsageError
+from postroad.ids import VOLATILE
+
+DATABASE: Final = "postroad.db"
+LOCK: Final = "lock"
+NODE_BYTES: Final = 16
+MAX_BOOT: Final = VOLATILE - 1
+LAYOUT: Final = 1
+
+
+class DataFolder:
+    """An open, locked data folder. `start()` is called once per process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageError(
+                f"cannot use the data folder {path}: {error.strerror}; choose another with --data"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._lock)
+            raise UsageError(
+                f"the data folder {path} is in use by another broker"
+                + (f" (process {holder})" if holder else "")
+                + "; give this one its own with --data"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            self.database = _open_database(path / DATABASE)
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise StorageError(f"cannot read {path / DATABASE}: {error}") from None
+        except StorageError:
+            os.close(self._lock)
+            raise
+
+    def start(self, name: str | None) -> Identity:
+        """This start's identity; the boot number is on disk when this returns.
+
+        A name given once is kept, so that a broker restarted without it is still called the same.
+        """
+        database = self.database
+        try:
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                row = database.execute("SELECT number, node, name, boot FROM broker").fetchone()
+                if row is None:
+                    number = 1 + secrets.randbelow((1 << 32) - 1)
+                    row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0)
+                    database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?)", row)
+                identity = Identity(number=row[0], node=row[1], name=name or row[2], boot=row[3] + 1)
+                if identity.boot > MAX_BOOT:
+                    raise StorageError(
+                        f"{self.path} has counted {MAX_BOOT} starts; begin with a new data folder"
+                    )
+                database.execute("UPDATE broker SET name = ?, boot = ?", (identity.name, identity.boot))
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot write {self.path / DATABASE}: {error}") from None
+        return identity
+
+    def close(self) -> None:
+        self.database.close()
+        os.close(self._lock)
+
+
+def _open_database(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        layout = database.execute("PRAGMA user_version").fetchone()[0]
+        if layout > LAYOUT:
+            raise StorageError(
+                f"{path} was written by a newer Postroad (layout {layout}, this one knows {LAYOUT})"
+            )
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS broker (one INTEGER PRIMARY KEY CHECK (one = 1),"
+            " number INTEGER NOT NULL, node BLOB NOT NULL, name TEXT NOT NULL, boot INTEGER NOT NULL) STRICT"
+        )
+        database.execute(f"PRAGMA user_version = {LAYOUT}")
+    except BaseException:
+        database.close()
+        raise
+    return database

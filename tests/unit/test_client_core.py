@@ -1,0 +1,630 @@
+"""The client's core against a scripted broker made of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from postroad.client import effects as fx
+from postroad.client.core import CLIENT_LIMITS, ClientCore, ClientSettings, State
+from postroad.config import DEFAULT_LIMITS
+from postroad.errors import (
+    BugError,
+    DeniedError,
+    PeerError,
+    SelectorError,
+    SlowConsumerError,
+    TooLargeError,
+    UnavailableError,
+    UsageError,
+)
+from postroad.events import BatchBuilder, EventBatch, empty_frame
+from postroad.ids import MessageId, pubend_text
+from postroad.overlay.effects import Close, Dial, Send
+from postroad.units import KIB, MIB, SECOND_US
+from postroad.wire import frames as wire
+from postroad.wire.frames import Kind
+
+START = 1_700_000_000 * SECOND_US
+T = TypeVar("T")
+
+
+class Script:
+    """Drives a core and plays the broker."""
+
+    def __init__(self, *addresses: str, **settings: Any) -> None:
+        self.core = ClientCore(
+            ClientSettings(addresses=addresses or ("a:1",), name="test", **settings), draw=lambda n: n - 1
+        )
+        self.now = START
+        self.connection = 0
+        self.seen: list[fx.Effect] = []
+        self.do(self.core.start(self.now))
+
+    def do(self, effects: Sequence[fx.Effect]) -> None:
+        self.core.check()
+        self.seen.extend(effects)
+
+    def handle(self, *inputs: fx.Input) -> None:
+        self.do(self.core.handle(inputs, self.now))
+
+    def take(self, kind: type[T]) -> list[T]:
+        """The effects of a kind since it was last asked for."""
+        found = [effect for effect in self.seen if isinstance(effect, kind)]
+        self.seen = [effect for effect in self.seen if not isinstance(effect, kind)]
+        return found
+
+    def sent(self) -> list[wire.Message | EventBatch]:
+        return [
+            EventBatch.parse(effect.data, DEFAULT_LIMITS)
+            if effect.data[4] == Kind.PUBLISH
+            else wire.decode(effect.data)
+            for effect in self.take(Send)
+        ]
+
+    def open(self) -> wire.Hello:
+        self.connection += 1
+        self.take(Send)
+        self.handle(fx.Opened(connection=self.connection))
+        (hello,) = self.sent()
+        assert isinstance(hello, wire.Hello)
+        return hello
+
+    def say(self, *messages: wire.Message | bytes) -> None:
+        self.handle(
+            *(
+                fx.Received(
+                    connection=self.connection,
+                    frame=message if isinstance(message, bytes) else wire.encode(message),
+                )
+                for message in messages
+            )
+        )
+
+    def welcome(self, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "version": 1,
+            "name": "b1",
+            "broker": 7,
+            "node": b"n" * 16,
+            "boot": 1,
+            "cost": 1,
+            "limits": DEFAULT_LIMITS,
+            "window": MIB,
+            "time_us": self.now,
+            "publisher": 42,
+            "resume_key": b"key",
+        }
+        self.say(wire.Welcome(**(fields | changes)))
+
+    def up(self, **changes: Any) -> None:
+        self.open()
+        self.welcome(**changes)
+        assert self.core.state is State.UP
+
+    def lose(self) -> None:
+        self.handle(fx.Closed(connection=self.connection))
+
+    def publish(self, topic: str = "a/b", payload: bytes = b"x") -> MessageId:
+        return MessageId.from_bytes(self.core.publish(topic, payload, None, self.now))
+
+    def flush(self) -> list[EventBatch]:
+        self.do(self.core.flush())
+        return [message for message in self.sent() if isinstance(message, EventBatch)]
+
+    def subscribe(self, topic: str = "a/#", where: str = "") -> int:
+        number, effects = self.core.subscribe(topic=topic, where=where, overflow="drop", buffer=0)
+        self.do(effects)
+        return number
+
+
+def delivery(number: int, pubend: int, start: int, ticks: Sequence[int], end: int | None = None) -> bytes:
+    builder = BatchBuilder()
+    for at, tick in enumerate(ticks):
+        builder.add(bytes(MessageId(1, 2, tick, at)), "a/b", {}, b"payload", DEFAULT_LIMITS)
+    data = bytearray(
+        EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS).select(
+            None,
+            kind=Kind.DELIVERY,
+            pubend=pubend,
+            start=start,
+            end=ticks[-1] if end is None else end,
+            channel=number,
+        )
+    )
+    for at, tick in enumerate(ticks):
+        data[48 + 48 * at + 16 : 48 + 48 * at + 24] = tick.to_bytes(8, "little")
+    return bytes(data)
+
+
+def ticks(batch: EventBatch) -> list[int]:
+    return [int(tick) for tick in batch.headers["tick"]]
+
+
+# --- connecting
+
+
+def test_handshake_says_who_we_are() -> None:
+    script = Script(token="secret")
+    assert script.take(Dial) == [Dial("a:1")]
+    hello = script.open()
+    assert (hello.role, hello.name, hello.token, hello.publisher) == ("client", "test", "secret", 0)
+    assert hello.limits == CLIENT_LIMITS
+    script.welcome()
+    assert [up.broker for up in script.take(fx.Up)] == ["b1"]
+    assert script.core.limits == DEFAULT_LIMITS
+
+
+def test_no_broker_at_the_start_is_one_clear_error() -> None:
+    script = Script("a:1", "b:2")
+    script.handle(fx.DialFailed(address="a:1", reason="connection refused"))
+    assert script.take(Dial) == [Dial("a:1"), Dial("b:2")]
+    script.handle(fx.DialFailed(address="b:2", reason="connection refused"))
+    (failed,) = script.take(fx.Failed)
+    assert isinstance(failed.error, UnavailableError)
+    assert str(failed.error) == (
+        "no broker at a:1 or b:2 (connection refused): "
+        "start one with `postroad up`, or name another HOST:PORT"
+    )
+    assert script.core.next_deadline() is None
+
+
+def test_a_silent_handshake_times_out_and_the_next_address_is_tried() -> None:
+    script = Script("a:1", "b:2")
+    script.open()
+    deadline = script.core.next_deadline()
+    assert deadline is not None
+    script.now = deadline
+    script.handle()
+    assert [close.connection for close in script.take(Close)] == [1]
+    assert script.take(Dial)[-1] == Dial("b:2")
+    script.up()
+
+
+def test_being_denied_is_final() -> None:
+    script = Script("a:1", "b:2")
+    script.open()
+    script.say(wire.Refuse(code="denied", reason="wrong token"))
+    (failed,) = script.take(fx.Failed)
+    assert isinstance(failed.error, DeniedError)
+    assert script.core.state is State.OVER
+    script.handle(fx.Opened(connection=9))  # a dial that was under way
+    assert script.take(Close)[-1] == Close(9)
+
+
+def test_a_lost_connection_is_dialled_again_at_the_same_broker_first_then_elsewhere() -> None:
+    script = Script("a:1", "b:2")
+    script.up()
+    script.take(Dial)
+    script.now += 60 * SECOND_US
+    script.lose()
+    assert script.take(Dial) == [Dial("a:1")]
+    script.handle(fx.DialFailed(address="a:1", reason="connection refused"))
+    assert script.take(Dial) == [Dial("b:2")]
+    hello = script.open()
+    assert (hello.publisher, hello.resume_key) == (42, b"key")
+    script.welcome(name="b2", broker=8, publisher=43)
+    assert [up.broker for up in script.take(fx.Up)] == ["b1", "b2"]
+
+
+def test_backoff_doubles_up_to_its_bound_and_calls_fail_after_the_outage() -> None:
+    script = Script(outage_us=20 * SECOND_US)
+    script.up()
+    script.now += 60 * SECOND_US
+    script.lose()
+    lost_at = script.now
+    waits = []
+    for _ in range(9):
+        script.handle(fx.DialFailed(address="a:1", reason="connection refused"))
+        before = script.now
+        while not script.take(Dial):
+            deadline = script.core.next_deadline()
+            assert deadline is not None
+            script.now = max(script.now, deadline)
+            script.handle()
+        waits.append(script.now - before)
+        for outage in script.take(fx.Outage):
+            assert script.now >= lost_at + 20 * SECOND_US
+            assert "no broker at a:1" in str(outage.error)
+            waits.append(-1)
+    # The first dial was already under way when it was lost, so its Dial is taken at once.
+    assert waits.count(-1) == 1
+    pauses = [wait for wait in waits if wait > 0]
+    assert pauses == sorted(pauses)
+    assert max(pauses) <= 10 * SECOND_US
+
+
+def test_a_broker_that_takes_us_and_drops_us_is_not_dialled_in_a_tight_loop() -> None:
+    script = Script()
+    for _ in range(3):
+        script.take(Dial)
+        script.up()
+        script.take(Dial)
+        script.lose()
+        assert script.take(Dial) == []
+        deadline = script.core.next_deadline()
+        assert deadline is not None
+        assert deadline > script.now
+        script.now = deadline
+        script.handle()
+
+
+def test_a_broker_that_breaks_the_protocol_is_told_and_left() -> None:
+    script = Script()
+    script.up()
+    script.say(wire.Reply(number=5, code="", body="{}"))
+    (refuse,) = script.sent()
+    assert isinstance(refuse, wire.Refuse)
+    assert refuse.code == "protocol"
+    (close,) = script.take(Close)
+    assert isinstance(close.error, PeerError)
+    assert script.core.state is not State.UP
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        wire.encode(
+            wire.Hello(
+                version=1, role="broker", name="", token="", limits=DEFAULT_LIMITS, window=1, time_us=0
+            )
+        ),
+        wire.encode(wire.Accepted(sequence=3)),
+        wire.encode(wire.Rejected(sequence=1, code="denied", reason="")),
+        wire.encode(wire.Credit(size=-1)),
+        delivery(1, 5, 0, [1])[:-1] + b"",
+        b"\x08\0\0\0\xff\x01\0\0",
+        b"\x09\0\0\0\x15\x01\0\0\xc1",
+    ],
+)
+def test_nonsense_from_a_broker_never_escapes_the_core(frame: bytes) -> None:
+    script = Script()
+    script.up()
+    script.say(frame)
+    assert script.take(Close)
+    script.core.check()
+
+
+def test_late_input_of_a_connection_given_up_is_ignored() -> None:
+    script = Script()
+    script.up()
+    script.lose()
+    script.handle(fx.Closed(connection=1), fx.Received(connection=1, frame=wire.encode(wire.Ping(time_us=1))))
+    assert not script.sent()
+
+
+def test_keepalive_pings_a_silent_broker_and_leaves_a_dead_one() -> None:
+    script = Script()
+    script.up()
+    script.now += 5 * SECOND_US
+    script.handle()
+    assert script.sent() == [wire.Ping(time_us=script.now)]
+    script.say(wire.Pong(time_us=script.now, at_us=script.now))
+    script.now += 5 * SECOND_US
+    script.handle()
+    assert len(script.sent()) == 1
+    script.now += 10 * SECOND_US
+    script.handle()
+    (close,) = script.take(Close)
+    assert "silent" in str(close.error)
+
+
+def test_pings_are_answered() -> None:
+    script = Script()
+    script.up()
+    script.say(wire.Ping(time_us=5))
+    assert script.sent() == [wire.Pong(time_us=5, at_us=script.now)]
+
+
+# --- publishing
+
+
+def test_t1_t5_ids_carry_our_numbers_and_the_brokers_clock() -> None:
+    """T1, T5: publisher and broker number from the broker, time adjusted by its clock at connect."""
+    script = Script()
+    script.open()
+    script.now += 2000  # the round trip: half of it is taken off
+    script.welcome(time_us=START + 90 * SECOND_US + 1000)
+    identity = script.publish()
+    assert (identity.publisher, identity.broker) == (42, 7)
+    assert identity.time_ms == (script.now + 90 * SECOND_US) // 1000
+    script.now += 5 * SECOND_US
+    script.handle()
+    sent_us = script.now
+    script.now += 1000
+    script.say(wire.Pong(time_us=sent_us, at_us=sent_us + 500 + 80 * SECOND_US))
+    assert script.core.skew_us == 80 * SECOND_US
+    assert script.publish() > identity  # the clock stepped back, ids do not
+
+
+def test_one_flush_makes_one_frame_numbered_from_1() -> None:
+    script = Script()
+    script.up()
+    ids = [script.publish(f"t/{number}") for number in range(3)]
+    (batch,) = script.flush()
+    assert (batch.channel, batch.count) == (1, 3)
+    assert [event.id for event in batch.events()] == ids
+    script.publish()
+    assert [batch.channel for batch in script.flush()] == [2]
+    assert script.flush() == []
+
+
+def test_accepted_is_cumulative_and_makes_room() -> None:
+    script = Script(publish_events=2)
+    script.up()
+    mark = 0
+    for _ in range(2):
+        assert script.core.outbox.room
+        script.publish()
+        mark = script.core.outbox.mark()
+    script.flush()
+    assert not script.core.outbox.room
+    assert not script.core.outbox.settled(mark)
+    script.say(wire.Accepted(sequence=2))
+    assert script.take(fx.Progress)
+    assert script.core.outbox.room
+    assert script.core.outbox.settled(mark)
+    assert script.core.outbox.unsettled == 0
+
+
+def test_a_rejected_frame_is_told_and_does_not_block_the_others() -> None:
+    script = Script()
+    script.up()
+    for _ in range(3):
+        script.publish()
+        script.flush()
+    script.say(wire.Rejected(sequence=2, code="denied", reason="you may not publish to a/b"))
+    (lost,) = script.take(fx.Lost)
+    assert isinstance(lost.error, DeniedError)
+    assert "you may not publish" in str(lost.error)
+    script.say(wire.Accepted(sequence=3))
+    assert script.core.outbox.unsettled == 0
+
+
+def test_without_credit_frames_wait_and_the_batch_grows() -> None:
+    script = Script()
+    script.up(window=64 * KIB)
+    script.publish(payload=b"x" * 70_000)
+    assert len(script.flush()) == 1  # overdraws by one frame
+    for _ in range(5):
+        script.publish()
+        assert script.flush() == []
+    script.say(wire.Credit(size=70_000))
+    (batch,) = [message for message in script.sent() if isinstance(message, EventBatch)]
+    assert batch.count == 5
+
+
+def test_what_was_not_accepted_is_sent_again_with_the_same_ids() -> None:
+    script = Script("a:1", "b:2")
+    script.up()
+    ids = []
+    for _ in range(4):
+        ids.append(script.publish())
+        script.flush()
+    unsent = script.publish()  # in the open batch when the connection is lost
+    script.say(wire.Accepted(sequence=1))
+    script.lose()
+    assert not script.core.outbox.room
+    script.open()
+    script.welcome(broker=8, publisher=1)
+    batches = [message for message in script.sent() if isinstance(message, EventBatch)]
+    assert [batch.channel for batch in batches] == [1, 2, 3, 4]
+    assert [batch.event(0).id for batch in batches] == [*ids[1:], unsent]
+    fresh = script.publish()
+    assert (fresh.publisher, fresh.broker) == (1, 8)
+    (batch,) = script.flush()
+    assert batch.channel == 5
+    script.say(wire.Accepted(sequence=5))
+    assert script.core.outbox.unsettled == 0
+
+
+def test_a_resumed_publisher_goes_on_with_increasing_ids() -> None:
+    script = Script()
+    script.up()
+    first = script.publish()
+    script.lose()
+    script.now += SECOND_US
+    script.handle()
+    script.up(time_us=START - 3600 * SECOND_US)
+    assert script.publish() > first
+
+
+def test_a_new_broker_with_narrower_limits_is_not_sent_what_it_would_refuse() -> None:
+    import msgspec
+
+    script = Script("a:1", "b:2")
+    script.up()
+    script.publish(payload=b"x" * 100_000)
+    script.flush()
+    script.publish()
+    script.lose()
+    script.open()
+    narrow = msgspec.structs.replace(DEFAULT_LIMITS, event_bytes=50_000)
+    script.welcome(limits=narrow)
+    (batch,) = [message for message in script.sent() if isinstance(message, EventBatch)]
+    assert batch.event(0).payload == b"x"
+    (lost,) = script.take(fx.Lost)
+    assert isinstance(lost.error, TooLargeError)
+
+
+def test_bad_events_raise_at_once_and_leave_nothing_behind() -> None:
+    script = Script()
+    script.up()
+    with pytest.raises(UsageError):
+        script.publish("a/#")
+    with pytest.raises(TooLargeError):
+        script.publish(payload=b"x" * (MIB + 1))
+    assert script.flush() == []
+    with pytest.raises(BugError):
+        Script().publish()
+
+
+# --- subscribing
+
+
+def test_subscription_begins_delivers_and_ends() -> None:
+    script = Script()
+    script.up()
+    number = script.subscribe("a/#", "price > 1")
+    assert script.sent() == [
+        wire.Subscribe(number=number, topic="a/#", where="price > 1", overflow="drop", buffer=0)
+    ]
+    script.say(wire.Subscribed(number=number, missing=("b9",)))
+    assert script.take(fx.Began) == [fx.Began(number=number, missing=("b9",))]
+    script.say(delivery(number, 5, 0, [1, 2]), delivery(number, 5, 7, [9]))
+    assert [ticks(found.batch) for found in script.take(fx.Delivered)] == [[1, 2], [9]]
+    assert script.take(fx.Missed) == []  # (2, 7] is silence
+    script.do(script.core.unsubscribe(number))
+    assert script.sent() == [wire.Unsubscribe(number=number)]
+    script.say(delivery(number, 5, 9, [10]), wire.Ended(number=number, code="", reason=""))
+    assert script.take(fx.Delivered) == []
+    assert script.take(fx.Ended) == []
+
+
+def test_a_bad_condition_ends_it_with_the_position() -> None:
+    script = Script()
+    script.up()
+    number = script.subscribe(where="price >")
+    told = SelectorError("a value is missing", text="price >", position=6)
+    script.say(wire.Ended(number=number, code="selector", reason=str(told)))
+    (ended,) = script.take(fx.Ended)
+    assert isinstance(ended.error, SelectorError)
+    assert (ended.error.position, ended.error.text) == (6, "price >")
+    assert str(ended.error) == str(told)
+
+
+def test_a_slow_consumer_is_told_so() -> None:
+    script = Script()
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Ended(number=number, code="slow-consumer", reason="fell behind"))
+    (ended,) = script.take(fx.Ended)
+    assert isinstance(ended.error, SlowConsumerError)
+
+
+def test_a_loss_reported_by_the_broker_is_a_gap() -> None:
+    script = Script()
+    script.up()
+    number = script.subscribe()
+    script.say(
+        wire.Subscribed(number=number),
+        delivery(number, 5, 0, [1]),
+        empty_frame(kind=Kind.DELIVERY, pubend=5, start=1, end=4, channel=number, lost=True),
+    )
+    (missed,) = script.take(fx.Missed)
+    assert (missed.gap.pubend, missed.gap.start, missed.gap.end) == (pubend_text(5), 1, 4)
+
+
+def test_after_a_reconnect_what_was_missed_is_said() -> None:
+    """One Gap for the time away, then one with the exact ticks for each stream that goes on."""
+    script = Script()
+    script.up(time_us=START + 500)
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number), delivery(number, 5, 0, [1, 2]), delivery(number, 6, 0, [8]))
+    script.take(fx.Delivered)
+    lost_at = script.now
+    script.now += SECOND_US
+    script.lose()
+    script.now += SECOND_US
+    script.handle()
+    script.open()
+    script.welcome(time_us=script.now + 500)
+    assert [type(message) for message in script.sent()] == [wire.Subscribe]
+    script.say(wire.Subscribed(number=number))
+    (away,) = script.take(fx.Missed)
+    assert (away.gap.pubend, away.gap.start, away.gap.end) == ("", lost_at + 500, script.now + 500)
+    script.say(delivery(number, 5, 20, [30]), delivery(number, 5, 40, [50]))
+    (missed,) = script.take(fx.Missed)
+    assert (missed.gap.pubend, missed.gap.start, missed.gap.end) == (pubend_text(5), 2, 20)
+    # A broker that is behind what we saw repeats it: nothing is missing, and nothing comes twice.
+    script.take(fx.Delivered)
+    script.say(delivery(number, 6, 5, [7, 8, 9]), delivery(number, 7, 5, [6]))
+    assert script.take(fx.Missed) == []
+    assert [ticks(found.batch) for found in script.take(fx.Delivered)] == [[9], [6]]
+
+
+def test_a_subscription_that_had_not_begun_has_missed_nothing() -> None:
+    script = Script()
+    script.up()
+    number = script.subscribe()
+    script.lose()
+    script.now += SECOND_US
+    script.handle()
+    script.up()
+    script.say(wire.Subscribed(number=number))
+    assert script.take(fx.Missed) == []
+    assert len(script.take(fx.Began)) == 1
+
+
+def test_credit_goes_back_as_the_application_consumes() -> None:
+    script = Script(window=256 * KIB)
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    script.sent()
+    frame = delivery(number, 5, 0, list(range(1, 601)))
+    script.say(frame)
+    (delivered,) = script.take(fx.Delivered)
+    assert delivered.size == len(frame)
+    assert script.sent() == []
+    script.core.consumed(30_000)
+    script.do(script.core.flush())
+    assert script.sent() == []
+    script.core.consumed(len(frame) - 30_000)
+    script.do(script.core.flush())
+    total = sum(message.size for message in script.sent() if isinstance(message, wire.Credit))
+    assert total in (0, len(frame))
+    assert total == (len(frame) if len(frame) >= 64 * KIB else 0)
+
+
+def test_unconsumed_bytes_shrink_the_window_of_the_next_connection() -> None:
+    script = Script(window=256 * KIB)
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    frames = [delivery(number, 5, 600 * at, list(range(600 * at + 1, 600 * at + 601))) for at in range(2)]
+    held = sum(len(frame) for frame in frames)
+    script.say(*frames)
+    script.lose()
+    script.now += SECOND_US
+    script.handle()
+    hello = script.open()
+    assert hello.window == 256 * KIB - held
+    script.welcome()
+    script.sent()
+    script.core.consumed(held)
+    script.do(script.core.flush())
+    assert script.sent() == [wire.Credit(size=held)]
+
+
+# --- asking
+
+
+def test_requests_are_answered_or_fail_with_the_connection() -> None:
+    script = Script()
+    script.up()
+    number, effects = script.core.request("status", {"deep": "yes"})
+    script.do(effects)
+    assert script.sent() == [wire.Request(number=number, what="status", arguments={"deep": "yes"})]
+    script.say(wire.Reply(number=number, code="", body='{"name": "b1"}'))
+    assert script.take(fx.Answered) == [fx.Answered(number=number, error=None, body='{"name": "b1"}')]
+    number, effects = script.core.request("nonsense", {})
+    script.say(wire.Reply(number=number, code="usage", body="no such request"))
+    (answer,) = script.take(fx.Answered)
+    assert isinstance(answer.error, UsageError)
+    script.core.request("status", {})
+    script.lose()
+    (answer,) = script.take(fx.Answered)
+    assert isinstance(answer.error, UnavailableError)
+
+
+def test_close_ends_everything() -> None:
+    script = Script()
+    script.up()
+    script.do(script.core.close())
+    assert script.take(Close) == [Close(1)]
+    assert script.core.next_deadline() is None
+    script.lose()
+    assert script.take(Dial) == [Dial("a:1")]

@@ -1,0 +1,177 @@
+"""One configuration from a TOML file and flags."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from postroad.config import NodeConfig, format_address, parse_address
+from postroad.errors import UsageError
+from postroad.net.configure import configure, is_loopback
+
+EVERYTHING = """
+name = "b2"
+listen = "127.0.0.1:7422"
+data = "/var/lib/postroad"
+links = ["10.0.0.1:7420", "[fd00::1]:7420"]
+metrics = "off"
+log = "debug"
+max_connections = 500
+
+[tls]
+certificate = "b2.pem"
+key = "b2.key"
+ca = "ca.pem"
+require_client_certificate = true
+
+[auth]
+token = "s3cret"
+anonymous = true
+link_principals = ["b1", "b3"]
+[auth.tokens]
+alice = "%s"
+[[auth.rules]]
+principal = "alice"
+allow = true
+action = "publish"
+topic = "orders/#"
+
+[limits]
+event_bytes = "64 KiB"
+subscriptions = 7
+
+[streams]
+plain_bytes = "16 MiB"
+silence = "250 ms"
+
+[delivery]
+buffer_bytes = 100000
+
+[connections]
+cost = 5
+client_window = "1 MiB"
+ping = "2 s"
+""" % hashlib.sha256(b"alice's").hexdigest()  # noqa: UP031 -- braces belong to TOML
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "postroad.toml"
+    file.write_text(text)
+    return file
+
+
+def refusal(folder: Path, text: str, **flags: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        configure(flags, write(folder, text))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing_given_is_the_default() -> None:
+    assert configure({}) == NodeConfig()
+
+
+def test_a_file_says_everything(tmp_path: Path) -> None:
+    node = configure({}, write(tmp_path, EVERYTHING))
+    assert (node.name, node.listen, node.data) == ("b2", "127.0.0.1:7422", Path("/var/lib/postroad"))
+    assert (node.metrics, node.log, node.max_connections) == ("off", "debug", 500)
+    assert (node.tls.certificate, node.tls.key, node.tls.ca) == ("b2.pem", "b2.key", "ca.pem")
+    broker = node.broker
+    assert broker.dial == ("10.0.0.1:7420", "[fd00::1]:7420")
+    assert broker.auth.certificates
+    assert broker.auth.anonymous
+    assert set(broker.auth.tokens.values()) == {"shared", "alice"}
+    assert broker.auth.link_principals == ("shared", "b1", "b3")
+    assert broker.auth.rules[0].topic == "orders/#"
+    assert (broker.limits.event_bytes, broker.limits.subscriptions) == (65536, 7)
+    assert (broker.streams.plain_bytes, broker.streams.silence_us) == (16 << 20, 250_000)
+    assert broker.delivery.buffer_bytes == 100_000
+    assert (broker.links.cost, broker.links.client_window, broker.links.ping_us) == (5, 1 << 20, 2_000_000)
+    assert broker.links.token == "s3cret"
+
+
+def test_flags_win(tmp_path: Path) -> None:
+    flags = {"name": "b9", "links": ["h:1"], "auth.token": "other", "tls.ca": "x.pem", "log": None}
+    node = configure(flags, write(tmp_path, EVERYTHING))
+    assert (node.name, node.broker.dial, node.broker.links.token) == ("b9", ("h:1",), "other")
+    assert (node.tls.ca, node.tls.certificate, node.log) == ("x.pem", "b2.pem", "debug")
+
+
+def test_token_file(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("from the file\nnot this\n")
+    by_flag = configure({"auth.token_file": str(token)}, write(tmp_path, 'auth.token = "in the file"'))
+    assert by_flag.broker.links.token == "from the file"
+    token.write_text("\n")
+    assert "is empty" in refusal(tmp_path, "", **{"auth.token_file": str(token)})
+    assert "cannot read" in refusal(tmp_path, 'auth.token_file = "/nonexistent"')
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('lisen = "x"', "unknown setting 'lisen'; did you mean 'listen'?"),
+        ("limits.event_byte = 5", "unknown setting 'limits.event_byte'; did you mean 'limits.event_bytes'?"),
+        ("connections.token = 'x'", "unknown setting 'connections.token'"),
+        ("name = 5", "name: 5 is not a text"),
+        ('name = "two words"', "without blanks"),
+        ('listen = "7420:"', "is not an address"),
+        ('links = "127.0.0.1:1"', "expected a list"),
+        ('links = ["127.0.0.1:99999"]', "is not an address"),
+        ('streams.silence = "soon"', "streams.silence: 'soon' is not a quantity"),
+        ("streams.silence = 5", "streams.silence: 5 is not a duration"),
+        ("limits.event_bytes = -1", "limits.event_bytes: -1 is not a size"),
+        ('limits.event_bytes = "20 MiB"', "limits.batch_bytes must leave room"),
+        ("limits.attributes = true", "not a positive whole number"),
+        ("limits = 5", "'limits' is a section: write [limits]"),
+        ('log = "loud"', "'loud' is not one of debug"),
+        ('tls.key = "k.pem"', "needs its certificate"),
+        ("tls.require_client_certificate = true", "mutual TLS needs --tls-cert"),
+        ('auth = {token = "a", token_file = "b"}', "not both"),
+        ('auth.tokens.alice = "plain"', "SHA-256"),
+        ('[[auth.rules]]\nprincipal = "a"', "'auth.rules[0].allow' is missing"),
+        ('[[auth.rules]]\nprincipal = "a"\nallow = true\naction = "fly"', "'fly' is not one of publish"),
+        ("[auth", "postroad.toml"),
+        ('listen = "0.0.0.0:7420"', "without authentication a broker serves loopback only"),
+        ('listen = "example.org:7420"', "without authentication a broker serves loopback only"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+    assert complaint in refusal(tmp_path, text)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        configure({}, tmp_path / "none.toml")
+
+
+def test_authentication_opens_other_addresses() -> None:
+    assert configure({"listen": "0.0.0.0:7420", "auth.token": "t"}).broker.auth.configured
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("localhost", ("localhost", 7420)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:99", ("::1", 99)),
+        ("[::1]", ("::1", 7420)),
+        (" h:1 ", ("h", 1)),
+    ],
+)
+def test_addresses(text: str, parsed: tuple[str, int]) -> None:
+    assert parse_address(text) == parsed
+    assert parse_address(format_address(*parsed)) == parsed
+
+
+@pytest.mark.parametrize("text", ["", ":", ":5", "h:", "h:x", "h:65536", "::1:5", "h:-1", "h:²"])
+def test_not_addresses(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_address(text)
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "::", "example.org", "localhost.example.org")))

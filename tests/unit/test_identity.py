@@ -1,0 +1,61 @@
+"""A broker is its data folder: identity is drawn once, starts are counted, one process at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from postroad.errors import StorageError, UsageError
+from postroad.storage.identity import DATABASE, DataFolder
+
+
+def test_identity_is_kept_and_starts_are_counted(tmp_path: Path) -> None:
+    seen = []
+    for name in ("b1", None, "renamed", None):
+        folder = DataFolder(tmp_path / "data")
+        seen.append(folder.start(name))
+        folder.close()
+    assert [one.boot for one in seen] == [1, 2, 3, 4]
+    assert [one.name for one in seen] == ["b1", "b1", "renamed", "renamed"]
+    assert len({(one.number, one.node) for one in seen}) == 1
+    assert 0 < seen[0].number < 1 << 32
+    assert len(seen[0].node) == 16
+
+
+def test_two_folders_are_two_brokers(tmp_path: Path) -> None:
+    one, other = DataFolder(tmp_path / "1"), DataFolder(tmp_path / "2")
+    first, second = one.start(None), other.start(None)
+    assert first.number != second.number
+    assert first.node != second.node
+    assert first.name == f"broker-{first.number:08x}"
+    one.close()
+    other.close()
+
+
+def test_a_folder_serves_one_broker_at_a_time(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    with pytest.raises(UsageError, match=r"in use by another broker \(process \d+\); give this one its own"):
+        DataFolder(tmp_path)
+    folder.close()
+    DataFolder(tmp_path).close()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="choose another with --data"):
+        DataFolder(tmp_path / "file")
+
+
+def test_a_damaged_database_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).write_bytes(b"this is no database" * 100)
+    with pytest.raises(StorageError, match="cannot read"):
+        DataFolder(tmp_path)
+
+
+def test_a_newer_layout_is_left_alone(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.database.execute("PRAGMA user_version = 99")
+    folder.close()
+    with pytest.raises(StorageError, match="newer Postroad"):
+        DataFolder(tmp_path)

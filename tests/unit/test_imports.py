@@ -1,0 +1,39 @@
+"""The seam: cores decide, drivers touch the world. A core imports nothing that does I/O, tells time or draws."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "postroad"
+FORBIDDEN = {"asyncio", "socket", "ssl", "time", "random", "secrets", "os", "threading", "subprocess", "uvloop"}
+FORBIDDEN |= {"pathlib", "tempfile", "sqlite3", "signal", "selectors", "multiprocessing"}
+CORES = ["events", "selectors", "wire", "overlay", "durable", "broker.py", "client/core.py", "ids.py", "units.py"]
+DRIVERS = {"postroad.net", "postroad.sim", "postroad.cli", "postroad.storage", "postroad.bench"}
+
+
+def core_files() -> list[Path]:
+    files: list[Path] = []
+    for name in CORES:
+        path = SOURCE / name
+        files += sorted(path.glob("**/*.py")) if path.is_dir() else [path]
+    return files
+
+
+def imported(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_cores_are_pure(path: Path) -> None:
+    modules = imported(path)
+    assert not {module.split(".")[0] for module in modules} & FORBIDDEN
+    assert not {driver for driver in DRIVERS for module in modules if module.startswith(driver)}
