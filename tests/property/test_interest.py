@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
+from postroad.overlay import covering
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector, covers
 from postroad.wire.frames import InterestUpdate

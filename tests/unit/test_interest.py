@@ -162,6 +162,18 @@ class TestCovering:
         assert len(broker.subscribe(9, selector("t", "price BETWEEN 41 AND 42"))) == 1
         broker.check()
 
+    def test_a_change_with_many_orphans_is_cut_short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever is overlooked, each subscription is either advertised or covered."""
+        monkeypatch.setattr(covering, "COMPARISONS_PER_CHANGE", 3)
+        broker = Interest(ME, BOOT)
+        broker.subscribe(0, selector("t"))
+        for key in range(1, 9):
+            assert broker.subscribe(key, selector("t", f"price BETWEEN {key} AND {key + 10}")) == []
+        assert broker.subscribe(9, selector("t", "price BETWEEN 8 AND 9")) == []
+        (update,) = broker.unsubscribe(0)
+        assert len(update.added) == 9
+        broker.check()
+
     def test_bad_keys(self) -> None:
         broker = Interest(ME, BOOT)
         broker.subscribe(1, selector("a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -538,7 +539,7 @@ def test_redialling_backs_off_and_never_ends() -> None:
     links = make()
     links.dial("there:1", NOW)
     times = dials(links, NOW + 60 * SECOND_US)
-    waits = [(b - a) / SECOND_US for a, b in zip(times, times[1:], strict=False)]
+    waits = [(b - a) / SECOND_US for a, b in itertools.pairwise(times)]
     assert times[0] == NOW
     assert waits[:7] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10]
     assert set(waits[7:]) == {10}
@@ -547,10 +548,9 @@ def test_redialling_backs_off_and_never_ends() -> None:
 def test_a_link_that_held_is_redialled_soon_and_one_that_fell_at_once_is_not() -> None:
     a, b = make(1), make(2)
     a.dial("there:1", NOW)
-    now, connection, waits = NOW, 0, []
-    for held_us in (0, 0, 0, 10 * SECOND_US, 0):
+    now, waits = NOW, []
+    for connection, held_us in enumerate((0, 0, 0, 10 * SECOND_US, 0)):
         assert Dial("there:1") in a.tick(now)
-        connection += 1
         connect(a, b, connection, now_us=now)
         now += held_us
         b.closed(connection, now)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from postroad.client.receipt import Receipt
 
 Value = str | int | float | bool
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_FLOAT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def register(app: typer.Typer) -> None:
@@ -85,13 +89,11 @@ def guess(text: str) -> Value:
     """The value a person means: `120` an integer, `1.5` a float, `true` a boolean, anything else text."""
     if text in ("true", "false"):
         return text == "true"
-    # Python reads more as numbers than people do (`1_0`, ` 1`, `nan`); those stay text.
-    if text[:1] in set("+-.0123456789") and "_" not in text and text == text.strip():
-        for number in (int, float):
-            try:
-                return number(text)
-            except ValueError:
-                continue
+    # Not int() and float() alone: they read `1_0`, `nan` and `-inf` as numbers too.
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
     return text
 
 

@@ -92,7 +92,10 @@ cdef void test_all(
 
 def bloom_add(bits, int64_t m, int64_t k, bytes ids not None):
     cdef Py_buffer view
-    PyObject_GetBuffer(bits, &view, PyBUF_WRITABLE)
+    try:
+        PyObject_GetBuffer(bits, &view, PyBUF_WRITABLE)
+    except (BufferError, ValueError):
+        raise BugError("a Bloom filter to add to must be writable") from None
     try:
         check(view.len, m, k, PyBytes_GET_SIZE(ids))
         add_all(<uint8_t*> view.buf, m, k, <const uint8_t*> PyBytes_AS_STRING(ids), PyBytes_GET_SIZE(ids) // ID)

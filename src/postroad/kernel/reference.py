@@ -464,6 +464,8 @@ def bloom_add(bits: bytearray, m: int, k: int, ids: bytes) -> None:
     positions = bloom_positions(ids, m, k).ravel()
     _check_bits(bits, m)
     view = np.frombuffer(bits, np.uint8)
+    if not view.flags.writeable:  # numpy's `at` does not look
+        raise BugError("a Bloom filter to add to must be writable")
     np.bitwise_or.at(
         view, positions >> np.uint64(3), np.left_shift(1, positions & np.uint64(7)).astype(np.uint8)
     )

@@ -20,6 +20,7 @@ from typing import Final
 
 import uvloop
 
+from postroad import kernel
 from postroad.broker import Broker
 from postroad.config import (
     DEFAULT_HOST,
@@ -198,6 +199,10 @@ async def _serve(
 
 
 def _warn(config: NodeConfig, address: str) -> None:
+    if not kernel.COMPILED:
+        LOGGER.warning(
+            "the kernel is not compiled: the slow reference does its work (pip install with a C compiler)"
+        )
     if not config.tls.certificate and not is_loopback(parse_address(address)[0]):
         LOGGER.warning("listening on %s without TLS: tokens and events travel in the clear", address)
 

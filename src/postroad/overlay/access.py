@@ -170,7 +170,8 @@ def covers(wide: str, narrow: str) -> bool:
     """Whether every topic that matches the pattern `narrow` matches `wide`. A topic is a pattern too."""
     if not wide or not narrow:
         return not wide
-    a, b = wide.split("/"), narrow.split("/")
+    # A topic has at least one level, so '#' says no more than '+/#'.
+    a, b = wide.split("/"), ("+/#" if narrow == "#" else narrow).split("/")
     if not _first_matches(a[0], b[0]):
         return False
     for at, level in enumerate(a):

@@ -6,7 +6,7 @@ selector that demands `a = v` covers only selectors that demand it too. So each 
 its equalities, where the search for wider ones looks with every subset of its own, and under each of
 them, where the search for narrower ones looks.
 
-Both only choose candidates, and the search is cut short after `COMPARISONS` failures. What is overlooked
+Both only choose candidates, and the search is cut short after so many failures. What is overlooked
 costs a redundant advertisement, never an event.
 """
 
@@ -19,7 +19,8 @@ from postroad.errors import BugError
 from postroad.selectors import Selector, covers
 from postroad.selectors.domains import Domain
 
-COMPARISONS: Final = 64  # failed ones per search
+COMPARISONS: Final = 32  # failed ones per search
+COMPARISONS_PER_CHANGE: Final = 1024  # failed ones in all searches that one change of the table makes
 IDLE_NODES: Final = 1024  # visited in a row without a candidate
 _SUBSETS_OF: Final = 5  # equalities; of more, only the smallest and largest subsets are looked at
 
@@ -107,11 +108,14 @@ class _Node:
 
 
 class Covering:
-    __slots__ = ("_any", "_root")
+    """Advertised selectors by pattern."""
+
+    __slots__ = ("_any", "_failures", "_root")
 
     def __init__(self) -> None:
-        self._any = _Node()  # selectors without a topic, which "" is wider than any pattern
+        self._any = _Node()  # selectors without a topic: wider than any pattern, also than "#"
         self._root = _Node()
+        self._failures = 0  # failed comparisons of the change under way
 
     def add(self, own: OwnSelector) -> None:
         node = self._any
@@ -135,6 +139,15 @@ class Covering:
                 break
             del parent.children[level]
 
+    def begin_change(self) -> None:
+        """The searches from here on belong to one change of the table."""
+        self._failures = 0
+
+    def _give_up(self, failures: int) -> bool:
+        """Count a failed comparison, the n-th of its search."""
+        self._failures += 1
+        return failures >= COMPARISONS or self._failures >= COMPARISONS_PER_CHANGE
+
     def find_wider(self, own: OwnSelector) -> OwnSelector | None:
         """An advertised selector that covers this one, if the search meets one."""
         subsets = _subsets(own.equalities)
@@ -145,7 +158,7 @@ class Covering:
                     if covers(candidate.selector, own.selector):
                         return candidate
                     failures += 1
-                    if failures == COMPARISONS:
+                    if self._give_up(failures):
                         return None
         return None
 
@@ -163,7 +176,7 @@ class Covering:
                     found.append(candidate)
                     continue
                 failures += 1
-                if failures == COMPARISONS:
+                if self._give_up(failures):
                     return found
         return found
 

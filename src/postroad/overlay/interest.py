@@ -130,7 +130,7 @@ class Interest:
         own = OwnSelector(selector)
         self._keys[key] = self._own[selector] = own
         self._own_text_bytes += text_bytes
-        change = _Change()
+        change = self._begin_change()
         self._place(own, change)
         return self._commit(change)
 
@@ -148,7 +148,7 @@ class Interest:
         if own.coverer is not None:
             del own.coverer.covered[selector]
             return []
-        change = _Change()
+        change = self._begin_change()
         self._withdraw(own, change)
         for orphan in own.covered.values():
             orphan.coverer = None
@@ -164,6 +164,10 @@ class Interest:
         if self._own_text_bytes + text_bytes > TEXT_BYTES_PER_OWNER:
             raise UsageError(f"a broker holds at most {TEXT_BYTES_PER_OWNER} bytes of selectors")
         return text_bytes
+
+    def _begin_change(self) -> _Change:
+        self._covering.begin_change()
+        return _Change()
 
     def _place(self, own: OwnSelector, change: _Change) -> None:
         """Put a selector under a coverer, or advertise it and put what it covers under it."""

@@ -22,28 +22,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import numpy as np
-
 from postroad.config import StreamConfig
-from postroad.durable.knowledge import NOTHING, Coverage, Segment
+from postroad.durable.knowledge import Segment
 from postroad.durable.pubend import PlainPubend
-from postroad.durable.spans import Span, intersect, subtract, union
+from postroad.durable.spans import Span, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import is_volatile, pubend_text, volatile_pubend
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Send
+from postroad.overlay.feeding import Feeder
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
-from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Feed, Neighbour, Stream
+from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Neighbour, Stream
 from postroad.overlay.topology import Topology
 from postroad.selectors import Group
 from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
 
 MAX_STREAMS: Final = 100_000
-MAX_COVERAGES: Final = 4_096
-REPLAY_SEGMENTS: Final = 256
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
 _EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
 
@@ -72,6 +69,7 @@ class Routing:
         self._links = links
         self._confirmed = confirmed
         self._out: list[Effect] = []
+        self._feeder = Feeder(topology=topology, interest=interest, links=links, out=self._out)
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
         self._streams: dict[int, Stream] = {own.id: own}  # by pubend
@@ -80,15 +78,12 @@ class Routing:
         self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
         self._subscriptions: dict[int, int] = {}  # live local subscription -> interest version it needs
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
-        self._coverages: dict[tuple[Coverage, frozenset[int]], Coverage] = {}  # cleared when interest changes
         self._cache_size = 0  # bytes of knowledge in all streams but the own
         self._routed_at = -1  # topology generation the attachments were made for
         self._news = False  # interest or routes changed: own pubends say so at once
         self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
         self._silence_at = now_us + config.silence_us
-        self._counters = dict.fromkeys(
-            ("nacks_sent_total", "nacks_received_total", "events_forwarded_total", "lost_spans_total"), 0
-        )
+        self._counters = dict.fromkeys(("nacks_sent_total", "nacks_received_total", "lost_spans_total"), 0)
 
     # ---- publishing and local subscriptions
 
@@ -158,7 +153,7 @@ class Routing:
             del self._upstream[origin]
 
     def interest_changed(self) -> None:
-        self._coverages.clear()
+        self._feeder.interest_changed()
         self._news = True
 
     def forget_origin(self, origin: int, now_us: int) -> list[Effect]:
@@ -183,7 +178,7 @@ class Routing:
     def _reroute(self, now_us: int) -> None:
         """Attach to the parent in every origin's tree, where that or its pubends changed."""
         self._routed_at = self._topology.generation
-        self._coverages.clear()
+        self._feeder.interest_changed()
         self._news = True
         reachable = self._topology.reachable()
         for origin in [origin for origin in self._upstream if origin not in set(reachable)]:
@@ -237,7 +232,7 @@ class Routing:
         stream.waiting = dict(self._subscriptions)
         for neighbour in self._neighbours.values():
             if stream.origin in neighbour.attached:
-                self._begin_feed(neighbour, stream, start)
+                self._feeder.begin(neighbour, stream, start)
         return stream
 
     # ---- what neighbours say
@@ -258,7 +253,7 @@ class Routing:
                 self._routed_at = -1
         for stream in [stream for stream in self._streams.values() if stream.origin == message.origin]:
             tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
-            self._begin_feed(neighbour, stream, tick, announce=stream.id not in message.known)
+            self._feeder.begin(neighbour, stream, tick, announce=stream.id not in message.known)
         return self._take()
 
     def detach(self, number: int, message: Detach) -> None:
@@ -311,14 +306,14 @@ class Routing:
         applied = self._interest.versions()
         if any(applied.get(owner, 0) < version for owner, version in message.need.items()):
             return self._take()  # our tables are older than the asker's: it asks again
-        owners = self._owners(stream, neighbour).union(message.need)
+        owners = self._feeder.owners(stream, neighbour).union(message.need)
         missing: list[Span] = []
         for start, end in union(message.spans):
             found, unknown = stream.find(start, end, message.need)
             missing += unknown
             for segment in found:
                 if self._links.available(neighbour.connection) > 0:
-                    self._send_segment(neighbour, stream, segment, owners)
+                    self._feeder.send_segment(neighbour, stream, segment, owners)
         if missing and stream.pubend is None:
             feed.want(missing, message.need)
             self._ask(stream, missing, {**self._own_need(stream), **message.need}, now_us)
@@ -348,9 +343,9 @@ class Routing:
                 if groups is None and part.batch is not None:
                     groups = self._interest.match(part.batch)
                 if part.end > top:
-                    self._feed(neighbour, feed, stream, part.cut(top, part.end), groups)
+                    self._feeder.feed(neighbour, feed, stream, part.cut(top, part.end), groups)
                 if feed.wants:
-                    self._satisfy(neighbour, feed, stream, part)
+                    self._feeder.satisfy(neighbour, feed, stream, part)
         self._advance(stream, now_us)
         self._nack_gaps(stream, now_us)
         if self._cache_size > self._config.cache_bytes:
@@ -367,7 +362,7 @@ class Routing:
                 continue
             if groups is None and segment.batch is not None:
                 groups = self._interest.match(segment.batch)
-            self._feed(neighbour, feed, stream, segment, groups)
+            self._feeder.feed(neighbour, feed, stream, segment, groups)
 
     def _advance(self, stream: Stream, now_us: int) -> None:
         """Hand over to local delivery all that is known without a break from the horizon on."""
@@ -394,150 +389,6 @@ class Routing:
             if forgotten is None:
                 raise BugError("the cache has a size but no segments")
             self._cache_size -= forgotten.size
-
-    # ---- feeding neighbours
-
-    def _owners(self, stream: Stream, neighbour: Neighbour) -> frozenset[int]:
-        return self._topology.subtree(stream.origin, neighbour.number)
-
-    def _covered(self, coverage: Coverage, owners: frozenset[int]) -> Coverage:
-        """`coverage` as far as these owners go, after our own filtering with what we know they want."""
-        key = (coverage, owners)
-        found = self._coverages.get(key)
-        if found is None:
-            applied = self._interest.versions()
-            if coverage.everything:
-                versions = {owner: applied[owner] for owner in owners if owner in applied}
-            else:
-                held = coverage.versions
-                versions = {o: min(held[o], applied[o]) for o in owners if o in held and o in applied}
-            found = Coverage(versions)
-            if len(self._coverages) >= MAX_COVERAGES:
-                self._coverages.clear()
-            self._coverages[key] = found
-        return found
-
-    def _begin_feed(self, neighbour: Neighbour, stream: Stream, tick: int, *, announce: bool = True) -> None:
-        feed = neighbour.feeds[stream.id] = Feed(told=tick, quiet=tick)
-        if announce:
-            self._queue_silence(neighbour, stream, tick, tick, NOTHING)
-        self._replay(neighbour, feed, stream)
-
-    def _replay(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
-        """From where the neighbour stands to the newest we have, as far as credit goes."""
-        feed.blocked = False
-        while feed.quiet < stream.top and not feed.blocked:
-            found, _ = stream.find(feed.quiet, stream.top, {}, REPLAY_SEGMENTS)
-            for segment in found:
-                groups = None if segment.batch is None else self._interest.match(segment.batch)
-                self._feed(neighbour, feed, stream, segment, groups)
-            if not found:
-                return  # forgotten here; the neighbour finds the gap and asks
-
-    def _feed(
-        self, neighbour: Neighbour, feed: Feed, stream: Stream, segment: Segment, groups: list[Group] | None
-    ) -> None:
-        """The next segment of a stream, in order, to one neighbour."""
-        if feed.blocked:
-            return
-        if segment.end <= feed.quiet:
-            return
-        if segment.start < feed.quiet:
-            segment = segment.cut(feed.quiet, segment.end)
-            groups = None if segment.batch is None else self._interest.match(segment.batch)
-        if self._links.available(neighbour.connection) <= 0:
-            feed.blocked, feed.quiet = True, feed.told
-            return
-        owners = self._owners(stream, neighbour)
-        coverage = self._covered(segment.coverage, owners)
-        rows = None if groups is None else _rows_for(groups, owners)
-        joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.told == feed.quiet)
-        if not joins:
-            self._tell_quiet(neighbour, feed, stream)
-            feed.told = feed.quiet = segment.start
-        if rows is not None and segment.batch is not None:
-            self._send_rows(neighbour, segment.batch, rows, stream.id, feed.told, segment.end, coverage)
-            feed.told = segment.end
-        elif segment.lost:
-            self._tell_quiet(neighbour, feed, stream)
-            self._send_lost(neighbour, stream.id, segment)
-            feed.told = segment.end
-        feed.quiet = segment.end
-        if coverage != feed.coverage and not segment.lost:
-            feed.coverage = coverage
-            self._tell_quiet(neighbour, feed, stream)
-
-    def _tell_quiet(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
-        if feed.quiet > feed.told:
-            self._queue_silence(neighbour, stream, feed.told, feed.quiet, feed.coverage)
-            feed.told = feed.quiet
-
-    def _satisfy(self, neighbour: Neighbour, feed: Feed, stream: Stream, part: Segment) -> None:
-        """Recovered knowledge goes to the neighbours that asked for it."""
-        for want in feed.wants:
-            if not part.meets(want.need):
-                continue
-            owners = self._owners(stream, neighbour).union(want.need)
-            for start, end in intersect(want.spans, part.start, part.end):
-                if self._links.available(neighbour.connection) > 0:
-                    self._send_segment(neighbour, stream, part.cut(start, end), owners)
-            want.spans = subtract(want.spans, [(part.start, part.end)])
-        feed.wants = [want for want in feed.wants if want.spans]
-
-    def _send_segment(
-        self, neighbour: Neighbour, stream: Stream, segment: Segment, owners: frozenset[int]
-    ) -> None:
-        """An answer to a nack: one segment out of the usual order."""
-        if segment.lost:
-            self._send_lost(neighbour, stream.id, segment)
-            return
-        coverage = self._covered(segment.coverage, owners)
-        rows = None if segment.batch is None else _rows_for(self._interest.match(segment.batch), owners)
-        if rows is None or segment.batch is None:
-            self._queue_silence(neighbour, stream, segment.start, segment.end, coverage)
-        else:
-            self._send_rows(neighbour, segment.batch, rows, stream.id, segment.start, segment.end, coverage)
-
-    def _send_rows(
-        self,
-        neighbour: Neighbour,
-        batch: EventBatch,
-        rows: np.ndarray[tuple[int], np.dtype[np.uint32]],
-        pubend: int,
-        start: int,
-        end: int,
-        coverage: Coverage,
-    ) -> None:
-        stamp = self._stamp(neighbour, coverage)
-        self._flush_silences(neighbour)
-        frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=stamp)
-        self._counters["events_forwarded_total"] += len(rows)
-        self._links.spend(neighbour.connection, len(frame))
-        self._out.append(Send(neighbour.connection, frame))
-
-    def _send_lost(self, neighbour: Neighbour, pubend: int, segment: Segment) -> None:
-        self._flush_silences(neighbour)
-        frame = empty_frame(
-            kind=Kind.KNOWLEDGE, pubend=pubend, start=segment.start, end=segment.end, channel=0, lost=True
-        )
-        self._links.spend(neighbour.connection, len(frame))
-        self._out.append(Send(neighbour.connection, frame))
-
-    def _queue_silence(
-        self, neighbour: Neighbour, stream: Stream, start: int, end: int, coverage: Coverage
-    ) -> None:
-        neighbour.silences.append((stream.id, start, end, self._stamp(neighbour, coverage)))
-
-    def _stamp(self, neighbour: Neighbour, coverage: Coverage) -> int:
-        number, definition = neighbour.stamp(coverage)
-        if definition is not None:
-            self._say(neighbour, definition)
-        return number
-
-    def _flush_silences(self, neighbour: Neighbour) -> None:
-        if neighbour.silences:
-            spans, neighbour.silences = tuple(neighbour.silences), []
-            self._say(neighbour, Silence(spans=spans))
 
     # ---- curiosity
 
@@ -571,7 +422,7 @@ class Routing:
         if neighbour is not None:
             for pubend, feed in neighbour.feeds.items():
                 if feed.blocked and self._links.available(neighbour.connection) > 0:
-                    self._replay(neighbour, feed, self._streams[pubend])
+                    self._feeder.replay(neighbour, feed, self._streams[pubend])
         return self._take()
 
     def settle(self, now_us: int) -> list[Effect]:
@@ -588,7 +439,7 @@ class Routing:
             for neighbour in self._neighbours.values():
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:
-                        self._tell_quiet(neighbour, feed, self._streams[pubend])
+                        self._feeder.tell_quiet(neighbour, feed, self._streams[pubend])
         for stream in list(self._curious.values()):
             if stream.nack_at is not None and stream.nack_at <= now_us:
                 self._nack_gaps(stream, now_us)
@@ -597,7 +448,7 @@ class Routing:
             origins = sorted({pubend >> 32 for pubend in awaited})
             self._out += self._confirmed(key, tuple(self._topology.name(origin) for origin in origins))
         for neighbour in self._neighbours.values():
-            self._flush_silences(neighbour)
+            self._feeder.flush_silences(neighbour)
         return self._take()
 
     def _bury(self, now_us: int) -> None:
@@ -620,7 +471,8 @@ class Routing:
         self._out.append(Send(neighbour.connection, encode(message)))
 
     def _take(self) -> list[Effect]:
-        out, self._out = self._out, []
+        out = self._out[:]
+        self._out.clear()  # the feeder appends to this very list
         return out
 
     # ---- inspection
@@ -640,6 +492,7 @@ class Routing:
     def metrics(self) -> dict[str, int | float]:
         return {
             **self._counters,
+            "events_forwarded_total": self._feeder.events_forwarded,
             "streams": len(self._streams),
             "streams_with_gaps": len(self._curious),
             "plain_bytes": self.pubend.size,
@@ -660,13 +513,3 @@ class Routing:
             for pubend in neighbour.feeds:
                 if pubend >> 32 not in neighbour.attached or pubend not in self._streams:
                     raise BugError(f"routing: a feed of {pubend_text(pubend)} without stream or attachment")
-
-
-def _rows_for(
-    groups: list[Group], owners: frozenset[int]
-) -> np.ndarray[tuple[int], np.dtype[np.uint32]] | None:
-    """The rows that at least one of these owners wants; None if none."""
-    wanted = [group.rows for group in groups if not owners.isdisjoint(group.targets)]
-    if not wanted:
-        return None
-    return wanted[0] if len(wanted) == 1 else np.unique(np.concatenate(wanted))

@@ -1,0 +1,334 @@
+"""`postroad demo`: a local network of brokers with live traffic, gone without a trace when it ends.
+
+The brokers are real `postroad up` processes in a temporary folder, linked in a ring with a chord across it.
+Each has one publisher, of prices in its region, and one subscriber, who asks for dear things from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from postroad.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from postroad.client.aio import Client, Subscription
+
+READY_S: Final = 30.0
+STOP_S: Final = 5.0
+RATE: Final = 200  # events a second of each publisher
+TURNS: Final = 20  # a second: each publishes RATE / TURNS events
+CONDITION: Final = "price > 75"
+REGIONS: Final = ("eu", "us", "asia", "africa", "oceania")
+LATENCIES: Final = 2000  # of the last deliveries, for the median
+
+
+@dataclass(slots=True)
+class Station:
+    """One broker of the demo and its two clients."""
+
+    name: str
+    links: tuple[str, ...]  # names of the brokers it dials
+    address: str = ""
+    process: asyncio.subprocess.Process | None = None
+    published: int = 0
+    received: int = 0
+    gaps: int = 0
+    latencies_us: deque[int] = field(default_factory=lambda: deque(maxlen=LATENCIES))
+
+    @property
+    def median_us(self) -> int:
+        return sorted(self.latencies_us)[len(self.latencies_us) // 2] if self.latencies_us else 0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    brokers: Annotated[int, typer.Option(min=1, max=50, help="How many.")] = 5,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Until Ctrl-C unless given.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="No live view; a summary as JSON at the end.")
+    ] = False,
+) -> None:
+    """Run a local network of brokers with live traffic."""
+    import uvloop
+
+    stations = plan(brokers)
+    started = time.monotonic()
+    try:
+        uvloop.run(_demo(stations, seconds, live=not as_json))
+    except KeyboardInterrupt:
+        if not any(station.address for station in stations):
+            raise
+    summary = _summary(stations, time.monotonic() - started)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        print(
+            f"{summary['published']:,} events published, {summary['received']:,} delivered, "
+            f"{summary['gaps']} gaps; all brokers are stopped"
+        )
+
+
+def plan(count: int) -> list[Station]:
+    """A ring, and a chord from its middle to its first."""
+    stations = []
+    for number in range(1, count + 1):
+        links = [number - 1] if number > 1 else []
+        if count > 2 and number == count:
+            links.append(1)
+        if count > 3 and number == count // 2 + 1:
+            links.append(1)
+        stations.append(Station(name=f"b{number}", links=tuple(f"b{link}" for link in links)))
+    return stations
+
+
+def _summary(stations: list[Station], elapsed_s: float) -> dict[str, Any]:
+    return {
+        "brokers": [
+            {
+                "broker": station.name,
+                "address": station.address,
+                "links": list(station.links),
+                "published": station.published,
+                "received": station.received,
+                "latency_ms": round(station.median_us / 1000, 3),
+            }
+            for station in stations
+        ],
+        "published": sum(station.published for station in stations),
+        "received": sum(station.received for station in stations),
+        "gaps": sum(station.gaps for station in stations),
+        "seconds": round(elapsed_s, 1),
+    }
+
+
+# --- the network
+
+
+async def _demo(stations: list[Station], seconds: float | None, *, live: bool) -> None:
+    task = asyncio.current_task()
+    if task is not None:  # being terminated ends the brokers too
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with tempfile.TemporaryDirectory(prefix="postroad-demo-") as folder:
+        try:
+            await _start(stations, Path(folder), live=live)
+            await _traffic(stations, seconds, live=live)
+        except asyncio.CancelledError:
+            if asyncio.current_task() is task and not any(station.address for station in stations):
+                raise
+        finally:
+            await _stop(stations)
+
+
+async def _start(stations: list[Station], folder: Path, *, live: bool) -> None:
+    """One after the other, since each links to brokers whose ports it must know."""
+    from rich.console import Console
+
+    by_name = {station.name: station for station in stations}
+    with Console(stderr=True).status("starting brokers") if live else contextlib.nullcontext():
+        for station in stations:
+            links = [by_name[name].address for name in station.links]
+            station.process = await _spawn(station.name, folder, links)
+            station.address = await _ready(station, folder)
+
+
+async def _spawn(name: str, folder: Path, links: list[str]) -> asyncio.subprocess.Process:
+    arguments = ["--name", name, "--listen", "127.0.0.1:0", "--data", str(folder / name), "--metrics", "off"]
+    for link in links:
+        arguments += ["--link", link]
+    with (folder / f"{name}.log").open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "postroad", "up", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            # Ctrl-C goes to the whole foreground group; the brokers are to be stopped by us, in order.
+            start_new_session=True,
+            env={key: value for key, value in os.environ.items() if key != "POSTROAD_TOKEN"},
+        )
+
+
+async def _ready(station: Station, folder: Path) -> str:
+    process = station.process
+    if process is None or process.stdout is None:
+        raise UnavailableError(f"broker {station.name} was not started")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            words = (await process.stdout.readline()).decode().split()
+            if words[:1] == ["ready"]:
+                return words[2]
+    log = (folder / f"{station.name}.log").read_text(errors="replace").strip().splitlines()
+    raise UnavailableError(f"broker {station.name} did not start: {log[-1] if log else 'it said nothing'}")
+
+
+async def _stop(stations: list[Station]) -> None:
+    running = [station.process for station in stations if station.process is not None]
+    for end in ("terminate", "kill"):
+        for process in running:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    getattr(process, end)()
+        waits = [asyncio.ensure_future(process.wait()) for process in running]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=STOP_S)
+            for wait in late:
+                wait.cancel()
+            if not late:
+                return
+
+
+# --- the traffic
+
+
+async def _traffic(stations: list[Station], seconds: float | None, *, live: bool) -> None:
+    from postroad.client.aio import connect
+
+    async with contextlib.AsyncExitStack() as stack:
+        work = []
+        for station in stations:
+            subscriber = await stack.enter_async_context(
+                connect(station.address, name=f"{station.name}-reader")
+            )
+            events = await stack.enter_async_context(subscriber.subscribe("prices/#", CONDITION))
+            work.append(_receive(station, events))
+        for number, station in enumerate(stations):
+            publisher = await stack.enter_async_context(
+                connect(station.address, name=f"{station.name}-writer")
+            )
+            work.append(_publish(station, publisher, REGIONS[number % len(REGIONS)], number))
+        tasks = [asyncio.ensure_future(one) for one in work]
+        if live:
+            tasks.append(asyncio.ensure_future(_show(stations)))
+        try:
+            async with _patience(seconds):
+                await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _patience(seconds: float | None) -> AsyncIterator[None]:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            yield
+
+
+async def _publish(station: Station, client: Client, region: str, number: int) -> None:
+    loop = asyncio.get_running_loop()
+    due, price = loop.time(), number
+    while True:
+        for _ in range(RATE // TURNS):
+            price = (price * 37 + 11) % 101  # wanders over 0..100 and never settles
+            await client.publish(
+                f"prices/{region}",
+                f"{station.name} offers at {price}",
+                attributes={"price": price, "sent_us": time.time_ns() // 1000},
+            )
+            station.published += 1
+        due += 1 / TURNS
+        await asyncio.sleep(max(0.0, due - loop.time()))
+
+
+async def _receive(station: Station, events: Subscription) -> None:
+    from postroad.events import Gap
+
+    async for event in events:
+        if isinstance(event, Gap):
+            station.gaps += 1
+            continue
+        station.received += 1
+        sent_us = event.attributes.get("sent_us")
+        if isinstance(sent_us, int):
+            station.latencies_us.append(max(0, time.time_ns() // 1000 - sent_us))
+
+
+# --- the view
+
+
+async def _show(stations: list[Station]) -> None:
+    from rich.live import Live
+
+    rates = [_Rates(station) for station in stations]
+    with Live(_view(stations, rates), refresh_per_second=4, transient=True) as live:
+        while True:
+            await asyncio.sleep(0.5)
+            for rate in rates:
+                rate.measure(time.monotonic())
+            live.update(_view(stations, rates))
+
+
+class _Rates:
+    """Events a second since the last look."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._at = time.monotonic()
+        self._seen = (station.published, station.received)
+        self.published = 0.0
+        self.received = 0.0
+
+    def measure(self, now: float) -> None:
+        seen = (self._station.published, self._station.received)
+        passed = max(1e-3, now - self._at)
+        self.published = (seen[0] - self._seen[0]) / passed
+        self.received = (seen[1] - self._seen[1]) / passed
+        self._at, self._seen = now, seen
+
+
+def _view(stations: list[Station], rates: list[_Rates]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{len(stations)} brokers; readers ask for prices/# where {CONDITION}",
+        caption="Ctrl-C ends it. Try: postroad sub 'prices/#' --broker ADDRESS",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("broker")
+    table.add_column("address")
+    table.add_column("links")
+    for title in ("published/s", "delivered/s", "delivered", "median ms", "gaps"):
+        table.add_column(title, justify="right")
+    neighbours = _neighbours(stations)
+    for station, rate in zip(stations, rates, strict=True):
+        table.add_row(
+            station.name,
+            station.address,
+            " ".join(neighbours[station.name]),
+            f"{rate.published:,.0f}",
+            f"{rate.received:,.0f}",
+            f"{station.received:,}",
+            f"{station.median_us / 1000:.2f}",
+            str(station.gaps),
+        )
+    return table
+
+
+def _neighbours(stations: list[Station]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {station.name: [] for station in stations}
+    for station in stations:
+        for link in station.links:
+            found[station.name].append(link)
+            found[link].append(station.name)
+    return {name: sorted(links) for name, links in found.items()}

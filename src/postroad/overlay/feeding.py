@@ -1,0 +1,194 @@
+"""Feeding neighbours: what a broker tells each neighbour about each stream, filtered for those behind it.
+
+A neighbour is told a stream in order, from where it stood when it attached. What holds nothing for it is
+merged into silence and told with the next event, or once a second, or as soon as the coverage changes,
+because a subscription may be waiting for that. A neighbour out of credit is left behind, not buffered for:
+when its credit comes back it goes on from the cache, and nacks what the cache has forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from postroad.durable.knowledge import NOTHING, Coverage, Segment
+from postroad.durable.spans import intersect, subtract
+from postroad.events.batch import EventBatch, empty_frame
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.interest import Interest
+from postroad.overlay.links import Links
+from postroad.overlay.streams import Feed, Neighbour, Stream
+from postroad.overlay.topology import Topology
+from postroad.selectors import Group
+from postroad.wire.frames import Kind, Silence, encode
+
+MAX_COVERAGES: Final = 4_096
+REPLAY_SEGMENTS: Final = 256
+
+
+class Feeder:
+    """Tells neighbours. Its effects go to `out`, which it shares with the routing core."""
+
+    def __init__(self, *, topology: Topology, interest: Interest, links: Links, out: list[Effect]) -> None:
+        self._topology = topology
+        self._interest = interest
+        self._links = links
+        self._out = out
+        self._coverages: dict[tuple[Coverage, frozenset[int]], Coverage] = {}  # what _covered found
+        self.events_forwarded = 0
+
+    def interest_changed(self) -> None:
+        """Interest or routes are other ones: coverages must be found anew."""
+        self._coverages.clear()
+
+    def owners(self, stream: Stream, neighbour: Neighbour) -> frozenset[int]:
+        return self._topology.subtree(stream.origin, neighbour.number)
+
+    def _covered(self, coverage: Coverage, owners: frozenset[int]) -> Coverage:
+        """`coverage` as far as these owners go, after our own filtering with what we know they want."""
+        key = (coverage, owners)
+        found = self._coverages.get(key)
+        if found is None:
+            applied = self._interest.versions()
+            if coverage.everything:
+                versions = {owner: applied[owner] for owner in owners if owner in applied}
+            else:
+                held = coverage.versions
+                versions = {o: min(held[o], applied[o]) for o in owners if o in held and o in applied}
+            found = Coverage(versions)
+            if len(self._coverages) >= MAX_COVERAGES:
+                self._coverages.clear()
+            self._coverages[key] = found
+        return found
+
+    def begin(self, neighbour: Neighbour, stream: Stream, tick: int, *, announce: bool = True) -> None:
+        feed = neighbour.feeds[stream.id] = Feed(told=tick, quiet=tick)
+        if announce:
+            self._queue_silence(neighbour, stream, tick, tick, NOTHING)
+        self.replay(neighbour, feed, stream)
+
+    def replay(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
+        """From where the neighbour stands to the newest we have, as far as credit goes."""
+        feed.blocked = False
+        while feed.quiet < stream.top and not feed.blocked:
+            found, _ = stream.find(feed.quiet, stream.top, {}, REPLAY_SEGMENTS)
+            for segment in found:
+                groups = None if segment.batch is None else self._interest.match(segment.batch)
+                self.feed(neighbour, feed, stream, segment, groups)
+            if not found:
+                return  # forgotten here; the neighbour finds the gap and asks
+
+    def feed(
+        self, neighbour: Neighbour, feed: Feed, stream: Stream, segment: Segment, groups: list[Group] | None
+    ) -> None:
+        """The next segment of a stream, in order, to one neighbour."""
+        if feed.blocked:
+            return
+        if segment.end <= feed.quiet:
+            return
+        if segment.start < feed.quiet:
+            segment = segment.cut(feed.quiet, segment.end)
+            groups = None if segment.batch is None else self._interest.match(segment.batch)
+        if self._links.available(neighbour.connection) <= 0:
+            feed.blocked, feed.quiet = True, feed.told
+            return
+        owners = self.owners(stream, neighbour)
+        coverage = self._covered(segment.coverage, owners)
+        rows = None if groups is None else _rows_for(groups, owners)
+        joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.told == feed.quiet)
+        if not joins:
+            self.tell_quiet(neighbour, feed, stream)
+            feed.told = feed.quiet = segment.start
+        if rows is not None and segment.batch is not None:
+            self._send_rows(neighbour, segment.batch, rows, stream.id, feed.told, segment.end, coverage)
+            feed.told = segment.end
+        elif segment.lost:
+            self.tell_quiet(neighbour, feed, stream)
+            self._send_lost(neighbour, stream.id, segment)
+            feed.told = segment.end
+        feed.quiet = segment.end
+        if coverage != feed.coverage and not segment.lost:
+            feed.coverage = coverage
+            self.tell_quiet(neighbour, feed, stream)
+
+    def tell_quiet(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
+        if feed.quiet > feed.told:
+            self._queue_silence(neighbour, stream, feed.told, feed.quiet, feed.coverage)
+            feed.told = feed.quiet
+
+    def satisfy(self, neighbour: Neighbour, feed: Feed, stream: Stream, part: Segment) -> None:
+        """Recovered knowledge goes to the neighbours that asked for it."""
+        for want in feed.wants:
+            if not part.meets(want.need):
+                continue
+            owners = self.owners(stream, neighbour).union(want.need)
+            for start, end in intersect(want.spans, part.start, part.end):
+                if self._links.available(neighbour.connection) > 0:
+                    self.send_segment(neighbour, stream, part.cut(start, end), owners)
+            want.spans = subtract(want.spans, [(part.start, part.end)])
+        feed.wants = [want for want in feed.wants if want.spans]
+
+    def send_segment(
+        self, neighbour: Neighbour, stream: Stream, segment: Segment, owners: frozenset[int]
+    ) -> None:
+        """An answer to a nack: one segment out of the usual order."""
+        if segment.lost:
+            self._send_lost(neighbour, stream.id, segment)
+            return
+        coverage = self._covered(segment.coverage, owners)
+        rows = None if segment.batch is None else _rows_for(self._interest.match(segment.batch), owners)
+        if rows is None or segment.batch is None:
+            self._queue_silence(neighbour, stream, segment.start, segment.end, coverage)
+        else:
+            self._send_rows(neighbour, segment.batch, rows, stream.id, segment.start, segment.end, coverage)
+
+    def _send_rows(
+        self,
+        neighbour: Neighbour,
+        batch: EventBatch,
+        rows: npt.NDArray[np.uint32],
+        pubend: int,
+        start: int,
+        end: int,
+        coverage: Coverage,
+    ) -> None:
+        stamp = self._stamp(neighbour, coverage)
+        self.flush_silences(neighbour)
+        frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=stamp)
+        self.events_forwarded += len(rows)
+        self._links.spend(neighbour.connection, len(frame))
+        self._out.append(Send(neighbour.connection, frame))
+
+    def _send_lost(self, neighbour: Neighbour, pubend: int, segment: Segment) -> None:
+        self.flush_silences(neighbour)
+        frame = empty_frame(
+            kind=Kind.KNOWLEDGE, pubend=pubend, start=segment.start, end=segment.end, channel=0, lost=True
+        )
+        self._links.spend(neighbour.connection, len(frame))
+        self._out.append(Send(neighbour.connection, frame))
+
+    def _queue_silence(
+        self, neighbour: Neighbour, stream: Stream, start: int, end: int, coverage: Coverage
+    ) -> None:
+        neighbour.silences.append((stream.id, start, end, self._stamp(neighbour, coverage)))
+
+    def _stamp(self, neighbour: Neighbour, coverage: Coverage) -> int:
+        number, definition = neighbour.stamp(coverage)
+        if definition is not None:
+            self._out.append(Send(neighbour.connection, encode(definition)))
+        return number
+
+    def flush_silences(self, neighbour: Neighbour) -> None:
+        if neighbour.silences:
+            spans, neighbour.silences = tuple(neighbour.silences), []
+            self._out.append(Send(neighbour.connection, encode(Silence(spans=spans))))
+
+
+def _rows_for(groups: list[Group], owners: frozenset[int]) -> npt.NDArray[np.uint32] | None:
+    """The rows that at least one of these owners wants; None if none."""
+    wanted = [group.rows for group in groups if not owners.isdisjoint(group.targets)]
+    if not wanted:
+        return None
+    return wanted[0] if len(wanted) == 1 else np.unique(np.concatenate(wanted))

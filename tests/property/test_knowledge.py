@@ -1,0 +1,174 @@
+"""Knowledge streams and spans against twins that hold every tick apart (spec D2)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.durable.knowledge import EVERYTHING, Coverage, KnowledgeStream, Segment
+from postroad.durable.pubend import PlainPubend
+from postroad.durable.spans import Span, intersect, subtract, union
+from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.ids import IdSource
+from postroad.wire.frames import Kind
+
+LAST = 40
+SPAN = st.tuples(st.integers(0, LAST), st.integers(0, LAST)).map(lambda pair: (min(pair), max(pair)))
+COVERAGE = st.dictionaries(st.sampled_from([1, 2]), st.integers(1, 3)).map(Coverage) | st.just(EVERYTHING)
+NEED = st.dictionaries(st.sampled_from([1, 2]), st.integers(1, 3))
+
+
+def ticks(spans: list[Span]) -> set[int]:
+    return {tick for start, end in spans for tick in range(start + 1, end + 1)}
+
+
+@given(st.lists(SPAN), st.lists(SPAN), SPAN)
+def test_spans_are_sets_of_ticks(some: list[Span], others: list[Span], window: Span) -> None:
+    left, right = union(some), union(others)
+    assert ticks(left) == ticks(some)
+    assert all(a[1] < b[0] for a, b in pairwise(left))
+    assert ticks(subtract(left, right)) == ticks(some) - ticks(others)
+    assert ticks(intersect(left, *window)) == ticks(some) & ticks([window])
+
+
+def batch_at(where: list[int]) -> EventBatch | None:
+    """Events at these ticks, each with its tick as payload."""
+    if not where:
+        return None
+    source = IdSource(1, 1)
+    parts = []
+    for tick in where:
+        builder = BatchBuilder()
+        builder.add(source.next(1), "t", {}, str(tick).encode(), DEFAULT_LIMITS)
+        one = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+        parts.append(one.with_ticks(tick, kind=Kind.KNOWLEDGE, pubend=7, start=tick - 1, channel=0))
+    whole = parts[0]
+    for part in parts[1:]:
+        bridge = EventBatch(
+            part.select(None, kind=Kind.KNOWLEDGE, pubend=7, start=whole.end, end=part.end, channel=0),
+            part.count,
+            part.extents,
+        )
+        whole = EventBatch.concatenate([whole, bridge])
+    return whole
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    start, end = draw(SPAN)
+    if draw(st.integers(0, 5)) == 0:
+        return Segment(start, end, Coverage({}), lost=True)
+    # An event is at every fifth tick; whether a segment shows it depends on its filter only.
+    coverage = draw(COVERAGE)
+    shown = [tick for tick in range(start + 1, end + 1) if tick % 5 == 0 and visible(tick, coverage)]
+    return Segment(start, end, coverage, batch_at(shown))
+
+
+def visible(tick: int, coverage: Coverage) -> bool:
+    """Owner 1 wants ticks that 10 divides from version 1 on; owner 2 all from version 2 on."""
+    versions = coverage.versions
+    return coverage.everything or (tick % 10 == 0 and versions.get(1, 0) >= 1) or versions.get(2, 0) >= 2
+
+
+class Twin:
+    """Per tick: the coverage it is known with and whether it is an event; L apart."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Coverage, bool] | None] = {}  # None is L
+
+    def accumulate(self, segment: Segment) -> set[int]:
+        rows = set() if segment.batch is None else set(segment.batch.headers["tick"].tolist())
+        news = set()
+        for tick in range(segment.start + 1, segment.end + 1):
+            held = self.known.get(tick, ())
+            if held == ():
+                keep = False
+            elif segment.lost:
+                keep = True
+            else:
+                keep = held is not None and held[0].at_least(segment.coverage)
+            if not keep:
+                self.known[tick] = None if segment.lost else (segment.coverage, tick in rows)
+                news.add(tick)
+        return news
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(segments(), max_size=8), SPAN, NEED)
+def test_a_stream_knows_what_it_was_told(told: list[Segment], window: Span, need: dict[int, int]) -> None:
+    stream, twin = KnowledgeStream(), Twin()
+    for segment in told:
+        news = stream.accumulate(segment)
+        assert ticks([(part.start, part.end) for part in news]) == twin.accumulate(segment)
+        stream.check()
+    found, missing = stream.find(*window, need)
+    assert ticks([(part.start, part.end) for part in found]) | ticks(missing) == ticks([window])
+    assert not ticks([(part.start, part.end) for part in found]) & ticks(missing)
+    for tick in ticks(missing):
+        held = twin.known.get(tick, ())
+        assert held == () or (held is not None and not held[0].meets(need))
+    for part in found:
+        rows = [] if part.batch is None else part.batch.headers["tick"].tolist()
+        expected = [
+            tick for tick in range(part.start + 1, part.end + 1) if (twin.known[tick] or (0, False))[1]
+        ]
+        assert rows == expected
+        if part.batch is not None:
+            assert [event.payload for event in part.batch.events()] == [str(tick).encode() for tick in rows]
+    if found:
+        some, _ = stream.find(*window, need, 1)
+        assert [(part.start, part.end) for part in some] == [(found[0].start, found[0].end)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(segments(), max_size=8), st.integers(0, 8), segments())
+def test_what_is_forgotten_is_unknown_again(told: list[Segment], count: int, later: Segment) -> None:
+    stream = KnowledgeStream()
+    for segment in told:
+        stream.accumulate(segment)
+    for _ in range(count):
+        first = next(iter(stream), None)
+        assert stream.forget_first() == first
+        stream.check()
+        if first is not None:
+            assert stream.after(first.start, {}) is None
+    stream.accumulate(later)
+    stream.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=30), st.integers(2_000, 8_000))
+def test_a_pubends_ticks_only_increase_and_its_memory_is_bounded(
+    steps: list[tuple[int, int]], limit: int
+) -> None:
+    """D1: unique, increasing ticks, also when the clock steps back; what is forgotten is L, never silence."""
+    pubend = PlainPubend(7, limit=limit, now_us=1_000)
+    source = IdSource(1, 1)
+    published: list[int] = []
+    now = 1_000
+    for count, step in steps:
+        now += step - 5  # the clock goes back now and then
+        before = pubend.last
+        if count:
+            builder = BatchBuilder()
+            for _ in range(count):
+                builder.add(source.next(1), "t", {}, b"x" * 100, DEFAULT_LIMITS)
+            segment = pubend.publish([EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)], now)
+            assert segment.batch is not None
+            published += segment.batch.headers["tick"].tolist()
+        else:
+            segment = pubend.assert_silence(now)
+        assert (segment.start, segment.end) == (before, pubend.last)
+        assert before < pubend.last
+        pubend.check()
+    assert published == sorted(set(published))
+    answer = pubend.answer(0, pubend.last + 10, 1 << 30)
+    assert [part.start for part in answer[1:]] == [part.end for part in answer[:-1]]
+    assert answer[0].start == 0
+    assert answer[-1].end == pubend.last
+    told = [tick for part in answer if part.batch is not None for tick in part.batch.headers["tick"].tolist()]
+    assert told == [tick for tick in published if tick > pubend.floor]
+    assert pubend.size <= limit + 3 * 300 + 600

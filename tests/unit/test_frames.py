@@ -1,0 +1,239 @@
+"""Control messages and the splitter of the byte stream."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.errors import PeerError
+from postroad.events.batch import empty_frame
+from postroad.wire import frames
+from postroad.wire.frames import (
+    BATCH_KINDS,
+    CONTROL,
+    FRAME_PREFIX_BYTES,
+    MAX_CONTROL_BYTES,
+    PROTOCOL_VERSION,
+    Kind,
+    Message,
+    Splitter,
+    decode,
+    encode,
+    frame_kind,
+)
+
+NODE = bytes(range(16))
+MESSAGES: list[Message] = [
+    frames.Hello(
+        version=1,
+        role="broker",
+        name="b1",
+        token="t",
+        limits=DEFAULT_LIMITS,
+        window=1 << 20,
+        time_us=1_700_000_000_000_000,
+        broker=(1 << 32) - 1,
+        node=NODE,
+        boot=3,
+        cost=2,
+        publisher=42,
+        resume_key=b"\0\xff",
+    ),
+    frames.Welcome(
+        version=1,
+        name="größe",
+        broker=7,
+        node=NODE,
+        boot=3,
+        cost=1,
+        limits=DEFAULT_LIMITS,
+        window=0,
+        time_us=-1,
+        publisher=42,
+        resume_key=b"key",
+        accepted=9,
+    ),
+    frames.Refuse(code="denied", reason="no"),
+    frames.Ping(time_us=1),
+    frames.Pong(time_us=1, at_us=2),
+    frames.Credit(size=1 << 40),
+    frames.Accepted(sequence=5),
+    frames.Rejected(sequence=5, code="usage", reason="why"),
+    frames.Subscribe(number=1, topic="a/#", where="price > 100", overflow="disconnect", buffer=1),
+    frames.Subscribed(number=1, missing=("b2", "b3")),
+    frames.Unsubscribe(number=1),
+    frames.Ended(number=1, code="", reason=""),
+    frames.Request(number=1, what="status", arguments={"a": "b"}),
+    frames.Reply(number=1, code="", body="{}"),
+    frames.Silence(spans=((7 << 32, 1, 2, 3), (8 << 32, -1, 0, 1))),
+    frames.Attach(origin=7, known={7 << 32: 5}),
+    frames.Detach(origin=7),
+    frames.Nack(pubend=(1 << 64) - 1, spans=((1, 2), (5, 9)), need={7: 1 << 33}),
+    frames.Stamp(number=4, versions={7: 1 << 33}),
+    frames.TopologyUpdate(
+        advertisements=(
+            frames.Advertisement(
+                broker=7, node=NODE, name="b", boot=1, sequence=2, neighbours=((8, 1),), pubends=(7 << 32,)
+            ),
+        )
+    ),
+    frames.Digest(versions={7: 8}),
+    frames.InterestUpdate(
+        owner=7,
+        base=1,
+        version=2,
+        added=(frames.InterestEntry(entry=1, topic="a", where=""),),
+        removed=(3,),
+        part=1,
+        parts=2,
+    ),
+    frames.InterestPull(owners=(7, 8)),
+]
+
+
+def frame(kind: int, body: bytes, version: int = PROTOCOL_VERSION) -> bytes:
+    return struct.pack("<IBBH", FRAME_PREFIX_BYTES + len(body), kind, version, 0) + body
+
+
+def silence() -> bytes:
+    return empty_frame(kind=Kind.DELIVERY, pubend=7 << 32, start=1, end=2, channel=3)
+
+
+def test_every_kind_is_here() -> None:
+    assert [type(message) for message in MESSAGES] == list(CONTROL.values())
+    assert set(CONTROL) | BATCH_KINDS == set(Kind)
+    assert not set(CONTROL) & BATCH_KINDS
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_round_trip(message: Message) -> None:
+    data = encode(message)
+    assert decode(data) == message
+    assert decode(memoryview(data)) == message
+    assert int.from_bytes(data[:4], "little") == len(data)
+    assert CONTROL[Kind(frame_kind(data))] is type(message)
+    assert data[5:8] == bytes((PROTOCOL_VERSION, 0, 0))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_truncation_is_refused(message: Message) -> None:
+    data = encode(message)
+    body = data[FRAME_PREFIX_BYTES:]
+    for end in range(len(body)):
+        with pytest.raises(PeerError, match="malformed"):
+            decode(frame(frame_kind(data), body[:end]))
+
+
+def test_fields_that_have_defaults_may_be_left_out() -> None:
+    """A peer of this version that leaves off the last fields is understood."""
+    assert decode(frame(Kind.SUBSCRIBED, msgspec.msgpack.encode([1]))) == frames.Subscribed(number=1)
+
+
+def test_unknown_kinds() -> None:
+    for kind in sorted(set(range(256)) - set(CONTROL)):
+        with pytest.raises(PeerError, match=f"unknown frame kind {kind}"):
+            decode(frame(kind, b"\x91\x01"))
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_unknown_version(version: int) -> None:
+    with pytest.raises(PeerError, match=f"layout version {version}"):
+        decode(frame(Kind.PING, b"\x91\x01", version))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.PING, b""),
+        (Kind.PING, b"\xc1"),
+        (Kind.PING, b"\x01"),
+        (Kind.PING, b"\x90"),
+        (Kind.PING, b"\x91\xa1x"),
+        (Kind.PING, b"\x91\x01trailing"),
+        (Kind.PING, b"\x81\x01\x02"),
+        (Kind.PING, b"\xdd\xff\xff\xff\xff\x01"),
+        (Kind.REFUSE, b"\x92\xa1\xff\xa0"),
+        (Kind.ATTACH, b"\x92\x07\x81\xa1x\x01"),
+        (Kind.NACK, msgspec.msgpack.encode([1, [[1, 2, 3]], {}])),
+        (Kind.PING, b"\x92\x01" + b"\x91" * 100_000 + b"\xc0"),
+    ],
+    ids=[
+        "empty",
+        "reserved byte",
+        "no array",
+        "no fields",
+        "wrong type",
+        "trailing",
+        "map",
+        "endless array",
+        "not UTF-8",
+        "text for a key",
+        "span of three",
+        "nested too deep",
+    ],
+)
+def test_garbage(kind: Kind, body: bytes) -> None:
+    with pytest.raises(PeerError, match=f"malformed {kind.name} frame"):
+        decode(frame(kind, body))
+
+
+# ---------------------------------------------------------------- splitter
+
+
+def test_split_at_every_byte() -> None:
+    stream_frames = [*(encode(message) for message in MESSAGES[2:8]), silence(), encode(MESSAGES[0])]
+    stream = b"".join(stream_frames)
+    for cut in range(len(stream) + 1):
+        splitter = Splitter(1 << 20)
+        assert splitter.feed(stream[:cut]) + splitter.feed(stream[cut:]) == stream_frames
+        assert splitter.pending == 0
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 8, 9, 50])
+def test_split_in_small_steps(step: int) -> None:
+    stream_frames = [encode(message) for message in MESSAGES] + [silence()]
+    stream = b"".join(stream_frames)
+    splitter = Splitter(1 << 20)
+    found = [each for at in range(0, len(stream), step) for each in splitter.feed(stream[at : at + step])]
+    assert found == stream_frames
+    assert splitter.pending == 0
+    assert splitter.feed(b"") == []
+
+
+def test_pending_counts_what_is_held() -> None:
+    splitter, data = Splitter(1 << 20), silence()
+    assert splitter.feed(data + data[:20]) == [data]
+    assert splitter.pending == 20
+    assert splitter.feed(data[20:]) == [data]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 7, 8, 20])
+@pytest.mark.parametrize(
+    ("length", "kind"),
+    [
+        (MAX_CONTROL_BYTES + 1, Kind.PING),
+        (0xFFFF_FFFF, 99),
+        (4097, Kind.PUBLISH),
+        (7, Kind.PING),
+        (0, Kind.PING),
+    ],
+)
+def test_oversized_and_undersized_are_refused_before_they_are_buffered(
+    length: int, kind: int, cut: int
+) -> None:
+    splitter = Splitter(4096)
+    bad = struct.pack("<IBBH", length, kind, 1, 0) + bytes(100)
+    splitter.feed(encode(MESSAGES[3]))
+    with pytest.raises(PeerError, match=f"frame of {length} bytes"):
+        for part in (bad[:cut], bad[cut:]):
+            splitter.feed(part)
+
+
+def test_the_largest_frames_pass() -> None:
+    splitter = Splitter(4096)
+    batch = struct.pack("<IBBH", 4096, Kind.PUBLISH, 1, 0) + bytes(4088)
+    control = struct.pack("<IBBH", MAX_CONTROL_BYTES, Kind.REPLY, 1, 0) + bytes(MAX_CONTROL_BYTES - 8)
+    assert splitter.feed(batch + control) == [batch, control]
