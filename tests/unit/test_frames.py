@@ -210,7 +210,7 @@ def test_pending_counts_what_is_held() -> None:
     assert splitter.feed(data[20:]) == [data]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 4, 7, 8, 20])
+@pytest.mark.parametrize("cut", [0, 1, 4, 7])
 @pytest.mark.parametrize(
     ("length", "kind"),
     [
@@ -227,9 +227,9 @@ def test_oversized_and_undersized_are_refused_before_they_are_buffered(
     splitter = Splitter(4096)
     bad = struct.pack("<IBBH", length, kind, 1, 0) + bytes(100)
     splitter.feed(encode(MESSAGES[3]))
+    assert splitter.feed(bad[:cut]) == []
     with pytest.raises(PeerError, match=f"frame of {length} bytes"):
-        for part in (bad[:cut], bad[cut:]):
-            splitter.feed(part)
+        splitter.feed(bad[cut:])
 
 
 def test_the_largest_frames_pass() -> None:

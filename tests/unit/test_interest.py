@@ -169,7 +169,7 @@ class TestCovering:
         broker.subscribe(0, selector("t"))
         for key in range(1, 9):
             assert broker.subscribe(key, selector("t", f"price BETWEEN {key} AND {key + 10}")) == []
-        assert broker.subscribe(9, selector("t", "price BETWEEN 8 AND 9")) == []
+        assert broker.subscribe(9, selector("t", "price BETWEEN 17 AND 18")) == []
         (update,) = broker.unsubscribe(0)
         assert len(update.added) == 9
         broker.check()

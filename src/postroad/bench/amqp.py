@@ -64,20 +64,22 @@ class Amqp(FixedSession):
         self.socket.sendall(_method(channel, group, number, arguments))
         return self._answer(group, answer)
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        # An empty name asks for a new one; bits: exclusive and auto-delete.
-        declared = self._call(1, 50, 10, b"\x00\x00" + _short(b"") + b"\x0c" + _NO_TABLE, 11)
-        queue = declared[1 : 1 + declared[0]]
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        if not self.subscriptions:
+            # An empty name asks for a new one; bits: exclusive and auto-delete.
+            declared = self._call(1, 50, 10, b"\x00\x00" + _short(b"") + b"\x0c" + _NO_TABLE, 11)
+            self._queue = declared[1 : 1 + declared[0]]
+            # Bits: no-ack.
+            consume = b"\x00\x00" + _short(self._queue) + _short(CONSUMER) + b"\x02" + _NO_TABLE
+            self._call(1, 60, 20, consume, 21)
         for position, topic in enumerate(topics):
             last = position == len(topics) - 1
             arguments = (
-                b"\x00\x00" + _short(queue) + _short(EXCHANGE) + _short(topic.encode())
+                b"\x00\x00" + _short(self._queue) + _short(EXCHANGE) + _short(topic.encode())
                 + (b"\x00" if last else b"\x01") + _NO_TABLE  # no-wait for all but the last
             )  # fmt: skip
             self.socket.sendall(_method(1, 50, 20, arguments))
         self._answer(50, 21)
-        # Bits: no-ack.
-        self._call(1, 60, 20, b"\x00\x00" + _short(queue) + _short(CONSUMER) + b"\x02" + _NO_TABLE, 21)
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
         publish = _method(1, 60, 40, b"\x00\x00" + _short(EXCHANGE) + _short(topic.encode()) + b"\x00")

@@ -47,7 +47,7 @@ class Native(Session):
         hello = frames.Hello(
             version=frames.PROTOCOL_VERSION,
             role="client",
-            name=f"bench-{self.socket.getsockname()[1]}",
+            name="bench",
             token="",
             limits=DEFAULT_LIMITS,
             window=WINDOW_BYTES,
@@ -70,10 +70,6 @@ class Native(Session):
             if isinstance(message, wanted):
                 return message
             self._control(message)
-            self._send_reply()
-
-    def _send_reply(self) -> None:
-        if self.reply:
             self.socket.sendall(self.reply)
             self.reply.clear()
 
@@ -88,16 +84,14 @@ class Native(Session):
             case _:
                 pass
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        for start in range(0, len(topics), 500):
-            chunk = topics[start : start + 500]
-            asked = [
-                frames.encode(frames.Subscribe(number=start + number + 1, topic=topic, where=""))
-                for number, topic in enumerate(chunk)
-            ]
-            self.socket.sendall(b"".join(asked))
-            for _ in chunk:
-                self._wait(frames.Subscribed)
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        asked = [
+            frames.encode(frames.Subscribe(number=number, topic=topic, where=""))
+            for number, topic in enumerate(topics, self.subscriptions + 1)
+        ]
+        self.socket.sendall(b"".join(asked))
+        for _ in topics:
+            self._wait(frames.Subscribed)
 
     def expect(self, topic: str, size: int) -> None:
         self._row_heap = len(topic.encode()) + size

@@ -50,6 +50,7 @@ class Session(ABC):
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.reply = bytearray()
+        self.subscriptions = 0  # asked for on this connection so far
         self._greet()
 
     @classmethod
@@ -72,8 +73,22 @@ class Session(ABC):
     def _greet(self) -> None: ...
 
     @abstractmethod
+    def _subscribe(self, topics: Sequence[str]) -> None: ...
+
     def subscribe(self, topics: Sequence[str]) -> None:
         """Returns once the system said that the subscriptions are in force."""
+        for start in range(0, len(topics), SUBSCRIBE_CHUNK):
+            chunk = topics[start : start + SUBSCRIBE_CHUNK]
+            self._subscribe(chunk)
+            self.subscriptions += len(chunk)
+
+    def attend(self) -> None:
+        """Reads what has come on an idle connection and answers what must be answered."""
+        if self.feed(memoryview(self.socket.recv(65536))):
+            raise PeerError("a delivery on an idle connection")
+        if self.reply:
+            self.socket.sendall(self.reply)
+            self.reply.clear()
 
     @abstractmethod
     def expect(self, topic: str, size: int) -> None:
@@ -207,14 +222,12 @@ class Mqtt(FixedSession):
         if self._take(4) != b"\x20\x02\x00\x00":
             raise PeerError("MQTT connection refused")
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        for start in range(0, len(topics), SUBSCRIBE_CHUNK):
-            chunk = topics[start : start + SUBSCRIBE_CHUNK]
-            filters = b"".join(_mqtt_text(topic) + b"\x00" for topic in chunk)
-            self.socket.sendall(_mqtt_packet(0x82, b"\x00\x01" + filters))
-            answer = _mqtt_packet(0x90, b"\x00\x01" + bytes(len(chunk)))
-            if self._take(len(answer)) != answer:
-                raise PeerError("MQTT subscription refused")
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        filters = b"".join(_mqtt_text(topic) + b"\x00" for topic in topics)
+        self.socket.sendall(_mqtt_packet(0x82, b"\x00\x01" + filters))
+        answer = _mqtt_packet(0x90, b"\x00\x01" + bytes(len(topics)))
+        if self._take(len(answer)) != answer:
+            raise PeerError("MQTT subscription refused")
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
         return _repeat(_mqtt_packet(0x30, _mqtt_text(topic) + payload), len(payload), 0, count)
@@ -246,18 +259,14 @@ class Resp(FixedSession):
         if self._take_line() != b"+PONG\r\n":
             raise PeerError("this is no Redis server")
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        done = 0
-        for start in range(0, len(topics), SUBSCRIBE_CHUNK):
-            chunk = topics[start : start + SUBSCRIBE_CHUNK]
-            self.socket.sendall(_resp("SUBSCRIBE", *chunk))
-            answers = []
-            for topic in chunk:
-                done += 1
-                answers.append(_resp("subscribe", topic).replace(b"*2", b"*3") + b":%d\r\n" % done)
-            answer = b"".join(answers)
-            if self._take(len(answer)) != answer:
-                raise PeerError("Redis subscription refused")
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        self.socket.sendall(_resp("SUBSCRIBE", *topics))
+        answer = b"".join(
+            _resp("subscribe", topic).replace(b"*2", b"*3") + b":%d\r\n" % (self.subscriptions + number)
+            for number, topic in enumerate(topics, 1)
+        )
+        if self._take(len(answer)) != answer:
+            raise PeerError("Redis subscription refused")
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
         packet = _resp("PUBLISH", topic, payload)
@@ -293,12 +302,10 @@ class Nats(FixedSession):
             if line.startswith(b"-ERR"):
                 raise PeerError(f"NATS says {line.decode().strip()}")
 
-    def subscribe(self, topics: Sequence[str]) -> None:
-        for start in range(0, len(topics), SUBSCRIBE_CHUNK):
-            chunk = topics[start : start + SUBSCRIBE_CHUNK]
-            lines = [f"SUB {topic} {start + number + 1}\r\n" for number, topic in enumerate(chunk)]
-            self.socket.sendall("".join(lines).encode())
-            self._round_trip()
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        lines = [f"SUB {topic} {number}\r\n" for number, topic in enumerate(topics, self.subscriptions + 1)]
+        self.socket.sendall("".join(lines).encode())
+        self._round_trip()
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
         packet = b"PUB %s %d\r\n%s\r\n" % (topic.encode(), len(payload), payload)

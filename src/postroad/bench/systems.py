@@ -6,7 +6,6 @@ drop messages are lifted, persistence nobody asked for is off, Nagle's algorithm
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from postroad import __version__, kernel
 from postroad.bench.amqp import Amqp
 from postroad.bench.native import Native
 from postroad.bench.processes import Running, free_port
@@ -61,6 +61,12 @@ def _version(name: str, option: str, pattern: str) -> Callable[[], str | None]:
         return found[1] if found else "unknown"
 
     return ask
+
+
+def _own_version() -> str:
+    # The slower reference kernel is another thing to measure than the compiled one.
+    kind = "compiled" if kernel.COMPILED else "reference"
+    return f"{__version__} ({kind} kernel)"
 
 
 def _rabbit_version() -> str | None:
@@ -142,7 +148,7 @@ SYSTEMS: Final = {
             name="postroad",
             session=Native,
             start=_start_postroad,
-            version=lambda: importlib.metadata.version("postroad"),
+            version=_own_version,
             settings="plain mode, defaults",
             syncs="nothing (plain mode keeps events in memory)",
         ),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import resource
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -14,7 +15,7 @@ import msgspec
 
 from postroad.bench.load import Task
 from postroad.bench.processes import cpu_seconds, resident_bytes
-from postroad.bench.sessions import Session
+from postroad.bench.sessions import SUBSCRIBE_CHUNK, Session
 from postroad.bench.systems import System, serving
 from postroad.errors import PeerError, UnavailableError
 
@@ -163,28 +164,39 @@ def memory(system: System, seconds: float, brokers: int = 1) -> Figures:
     try:
         with serving(system, brokers) as running:
             address = running.addresses[0]
-
-            def settled() -> int:
-                time.sleep(seconds)
-                return resident_bytes(running.pids())
-
-            sessions.append(
-                system.session.connect(address)
-            )  # what the first one alone brings in is not counted
-            start = settled()
+            # What the first connection alone brings in is not counted.
+            sessions.append(system.session.connect(address))
+            _attend(sessions, seconds)
+            start = resident_bytes(running.pids())
             sessions += [system.session.connect(address) for _ in range(IDLE_CONNECTIONS)]
-            connected = settled()
+            _attend(sessions, seconds)
+            connected = resident_bytes(running.pids())
             # Connections that were idle take the subscriptions, so that only those add memory.
-            for number in range(SUBSCRIPTIONS // SUBSCRIPTIONS_PER_CONNECTION):
-                session, base = sessions[number], number * SUBSCRIPTIONS_PER_CONNECTION
-                wanted = range(base, base + SUBSCRIPTIONS_PER_CONNECTION)
-                session.subscribe([session.topic(topic) for topic in wanted])
-            subscribed = settled()
-            return {
-                "bytes_per_connection": (connected - start) / IDLE_CONNECTIONS,
-                "bytes_per_subscription": (subscribed - connected) / SUBSCRIPTIONS,
-                "start_bytes": float(start),
-            }
+            for base in range(0, SUBSCRIPTIONS, SUBSCRIBE_CHUNK):
+                session = sessions[base // SUBSCRIPTIONS_PER_CONNECTION]
+                session.subscribe([session.topic(topic) for topic in range(base, base + SUBSCRIBE_CHUNK)])
+                _attend(sessions, 0)
+            _attend(sessions, seconds)
+            subscribed = resident_bytes(running.pids())
     finally:
         for session in sessions:
             session.close()
+    return {
+        "bytes_per_connection": (connected - start) / IDLE_CONNECTIONS,
+        "bytes_per_subscription": (subscribed - connected) / SUBSCRIPTIONS,
+        "start_bytes": float(start),
+    }
+
+
+def _attend(sessions: Sequence[Session], seconds: float) -> None:
+    """Keeps idle connections alive for that long, and reads at least once what has come on them."""
+    poll = select.poll()
+    by_descriptor = {session.socket.fileno(): session for session in sessions}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    end = time.monotonic() + seconds
+    while True:
+        for descriptor, _ in poll.poll(min(100, seconds * 1000)):
+            by_descriptor[descriptor].attend()
+        if time.monotonic() >= end:
+            return

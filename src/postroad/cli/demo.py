@@ -71,13 +71,8 @@ def demo(
     import uvloop
 
     stations = plan(brokers)
-    started = time.monotonic()
-    try:
-        uvloop.run(_demo(stations, seconds, live=not as_json))
-    except KeyboardInterrupt:
-        if not any(station.address for station in stations):
-            raise
-    summary = _summary(stations, time.monotonic() - started)
+    elapsed_s = uvloop.run(_demo(stations, seconds, live=not as_json))
+    summary = _summary(stations, elapsed_s)
     if as_json:
         print(json.dumps(summary))
     else:
@@ -123,17 +118,18 @@ def _summary(stations: list[Station], elapsed_s: float) -> dict[str, Any]:
 # --- the network
 
 
-async def _demo(stations: list[Station], seconds: float | None, *, live: bool) -> None:
+async def _demo(stations: list[Station], seconds: float | None, *, live: bool) -> float:
+    """Run it; for how many seconds there was traffic. Ctrl-C is how it is meant to end."""
     task = asyncio.current_task()
     if task is not None:  # being terminated ends the brokers too
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with tempfile.TemporaryDirectory(prefix="postroad-demo-") as folder:
         try:
             await _start(stations, Path(folder), live=live)
-            await _traffic(stations, seconds, live=live)
-        except asyncio.CancelledError:
-            if asyncio.current_task() is task and not any(station.address for station in stations):
-                raise
+            started = time.monotonic()
+            with contextlib.suppress(asyncio.CancelledError):
+                await _traffic(stations, seconds, live=live)
+            return time.monotonic() - started
         finally:
             await _stop(stations)
 

@@ -1,6 +1,6 @@
 """Matching in plain Python: what `match.pyx` means, and what runs where nothing was compiled.
 
-Selectors come by number, each with its topic pattern, its predicate and (unused here) its boxes. Every
+Selectors come by number, each with its topic pattern and (unused here) its plan. Every
 distinct selector is asked about every row whose topic it could match. Groups come in the order of their
 rows, targets ascending, so both engines give equal answers.
 """
@@ -8,7 +8,7 @@ rows, targets ascending, so both engines give equal answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,13 @@ import numpy.typing as npt
 from postroad.errors import BugError
 from postroad.kernel import decode_attributes
 
-Predicate = Callable[[Mapping[str, Any]], bool | None]
+
+class Conditional(Protocol):
+    """What an engine needs of a selector: its condition, for what it cannot decide itself."""
+
+    @property
+    def predicate(self) -> Callable[[Mapping[str, Any]], bool | None]: ...
+
 
 _FRAME_HEADER: Final = 48
 _EVENT_HEADER: Final = 48
@@ -32,20 +38,20 @@ class Group(NamedTuple):
 
 
 class Index:
-    """Selector numbers -> topic pattern, predicate and targets."""
+    """Selector numbers -> topic pattern, selector and targets."""
 
     def __init__(self) -> None:
-        self._predicates: dict[int, Predicate] = {}
+        self._selectors: dict[int, Conditional] = {}
         self._levels: dict[int, list[str]] = {}  # the pattern's levels; [] for any topic
         self._exact: dict[str, dict[int, None]] = {}  # topic without wildcards -> selectors
         self._others: dict[int, None] = {}  # selectors with wildcards or any topic
-        self._targets: dict[int, dict[int, int]] = {}  # selector -> target -> times attached
+        self._targets: dict[int, dict[int, None]] = {}  # selector -> targets
 
-    def insert(self, number: int, topic: str, boxes: object, predicate: Predicate) -> None:
-        del boxes
-        if number in self._predicates:
+    def insert(self, number: int, topic: str, plan: object, selector: Conditional) -> None:
+        del plan
+        if number in self._selectors:
             raise BugError(f"selector {number} is in the index already")
-        self._predicates[number] = predicate
+        self._selectors[number] = selector
         self._levels[number] = topic.split("/") if topic else []
         self._targets[number] = {}
         if _is_exact(self._levels[number]):
@@ -57,7 +63,7 @@ class Index:
         if self._targets.pop(number):
             raise BugError(f"selector {number} still has targets")
         levels = self._levels.pop(number)
-        del self._predicates[number]
+        del self._selectors[number]
         if _is_exact(levels):
             topic = "/".join(levels)
             del self._exact[topic][number]
@@ -66,15 +72,18 @@ class Index:
         else:
             del self._others[number]
 
-    def attach(self, number: int, target: int) -> None:
+    def attach(self, number: int, target: int) -> bool:
+        """Gives a selector a target; False if it has it already."""
         targets = self._targets[number]
-        targets[target] = targets.get(target, 0) + 1
+        if target in targets:
+            return False
+        targets[target] = None
+        return True
 
-    def detach(self, number: int, target: int) -> None:
-        targets = self._targets[number]
-        targets[target] -= 1
-        if not targets[target]:
-            del targets[target]
+    def detach(self, number: int, target: int) -> int:
+        """Takes a target from a selector; how many it has left."""
+        del self._targets[number][target]
+        return len(self._targets[number])
 
     def match(self, data: bytes, extents: bytes) -> list[Group]:
         rows: dict[int, list[int]] = {}  # target -> rows
@@ -97,7 +106,7 @@ class Index:
         candidates += [number for number in self._others if _matches(self._levels[number], levels)]
         found: set[int] = set()
         for number in candidates:
-            if self._predicates[number](attributes) is True:
+            if self._selectors[number].predicate(attributes) is True:
                 found.update(self._targets[number])
         return found
 
@@ -106,12 +115,10 @@ class Index:
 
     def check(self) -> None:
         exact = [number for numbers in self._exact.values() for number in numbers]
-        if sorted([*exact, *self._others]) != sorted(self._predicates) or not all(self._exact.values()):
+        if sorted([*exact, *self._others]) != sorted(self._selectors) or not all(self._exact.values()):
             raise BugError("a selector is filed twice or not at all")
-        if set(self._targets) != set(self._predicates) or set(self._levels) != set(self._predicates):
+        if set(self._targets) != set(self._selectors) or set(self._levels) != set(self._selectors):
             raise BugError("a selector lacks its targets or its topic")
-        if any(count < 1 for targets in self._targets.values() for count in targets.values()):
-            raise BugError("a target is attached less than once")
 
 
 def _is_exact(levels: list[str]) -> bool:

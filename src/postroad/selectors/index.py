@@ -7,10 +7,19 @@ done by an engine, compiled (`kernel.match`) where there is a compiler, else its
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from postroad import kernel
 from postroad.errors import BugError, UsageError
 from postroad.events.batch import EventBatch
-from postroad.kernel.match_reference import Group, Index
+from postroad.kernel.match_reference import Group
+from postroad.selectors.plan import to_plan
 from postroad.selectors.selector import Selector
+
+if TYPE_CHECKING or not kernel.wanted("match"):
+    from postroad.kernel.match_reference import Index
+else:
+    from postroad.kernel.match import Index
 
 __all__ = ["Group", "MatchIndex"]
 
@@ -18,14 +27,15 @@ __all__ = ["Group", "MatchIndex"]
 class MatchIndex:
     """Keys -> (selector, target), and the question which targets want a batch's rows."""
 
-    __slots__ = ("_engine", "_free", "_keys", "_numbers", "_selectors")
+    __slots__ = ("_engine", "_free", "_keys", "_numbers", "_repeated", "_selectors")
 
     def __init__(self) -> None:
         self._engine = Index()
         self._keys: dict[int, tuple[int, int]] = {}  # key -> (selector's number, target)
         self._numbers: dict[Selector, int] = {}  # selector -> number, for those that some key uses
-        self._selectors: dict[int, tuple[Selector, int]] = {}  # number -> (selector, keys that use it)
-        self._free: list[int] = []  # numbers below the highest that are not in use
+        self._selectors: list[Selector | None] = []  # by number; None where the number is free
+        self._free: list[int] = []  # numbers not in use
+        self._repeated: dict[tuple[int, int], int] = {}  # (number, target) -> keys beyond the first
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -35,26 +45,41 @@ class MatchIndex:
             raise UsageError(f"key {key} is in the index already")
         number = self._numbers.get(selector)
         if number is None:
-            number = self._free.pop() if self._free else len(self._numbers)
-            self._engine.insert(number, selector.topic, selector.boxes, selector.predicate)
-            self._numbers[selector] = number
-            self._selectors[number] = (selector, 0)
-        self._selectors[number] = (selector, self._selectors[number][1] + 1)
-        self._engine.attach(number, target)
+            number = self._insert(selector)
+        if not self._engine.attach(number, target):
+            self._repeated[number, target] = self._repeated.get((number, target), 0) + 1
         self._keys[key] = (number, target)
+
+    def _insert(self, selector: Selector) -> int:
+        if not self._free:
+            self._free.append(len(self._selectors))
+            self._selectors.append(None)
+        number = self._free[-1]
+        self._engine.insert(number, selector.topic, to_plan(selector.boxes), selector)
+        self._free.pop()
+        self._numbers[selector] = number
+        self._selectors[number] = selector
+        return number
 
     def remove(self, key: int) -> None:
         found = self._keys.pop(key, None)
         if found is None:
             raise UsageError(f"key {key} is not in the index")
+        repeated = self._repeated.get(found)
+        if repeated is not None:
+            if repeated > 1:
+                self._repeated[found] = repeated - 1
+            else:
+                del self._repeated[found]
+            return
         number, target = found
-        self._engine.detach(number, target)
-        selector, users = self._selectors[number]
-        if users > 1:
-            self._selectors[number] = (selector, users - 1)
+        if self._engine.detach(number, target):
             return
         self._engine.delete(number)
-        del self._selectors[number], self._numbers[selector]
+        selector = self._selectors[number]
+        assert selector is not None
+        del self._numbers[selector]
+        self._selectors[number] = None
         self._free.append(number)
 
     def match(self, batch: EventBatch) -> list[Group]:
@@ -66,13 +91,16 @@ class MatchIndex:
 
     def check(self) -> None:
         """The invariants that tie keys, selectors and engine together."""
-        users: dict[int, int] = {}
-        for number, _ in self._keys.values():
-            users[number] = users.get(number, 0) + 1
-        if users != {number: count for number, (_, count) in self._selectors.items()}:
-            raise BugError("the users of some selector are miscounted")
-        if self._numbers != {selector: number for number, (selector, _) in self._selectors.items()}:
+        pairs: dict[tuple[int, int], int] = {}
+        for pair in self._keys.values():
+            pairs[pair] = pairs.get(pair, 0) + 1
+        if self._repeated != {pair: count - 1 for pair, count in pairs.items() if count > 1}:
+            raise BugError("the keys that repeat another are miscounted")
+        used = {number: selector for number, selector in enumerate(self._selectors) if selector is not None}
+        if self._numbers != {selector: number for number, selector in used.items()}:
             raise BugError("selectors and their numbers disagree")
-        if sorted([*self._selectors, *self._free]) != list(range(len(self._selectors) + len(self._free))):
+        if sorted({number for number, _ in pairs}) != sorted(used):
+            raise BugError("a selector that no key uses, or a key without its selector")
+        if sorted([*used, *self._free]) != list(range(len(self._selectors))):
             raise BugError("some selector number is neither used nor free")
         self._engine.check()

@@ -322,7 +322,7 @@ class Network:
     def _transmit_raw(self, connection: Connection, side: int, frame: bytes, raw: Raw) -> None:
         chance = self.world.random(f"raw/{connection.pair[0]}/{connection.pair[1]}")
         lose, repeat, overtake = chance.random(), chance.random(), chance.random()
-        late = self._delay(connection.pair) + chance.randrange(raw.late_us + 1)
+        late = chance.randrange(1, raw.late_us + 2)
         number = connection.numbers[side]
         if lose < raw.lose:
             self.lost += 1
@@ -334,12 +334,25 @@ class Network:
             self.world.note("network", "repeats", connection=number, frame=frame)
             if frame[4] in BATCH_KINDS:
                 connection.pipes[side].debt += len(frame)
-            self.world.after(late, lambda: self._hand_over(connection, side, frame))
+            self._arrive_late(connection, side, frame, late)
         if overtake < raw.overtake:
             self.world.note("network", "delays", connection=number, frame=frame)
-            self.world.after(late, lambda: self._hand_over(connection, side, frame))
+            self._arrive_late(connection, side, frame, late)
         else:
             self._enqueue(connection, side, frame)
+
+    def _arrive_late(self, connection: Connection, side: int, frame: bytes, late_us: int) -> None:
+        """Outside the queue, so that later frames overtake it; it never overtakes an earlier one."""
+        arrival = self._arrival(connection, side, len(frame)) + late_us
+
+        def arrive() -> None:
+            stalled = self._stalled.get(connection.pair, 0)
+            if stalled > self.world.now_us:
+                self.world.at(stalled + late_us, arrive)
+            else:
+                self._hand_over(connection, side, frame)
+
+        self.world.at(arrival, arrive)
 
     @staticmethod
     def _settle(connection: Connection, side: int, frame: bytes) -> bytes | None:

@@ -1,0 +1,46 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The matching index. `match_reference.py` says what it means.
+
+A selector comes as boxes; a box is a conjunction: a topic pattern and a set of allowed values for some
+attributes. A conjunction is found by hashing. Its signature is the set of attributes for which it asks
+for one of few values, or for a prefix; its key is the hash of pattern, signature and values. All
+conjunctions stand in one hash table under their keys (several when it asks IN), those of one key in a
+bucket, and within a bucket sorted by the range they ask of one attribute. A row is matched by looking up
+the patterns of its topic (remembered per topic), hashing the row once per signature in use under those
+patterns, and verifying every conjunction found against the row's real values. So a collision costs time
+and never a wrong answer. Conditions that are not sets of values (arithmetic, LIKE inside) are asked of the
+selector's predicate last. Rows are then collected per target, and targets with the same rows grouped.
+
+Memory is counted by hand in C; `Index.check` walks all of it. Everything read from a frame is checked
+against the frame's length first.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.math cimport floor, nextafter, nextafterf, INFINITY
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport qsort
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset
+
+import numpy as np
+
+from postroad.errors import BugError
+from postroad.kernel import decode_attributes
+from postroad.kernel.match_reference import Group
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define POSTROAD_PREFETCH(p) __builtin_prefetch(p)
+    #else
+    #define POSTROAD_PREFETCH(p) ((void)0)
+    #endif
+    """
+    void POSTROAD_PREFETCH(const void*) noexcept nogil
+
+include "match_types.pxi"
+include "match_table.pxi"
+include "match_values.pxi"
+include "match_topics.pxi"
+include "match_rows.pxi"
+include "match_index.pxi"

@@ -1,0 +1,439 @@
+# One batch: rows -> conjunctions -> selectors -> targets -> groups.
+
+cdef class Matcher:
+    """Working room for `match`, kept between batches."""
+
+    cdef uint64_t* hash
+    cdef uint64_t hashes
+    cdef Conjunction** candidate
+    cdef uint64_t candidates
+    cdef Unit* unit
+    cdef uint64_t units
+    cdef uint64_t unit_room
+    cdef Link* link
+    cdef uint64_t links
+    cdef uint64_t link_room
+    cdef Seen seen[MAX_SEEN]
+    cdef uint32_t seen_count
+    cdef list singles  # arrays of one row, read-only, shared by all groups that need one
+
+    def __cinit__(self):
+        self.singles = []
+
+    def __dealloc__(self):
+        give(self.hash, self.hashes * sizeof(uint64_t))
+        give(self.candidate, self.candidates * sizeof(Conjunction*))
+        give(self.unit, self.unit_room * sizeof(Unit))
+        give(self.link, self.link_room * sizeof(Link))
+
+    cdef list match(self, Index index, bytes frame, bytes extents):
+        cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(frame)
+        cdef uint64_t size = PyBytes_GET_SIZE(frame)
+        cdef const uint8_t* offsets = <const uint8_t*>PyBytes_AS_STRING(extents)
+        cdef const uint8_t* header
+        cdef uint32_t count, row, begin, end
+        cdef uint64_t number
+        cdef uint16_t topic_length, attributes_length, attributes
+        cdef uint64_t found
+        cdef Memo* memo
+        if size < 48:
+            raise BugError("a batch is shorter than its header")
+        memcpy(&count, data + 8, 4)
+        if 48 + 48 * <uint64_t>count > size or <uint64_t>PyBytes_GET_SIZE(extents) < 4 * (<uint64_t>count + 1):
+            raise BugError("a batch is shorter than its event headers")
+        if index.conjunctions == 0 or count == 0:
+            return []
+        index.batch += 1
+        self.units = self.links = 0
+        self.seen_count = 0
+        for row in range(count):
+            header = data + 48 + 48 * <uint64_t>row
+            memcpy(&begin, offsets + 4 * <uint64_t>row, 4)
+            memcpy(&end, offsets + 4 * <uint64_t>row + 4, 4)
+            memcpy(&number, header + 24, 8)
+            memcpy(&topic_length, header + 32, 2)
+            memcpy(&attributes_length, header + 34, 2)
+            memcpy(&attributes, header + 42, 2)
+            if end > size or <uint64_t>begin + topic_length + attributes_length > end:
+                raise BugError("an event reaches outside its batch")
+            index.stamp += 1
+            memo = index.topics.lookup(number, data + begin, topic_length)
+            if memo.patterns == 0:
+                continue
+            begin += topic_length
+            number = self.read(index, data + begin, attributes_length, attributes) if attributes else 0
+            found = self.probe(index, memo, number)
+            if found:
+                self.collect(index, found, row, frame, begin, attributes)
+        return self.groups(index) if self.units else []
+
+    # ------------------------------------------------------------ a row's values
+
+    cdef uint64_t read(self, Index index, const uint8_t* at, uint32_t length, uint32_t count) except? 0:
+        """Puts the values that some selector asks about into their slots; bit per slot below 64."""
+        cdef const uint8_t* end = at + length
+        cdef uint64_t mask = 0
+        cdef uint32_t place, name_length, size
+        cdef int32_t slot
+        cdef uint8_t type
+        cdef Value* value
+        for place in range(count):
+            if at == end or end - at < 2 + at[0]:
+                raise BugError("an attribute reaches outside its event")
+            name_length = at[0]
+            type = at[1 + name_length]
+            slot = self.slot(index, place, at + 1, name_length)
+            at += 2 + name_length
+            size = value_size(type, at, end)
+            if size == 0:
+                raise BugError("an attribute's value reaches outside its event")
+            if slot >= 0:
+                value = &index.values[slot]
+                take_value(value, type, at, size)
+                value.stamp = index.stamp
+                if slot < 64:
+                    mask |= <uint64_t>1 << slot
+            at += size
+        return mask
+
+    cdef inline int32_t slot(self, Index index, uint32_t place, const uint8_t* name, uint32_t length) noexcept:
+        """The slot of a name or -1. Rows of a batch tend to have the same names in the same places."""
+        cdef Seen* seen
+        cdef Name* known
+        if place < self.seen_count:
+            seen = &self.seen[place]
+            if seen.length == length and memcmp(seen.name, name, length) == 0:
+                return seen.slot
+        known = index.find_name(name, length)
+        if place < MAX_SEEN:
+            seen = &self.seen[place]
+            seen.name = name
+            seen.length = length
+            seen.slot = -1 if known == NULL else <int32_t>known.slot
+            if self.seen_count == place:
+                self.seen_count += 1
+        return -1 if known == NULL else <int32_t>known.slot
+
+    # ------------------------------------------------------------ candidates
+
+    cdef int64_t probe(self, Index index, Memo* memo, uint64_t mask) except -1:
+        """Fills `candidate` with the conjunctions found by hash; their number.
+
+        In three steps, so that the table's cells and the conjunctions are on their way from memory
+        while the rest is being hashed.
+        """
+        cdef uint64_t wanted = 0, at, found = 0
+        cdef uint32_t one, use
+        cdef Pattern* pattern
+        cdef Signature* signature
+        cdef Cell* cell
+        for one in range(memo.patterns):
+            pattern = patterns_of(memo)[one]
+            pattern.stamp = index.stamp
+            if wanted + pattern.used > self.hashes:
+                at = 2 * (wanted + pattern.used)
+                self.hash = <uint64_t*>resize(
+                    self.hash, self.hashes * sizeof(uint64_t), at * sizeof(uint64_t)
+                )
+                self.hashes = at
+            for use in range(pattern.used):
+                signature = &index.signature[pattern.uses[use].signature]
+                if signature.mask & ~mask == 0:
+                    if key_of(&self.hash[wanted], pattern.uses[use].base, signature, index.values, index.stamp):
+                        POSTROAD_PREFETCH(&index.keys.cell[self.hash[wanted] & index.keys.mask])
+                        wanted += 1
+        for at in range(wanted):
+            cell = table_find(&index.keys, self.hash[at])
+            if cell.item == NULL:
+                continue
+            if is_bucket(cell.item):
+                found = self.scan(as_bucket(cell.item), index.values, index.stamp, found)
+            else:
+                if found == self.candidates:
+                    self.widen(found + 1)
+                POSTROAD_PREFETCH(cell.item)
+                self.candidate[found] = <Conjunction*>cell.item
+                found += 1
+        return found
+
+    cdef int widen(self, uint64_t need) except -1:
+        self.candidate = <Conjunction**>resize(
+            self.candidate, self.candidates * sizeof(Conjunction*), 2 * need * sizeof(Conjunction*)
+        )
+        self.candidates = 2 * need
+        return 0
+
+    cdef int64_t scan(self, Bucket* bucket, Value* values, uint64_t stamp, uint64_t found) except -1:
+        """Adds the conjunctions of a bucket in whose range the row's value lies."""
+        cdef uint32_t at, place, inside, end
+        cdef Lane* lane
+        cdef Value* value
+        cdef Block* block
+        cdef double x = 0
+        for at in range(bucket.lanes):
+            lane = &bucket.lane[at]
+            end = lane.used
+            if lane.slot != NO_LANE:
+                value = &values[lane.slot]
+                if value.stamp != stamp or (value.type != INTEGER and value.type != FLOAT):
+                    continue
+                x = as_double(value)
+                end = lane_end_at(lane, x)
+            for place in range(end):
+                if lane.slot != NO_LANE and lane.head[place].high < x:
+                    continue
+                block = lane.head[place].block
+                if found + block.used > self.candidates:
+                    self.widen(found + block.used)
+                for inside in range(block.used):
+                    if lane.slot == NO_LANE or (block.entry[inside].low <= x <= block.entry[inside].high):
+                        self.candidate[found] = block.entry[inside].conjunction
+                        POSTROAD_PREFETCH(self.candidate[found])
+                        found += 1
+        return found
+
+    # ------------------------------------------------------------ matches
+
+    cdef int collect(
+        self, Index index, uint64_t found, uint32_t row, bytes frame, uint32_t begin, uint32_t count
+    ) except -1:
+        cdef uint64_t at
+        cdef uint32_t place
+        cdef Conjunction* conjunction
+        cdef Selection* selection
+        cdef Target* target
+        cdef object attributes = None
+        for at in range(found):
+            conjunction = self.candidate[at]
+            if not verify(conjunction, index.values, index.stamp):
+                continue
+            selection = &index.selection[conjunction.selector]
+            if selection.stamp == index.stamp:
+                continue
+            if conjunction.opaque:
+                if attributes is None:
+                    attributes = decode_attributes(frame, begin, count)
+                if index.opaque[conjunction.selector].predicate(attributes) is not True:
+                    continue
+            selection.stamp = index.stamp
+            if selection.targets >= FAN and selection.shared == 0:
+                if selection.batch != index.batch:
+                    selection.batch = index.batch
+                    selection.unit = self.new_unit(conjunction.selector, True)
+                self.note(selection.unit, row)
+                continue
+            for place in range(selection.targets):
+                target = &index.target[selection.target[place]]
+                if target.batch != index.batch:
+                    target.batch = index.batch
+                    target.unit = self.new_unit(selection.target[place], False)
+                self.note(target.unit, row)
+        return 0
+
+    cdef uint32_t new_unit(self, uint32_t item, bint selector) except? 0xFFFFFFFF:
+        cdef Unit* unit
+        cdef uint64_t wider
+        if self.units == self.unit_room:
+            wider = 2 * self.unit_room if self.unit_room else 64
+            self.unit = <Unit*>resize(self.unit, self.unit_room * sizeof(Unit), wider * sizeof(Unit))
+            self.unit_room = wider
+        unit = &self.unit[self.units]
+        memset(unit, 0, sizeof(Unit))
+        unit.item = item
+        unit.selector = selector
+        unit.row = 0xFFFFFFFF
+        self.units += 1
+        return <uint32_t>(self.units - 1)
+
+    cdef inline int note(self, uint32_t number, uint32_t row) except -1:
+        """Gives a unit one more row, if it does not have it from another selector."""
+        cdef Unit* unit = &self.unit[number]
+        cdef uint64_t wider
+        if unit.row == row:
+            return 0
+        if self.links == self.link_room:
+            wider = 2 * self.link_room if self.link_room else 256
+            self.link = <Link*>resize(self.link, self.link_room * sizeof(Link), wider * sizeof(Link))
+            self.link_room = wider
+        self.link[self.links].row = row
+        if unit.count:
+            self.link[unit.last].next = <uint32_t>self.links
+        else:
+            unit.first = <uint32_t>self.links
+        unit.last = <uint32_t>self.links
+        self.links += 1
+        unit.count += 1
+        unit.row = row
+        unit.hash = join(unit.hash, row + 1)
+        return 0
+
+    # ------------------------------------------------------------ groups
+
+    cdef bint same_rows(self, Unit* first, Unit* second) noexcept:
+        cdef uint32_t left = first.first, right = second.first, at
+        if first.count != second.count:
+            return False
+        for at in range(first.count):
+            if self.link[left].row != self.link[right].row:
+                return False
+            left = self.link[left].next
+            right = self.link[right].next
+        return True
+
+    cdef list groups(self, Index index):
+        """Units with the same rows joined, in order of their rows."""
+        cdef uint64_t size = 2, at, cell, total = 0, count = 0
+        cdef uint32_t* head
+        cdef Found* found
+        cdef uint32_t* rows
+        cdef uint32_t place, link
+        cdef Unit* unit
+        cdef list made
+        while size < 2 * self.units:
+            size *= 2
+        head = <uint32_t*>take(size * sizeof(uint32_t))
+        found = NULL
+        rows = NULL
+        try:
+            memset(head, 0xFF, size * sizeof(uint32_t))
+            found = <Found*>take(self.units * sizeof(Found))
+            for at in range(self.units):
+                unit = &self.unit[at]
+                cell = mix(unit.hash) & (size - 1)
+                while head[cell] != 0xFFFFFFFF and not self.same_rows(&self.unit[found[head[cell]].unit], unit):
+                    cell = (cell + 1) & (size - 1)
+                if head[cell] == 0xFFFFFFFF:
+                    head[cell] = <uint32_t>count
+                    unit.next = 0xFFFFFFFF
+                    total += unit.count
+                    count += 1
+                else:
+                    unit.next = found[head[cell]].unit
+                found[head[cell]].unit = <uint32_t>at
+            rows = <uint32_t*>take(total * sizeof(uint32_t))
+            total = 0
+            for at in range(count):
+                unit = &self.unit[found[at].unit]
+                found[at].row = rows + total
+                found[at].count = unit.count
+                link = unit.first
+                for place in range(unit.count):
+                    rows[total] = self.link[link].row
+                    total += 1
+                    link = self.link[link].next
+            qsort(found, count, sizeof(Found), by_rows)
+            return self.shown(index, found, count)
+        finally:
+            give(rows, total * sizeof(uint32_t))
+            give(found, self.units * sizeof(Found))
+            give(head, size * sizeof(uint32_t))
+
+    cdef list shown(self, Index index, Found* found, uint64_t count):
+        cdef list made = []
+        cdef uint64_t at
+        cdef object rows
+        for at in range(count):
+            if found[at].count == 1:
+                rows = self.single(found[at].row[0])
+            else:
+                rows = np.frombuffer(
+                    (<const char*>found[at].row)[: found[at].count * sizeof(uint32_t)], np.uint32
+                )
+            made.append(tuple.__new__(Group, (rows, self.wanting(index, found[at].unit))))
+        return made
+
+    cdef object single(self, uint32_t row):
+        if row >= MAX_SHOWN:
+            return np.array([row], np.uint32)
+        while <uint32_t>len(self.singles) <= row:
+            rows = np.array([len(self.singles)], np.uint32)
+            rows.flags.writeable = False
+            self.singles.append(rows)
+        return self.singles[row]
+
+    cdef list wanting(self, Index index, uint32_t number):
+        """The targets of all units of a group, ascending."""
+        cdef Unit* unit = &self.unit[number]
+        cdef list found = []
+        if unit.next == 0xFFFFFFFF:
+            if unit.selector:
+                return list(index.listed(unit.item))
+            found.append(index.target[unit.item].value)
+            return found
+        while True:
+            if unit.selector:
+                found += index.listed(unit.item)
+            else:
+                found.append(index.target[unit.item].value)
+            if unit.next == 0xFFFFFFFF:
+                break
+            unit = &self.unit[unit.next]
+        found.sort()
+        return found
+
+
+cdef int by_rows(const void* first, const void* second) noexcept nogil:
+    cdef const Found* left = <const Found*>first
+    cdef const Found* right = <const Found*>second
+    cdef uint32_t at = 0
+    while at < left.count and at < right.count:
+        if left.row[at] != right.row[at]:
+            return -1 if left.row[at] < right.row[at] else 1
+        at += 1
+    return (left.count > right.count) - (left.count < right.count)
+
+cdef inline uint32_t lane_end_at(Lane* lane, double x) noexcept nogil:
+    """How many blocks begin at or below x."""
+    cdef uint32_t start = 0, end = lane.used, middle
+    while start < end:
+        middle = (start + end) // 2
+        if lane.head[middle].low <= x:
+            start = middle + 1
+        else:
+            end = middle
+    return start
+
+cdef inline bint key_of(
+    uint64_t* out, uint64_t base, Signature* signature, Value* values, uint64_t stamp
+) noexcept nogil:
+    """The key under which a row finds the conjunctions of a signature; False if it lacks a part."""
+    cdef uint32_t at
+    cdef Value* value
+    for at in range(signature.parts):
+        value = &values[signature.part[at].slot]
+        if value.stamp != stamp:
+            return False
+        if signature.part[at].prefix == 0:
+            base = join(base, value.hash)
+        elif value.type == TEXT and value.length >= signature.part[at].prefix:
+            base = join(base, hash_bytes(value.text, signature.part[at].prefix))
+        else:
+            return False
+    out[0] = mix(base)
+    return True
+
+cdef inline uint32_t value_size(uint8_t type, const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Bytes that a value takes; 0 if it would reach beyond the end or has no known type."""
+    cdef uint64_t room = end - at
+    cdef uint16_t length
+    if type == BOOLEAN:
+        return 1 if room >= 1 else 0
+    if type == INTEGER or type == FLOAT:
+        return 8 if room >= 8 else 0
+    if type != TEXT or room < 2:
+        return 0
+    memcpy(&length, at, 2)
+    return 2 + length if room >= 2 + <uint64_t>length else 0
+
+cdef inline void take_value(Value* value, uint8_t type, const uint8_t* at, uint32_t size) noexcept nogil:
+    value.type = type
+    if type == TEXT:
+        value.text = at + 2
+        value.length = size - 2
+        value.hash = hash_bytes(value.text, value.length)
+    elif type == BOOLEAN:
+        value.n.i = at[0] != 0
+        value.hash = hash_boolean(at[0] != 0)
+    else:
+        memcpy(&value.n, at, 8)
+        value.hash = hash_number(value.n, type == FLOAT)

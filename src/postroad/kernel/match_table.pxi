@@ -1,0 +1,308 @@
+# Memory, hashing, the one kind of hash table, and buckets.
+
+cdef size_t allocated = 0  # bytes in use by all indexes of the process
+
+cdef void* take(size_t size) except NULL:
+    global allocated
+    cdef void* found = PyMem_Malloc(size)
+    if found == NULL:
+        raise MemoryError
+    allocated += size
+    return found
+
+cdef void* resize(void* old, size_t old_size, size_t size) except NULL:
+    global allocated
+    cdef void* found = PyMem_Realloc(old, size)
+    if found == NULL:
+        raise MemoryError
+    allocated += size - old_size
+    return found
+
+cdef void give(void* old, size_t size) noexcept:
+    global allocated
+    if old != NULL:
+        PyMem_Free(old)
+        allocated -= size
+
+cdef inline uint64_t mix(uint64_t value) noexcept nogil:
+    value = (value ^ (value >> 32)) * <uint64_t>0xD6E8FEB86659FD93
+    value = (value ^ (value >> 32)) * <uint64_t>0xD6E8FEB86659FD93
+    return value ^ (value >> 32)
+
+cdef inline uint64_t join(uint64_t first, uint64_t second) noexcept nogil:
+    first = (first ^ second) * <uint64_t>0x9E3779B97F4A7C15
+    return first ^ (first >> 29)
+
+cdef inline uint64_t hash_bytes(const uint8_t* data, size_t length) noexcept nogil:
+    cdef uint64_t found = <uint64_t>0x51ED270B1F0D4C5B ^ length
+    cdef uint64_t word
+    while length >= 8:
+        memcpy(&word, data, 8)
+        found = join(found, word)
+        data += 8
+        length -= 8
+    if length:
+        word = 0
+        memcpy(&word, data, length)
+        found = join(found, word)
+    return mix(found)
+
+cdef uint64_t fnv(const uint8_t* data, size_t length) noexcept nogil:
+    cdef uint64_t found = <uint64_t>0xCBF29CE484222325
+    cdef size_t at
+    for at in range(length):
+        found = (found ^ data[at]) * <uint64_t>0x100000001B3
+    return found
+
+# ---------------------------------------------------------------- tables: hash -> item, linear probing
+
+cdef int table_start(Table* table) except -1:
+    table.cell = <Cell*>take(8 * sizeof(Cell))
+    memset(table.cell, 0, 8 * sizeof(Cell))
+    table.mask = 7
+    table.used = 0
+    return 0
+
+cdef void table_end(Table* table) noexcept:
+    if table.cell != NULL:
+        give(table.cell, (table.mask + 1) * sizeof(Cell))
+    table.cell = NULL
+
+cdef inline Cell* table_find(Table* table, uint64_t hash) noexcept nogil:
+    """The cell of this hash, or the empty one where it would be."""
+    cdef uint64_t at = hash & table.mask
+    while table.cell[at].item != NULL and table.cell[at].hash != hash:
+        at = (at + 1) & table.mask
+    return &table.cell[at]
+
+cdef int table_resize(Table* table, uint64_t size) except -1:
+    cdef Cell* old = table.cell
+    cdef uint64_t count = table.mask + 1, at
+    cdef Cell* new = <Cell*>take(size * sizeof(Cell))
+    memset(new, 0, size * sizeof(Cell))
+    table.cell = new
+    table.mask = size - 1
+    for at in range(count):
+        if old[at].item != NULL:
+            table_find(table, old[at].hash)[0] = old[at]
+    give(old, count * sizeof(Cell))
+    return 0
+
+cdef int table_set(Table* table, uint64_t hash, void* item) except -1:
+    """Puts an item under a hash that may be there or not."""
+    cdef Cell* cell = table_find(table, hash)
+    if cell.item == NULL:
+        if (table.used + 1) * 10 > (table.mask + 1) * 7:
+            table_resize(table, 2 * (table.mask + 1))
+            cell = table_find(table, hash)
+        table.used += 1
+        cell.hash = hash
+    cell.item = item
+    return 0
+
+cdef int table_drop(Table* table, uint64_t hash) except -1:
+    """Takes a hash out and closes the gap that it leaves; a table mostly empty shrinks."""
+    cdef uint64_t gap = table_find(table, hash) - table.cell
+    cdef uint64_t at = gap, home
+    if table.cell[gap].item == NULL:
+        raise BugError("a hash is not in its table")
+    while True:
+        at = (at + 1) & table.mask
+        if table.cell[at].item == NULL:
+            break
+        home = table.cell[at].hash & table.mask
+        if ((at - home) & table.mask) >= ((at - gap) & table.mask):
+            table.cell[gap] = table.cell[at]
+            gap = at
+    table.cell[gap].item = NULL
+    table.used -= 1
+    if table.mask > 7 and table.used * 8 < table.mask:
+        table_resize(table, (table.mask + 1) // 2)
+    return 0
+
+# ---------------------------------------------------------------- lanes: entries sorted by (low, address)
+
+cdef inline size_t block_size(uint32_t capacity) noexcept nogil:
+    return sizeof(Block) + (capacity - 1) * sizeof(Entry)
+
+cdef inline bint is_before(Entry* first, float low, Conjunction* conjunction) noexcept nogil:
+    if first.low != low:
+        return first.low < low
+    return <uintptr_t>first.conjunction < <uintptr_t>conjunction
+
+cdef void head_set(Head* head) noexcept nogil:
+    cdef uint32_t at
+    head.low = head.block.entry[0].low
+    head.high = head.block.entry[0].high
+    for at in range(1, head.block.used):
+        if head.block.entry[at].high > head.high:
+            head.high = head.block.entry[at].high
+
+cdef uint32_t lane_at(Lane* lane, float low, Conjunction* conjunction) noexcept nogil:
+    """The block in which this entry is or belongs: the last one that does not begin after it."""
+    cdef uint32_t start = 0, end = lane.used, middle
+    while end - start > 1:
+        middle = (start + end) // 2
+        if is_before(&lane.head[middle].block.entry[0], low, conjunction) or (
+            lane.head[middle].block.entry[0].conjunction == conjunction
+        ):
+            start = middle
+        else:
+            end = middle
+    return start
+
+cdef uint32_t block_at(Block* block, float low, Conjunction* conjunction) noexcept nogil:
+    cdef uint32_t start = 0, end = block.used, middle
+    while start < end:
+        middle = (start + end) // 2
+        if is_before(&block.entry[middle], low, conjunction):
+            start = middle + 1
+        else:
+            end = middle
+    return start
+
+cdef int lane_open(Lane* lane, uint32_t at, uint32_t capacity) except -1:
+    """Makes an empty block before the block at `at`."""
+    cdef uint32_t wider = 2 * lane.capacity if lane.capacity else 1
+    if lane.used == lane.capacity:
+        lane.head = <Head*>resize(lane.head, lane.capacity * sizeof(Head), wider * sizeof(Head))
+        lane.capacity = wider
+    cdef Block* block = <Block*>take(block_size(capacity))
+    block.used = 0
+    block.capacity = capacity
+    memmove(&lane.head[at + 1], &lane.head[at], (lane.used - at) * sizeof(Head))
+    lane.head[at].block = block
+    lane.used += 1
+    return 0
+
+cdef int lane_add(Lane* lane, Conjunction* conjunction) except -1:
+    cdef float low = conjunction.low
+    cdef uint32_t at, inside, capacity
+    cdef Block* block
+    if lane.used == 0:
+        lane_open(lane, 0, 2)
+    at = lane_at(lane, low, conjunction)
+    block = lane.head[at].block
+    if block.used == BLOCK:
+        lane_open(lane, at + 1, BLOCK)
+        memcpy(&lane.head[at + 1].block.entry[0], &block.entry[BLOCK // 2], (BLOCK // 2) * sizeof(Entry))
+        lane.head[at + 1].block.used = BLOCK // 2
+        block.used = BLOCK // 2
+        head_set(&lane.head[at])
+        head_set(&lane.head[at + 1])
+        at = lane_at(lane, low, conjunction)
+        block = lane.head[at].block
+    elif block.used == block.capacity:
+        capacity = 2 * block.capacity
+        block = <Block*>resize(block, block_size(block.capacity), block_size(capacity))
+        block.capacity = capacity
+        lane.head[at].block = block
+    inside = block_at(block, low, conjunction)
+    memmove(&block.entry[inside + 1], &block.entry[inside], (block.used - inside) * sizeof(Entry))
+    block.entry[inside].low = low
+    block.entry[inside].high = conjunction.high
+    block.entry[inside].conjunction = conjunction
+    block.used += 1
+    head_set(&lane.head[at])
+    return 0
+
+cdef int lane_remove(Lane* lane, Conjunction* conjunction) except -1:
+    cdef uint32_t at = lane_at(lane, conjunction.low, conjunction)
+    cdef Block* block = lane.head[at].block
+    cdef uint32_t inside = block_at(block, conjunction.low, conjunction)
+    if inside == block.used or block.entry[inside].conjunction != conjunction:
+        raise BugError("a conjunction is not in its lane")
+    block.used -= 1
+    memmove(&block.entry[inside], &block.entry[inside + 1], (block.used - inside) * sizeof(Entry))
+    if block.used:
+        head_set(&lane.head[at])
+        return 0
+    give(block, block_size(block.capacity))
+    lane.used -= 1
+    memmove(&lane.head[at], &lane.head[at + 1], (lane.used - at) * sizeof(Head))
+    return 0
+
+cdef void lane_end(Lane* lane) noexcept:
+    cdef uint32_t at
+    for at in range(lane.used):
+        give(lane.head[at].block, block_size(lane.head[at].block.capacity))
+    give(lane.head, lane.capacity * sizeof(Head))
+
+cdef int bucket_add(Bucket* bucket, Conjunction* conjunction) except -1:
+    cdef uint32_t at = 0
+    while at < bucket.lanes and bucket.lane[at].slot != conjunction.lane:
+        at += 1
+    if at == bucket.lanes:
+        bucket.lane = <Lane*>resize(bucket.lane, at * sizeof(Lane), (at + 1) * sizeof(Lane))
+        memset(&bucket.lane[at], 0, sizeof(Lane))
+        bucket.lane[at].slot = conjunction.lane
+        bucket.lanes += 1
+    lane_add(&bucket.lane[at], conjunction)
+    bucket.count += 1
+    return 0
+
+cdef int bucket_remove(Bucket* bucket, Conjunction* conjunction) except -1:
+    cdef uint32_t at = 0
+    while at < bucket.lanes and bucket.lane[at].slot != conjunction.lane:
+        at += 1
+    if at == bucket.lanes:
+        raise BugError("a conjunction's lane is missing")
+    lane_remove(&bucket.lane[at], conjunction)
+    bucket.count -= 1
+    if bucket.lane[at].used:
+        return 0
+    lane_end(&bucket.lane[at])
+    bucket.lanes -= 1
+    bucket.lane[at] = bucket.lane[bucket.lanes]
+    if bucket.lanes:
+        bucket.lane = <Lane*>resize(bucket.lane, (bucket.lanes + 1) * sizeof(Lane), bucket.lanes * sizeof(Lane))
+    else:
+        give(bucket.lane, sizeof(Lane))
+        bucket.lane = NULL
+    return 0
+
+cdef void bucket_end(Bucket* bucket) noexcept:
+    cdef uint32_t at
+    for at in range(bucket.lanes):
+        lane_end(&bucket.lane[at])
+    give(bucket.lane, bucket.lanes * sizeof(Lane))
+    give(bucket, sizeof(Bucket))
+
+# An item of the key table is a conjunction, or a bucket if its lowest bit is set.
+
+cdef inline bint is_bucket(void* item) noexcept nogil:
+    return <uintptr_t>item & 1
+
+cdef inline Bucket* as_bucket(void* item) noexcept nogil:
+    return <Bucket*>(<uintptr_t>item & ~<uintptr_t>1)
+
+cdef int key_add(Table* table, uint64_t hash, Conjunction* conjunction) except -1:
+    cdef Cell* cell = table_find(table, hash)
+    cdef Bucket* bucket
+    if cell.item == NULL:
+        table_set(table, hash, conjunction)
+        return 0
+    if not is_bucket(cell.item):
+        bucket = <Bucket*>take(sizeof(Bucket))
+        memset(bucket, 0, sizeof(Bucket))
+        bucket_add(bucket, <Conjunction*>cell.item)
+        cell.item = <void*>(<uintptr_t>bucket | 1)
+    bucket_add(as_bucket(cell.item), conjunction)
+    return 0
+
+cdef int key_remove(Table* table, uint64_t hash, Conjunction* conjunction) except -1:
+    cdef Cell* cell = table_find(table, hash)
+    cdef Bucket* bucket
+    if cell.item == NULL:
+        raise BugError("a conjunction's key is missing")
+    if not is_bucket(cell.item):
+        if cell.item != conjunction:
+            raise BugError("another conjunction stands under a key")
+        table_drop(table, hash)
+        return 0
+    bucket = as_bucket(cell.item)
+    bucket_remove(bucket, conjunction)
+    if bucket.count == 1:
+        cell.item = bucket.lane[0].head[0].block.entry[0].conjunction
+        bucket_end(bucket)
+    return 0

@@ -1,0 +1,152 @@
+"""TLS, mutual TLS and tokens, between clients and brokers and between brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import postroad
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await test
+
+    asyncio.run(bounded())
+
+
+async def round_trip(publisher: postroad.Client, subscriber: postroad.Client) -> None:
+    async with subscriber.subscribe("a/+") as events:
+        await publisher.publish("a/b", b"hello")
+        event = await anext(aiter(events))
+        assert isinstance(event, postroad.Event)
+        assert event.payload == b"hello"
+
+
+async def linked(client: postroad.Client, count: int) -> None:
+    while len((await client.request("status"))["brokers"]) != count:  # noqa: ASYNC110 -- another process
+        await asyncio.sleep(0.05)
+
+
+async def refused(address: str, error: type[Exception], **how: Any) -> None:
+    with pytest.raises(error):
+        async with postroad.connect(address, timeout=2.0, **how):
+            pass
+
+
+def test_tokens(brokers: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        token = tmp_path / "token"
+        token.write_text("s3cret\n")
+        b1 = brokers.start("b1", extra=("--token-file", str(token)))
+        b2 = brokers.start("b2", b1.address, extra=("--token", "s3cret"))
+        async with (
+            postroad.connect(b1.address, token="s3cret") as one,
+            postroad.connect(b2.address, token="s3cret") as two,
+        ):
+            await linked(one, 2)
+            await round_trip(one, two)
+            await refused(b1.address, postroad.DeniedError, token="wrong")
+            await refused(b1.address, postroad.DeniedError)
+            # A broker without the token cannot link, and hurts nobody by trying.
+            brokers.start("b3", b1.address)
+            brokers.start("b4", b1.address, extra=("--token", "wrong"))
+            await asyncio.sleep(1)
+            await linked(one, 2)
+            await round_trip(two, one)
+
+    run(test())
+
+
+def test_tls(brokers: Any, certificates: Any) -> None:
+    async def test() -> None:
+        certificate, key = certificates.issue("b1")
+        ca = str(certificates.ca)
+        extra = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", ca, "--token", "t")
+        b1 = brokers.start("b1", extra=extra)
+        b2 = brokers.start("b2", b1.address, extra=extra)
+        trusting = postroad.tls(ca=ca)
+        async with (
+            postroad.connect(b1.address, token="t", tls=trusting) as one,
+            postroad.connect(b2.address, token="t", tls=trusting) as two,
+        ):
+            await linked(one, 2)
+            await round_trip(one, two)
+            async with two.subscribe("big") as events:
+                await one.publish("big", bytes(1_000_000))
+                event = await anext(aiter(events))
+                assert isinstance(event, postroad.Event)
+                assert event.payload == bytes(1_000_000)
+            await refused(b1.address, postroad.UnavailableError, token="t", tls=postroad.tls())
+            await refused(b1.address, postroad.UnavailableError, token="t")
+            await round_trip(two, one)
+
+    run(test())
+
+
+def test_mutual_tls(brokers: Any, certificates: Any, tmp_path: Path) -> None:
+    async def test() -> None:
+        ca = str(certificates.ca)
+        files = {name: certificates.issue(name) for name in ("b1", "b2", "b3", "alice", "bob")}
+        settings = tmp_path / "settings.toml"
+        settings.write_text(
+            'auth.link_principals = ["b1", "b2"]\n'
+            '[[auth.rules]]\nprincipal = "alice"\nallow = true\naction = "publish"\ntopic = "a/#"\n'
+        )
+
+        def start(name: str, *links: str) -> Any:
+            certificate, key = files[name]
+            flags = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", ca, "--mutual")
+            return brokers.start(name, *links, extra=(*flags, "--config", str(settings)))
+
+        b1 = start("b1")
+        b2 = start("b2", b1.address)
+
+        def identity(name: str) -> Any:
+            return postroad.tls(ca=ca, certificate=files[name][0], key=files[name][1])
+
+        async with (
+            postroad.connect(b1.address, tls=identity("alice")) as alice,
+            postroad.connect(b2.address, tls=identity("bob")) as bob,
+        ):
+            await linked(alice, 2)
+            await round_trip(alice, bob)
+            await bob.publish("a/b", b"not allowed")
+            with pytest.raises(postroad.DeniedError, match="bob may not publish to a/b"):
+                await bob.flush()
+            await refused(b1.address, postroad.UnavailableError, tls=postroad.tls(ca=ca))
+            start("b3", b1.address)  # a certificate of the authority, but not a broker's
+            await asyncio.sleep(1)
+            await linked(alice, 2)
+            await round_trip(alice, bob)
+
+    run(test())
+
+
+def test_a_certificate_of_another_authority_is_refused(
+    brokers: Any, certificates: Any, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        certificate, key = certificates.issue("b1")
+        folder = tmp_path / "strangers"
+        folder.mkdir()
+        stranger = type(certificates)(folder)
+        flags = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", str(certificates.ca), "--mutual")
+        b1 = brokers.start("b1", extra=flags)
+        own, own_key = stranger.issue("mallory")
+        ca = str(certificates.ca)
+        await refused(
+            b1.address, postroad.UnavailableError, tls=postroad.tls(ca=ca, certificate=own, key=own_key)
+        )
+        good, good_key = certificates.issue("alice")
+        async with postroad.connect(
+            b1.address, tls=postroad.tls(ca=ca, certificate=good, key=good_key)
+        ) as alice:
+            await round_trip(alice, alice)
+
+    run(test())
