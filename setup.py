@@ -7,12 +7,25 @@ plain Python reference of the kernel. POSTROAD_CFLAGS adds compiler and linker f
 import os
 import shlex
 from pathlib import Path
+from subprocess import CalledProcessError
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 KERNEL = Path("src/postroad/kernel")
 FLAGS = shlex.split(os.environ.get("POSTROAD_CFLAGS", ""))
+
+
+class BuildKernel(build_ext):
+    """Setuptools lets an optional extension fail, but not when the compiler itself fails or is missing."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError, CalledProcessError, OSError) as error:
+            self.warn(f"{ext.name} was not compiled, its plain Python reference takes over: {error}")
 
 
 def extensions() -> list[Extension]:
@@ -22,11 +35,13 @@ def extensions() -> list[Extension]:
             [str(path)],
             extra_compile_args=["-O3", *FLAGS],
             extra_link_args=FLAGS,
-            optional=True,
         )
         for path in sorted(KERNEL.glob("*.pyx"))
     ]
-    return cythonize(modules, language_level=3)
+    compiled = cythonize(modules, language_level=3)
+    for module in compiled:
+        module.optional = True  # cythonize forgets it
+    return compiled
 
 
-setup(ext_modules=extensions())
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernel})

@@ -310,9 +310,23 @@ class Broker:
             self._out += self._links.consumed(connection, len(batch.data))
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
-            self._out += self._routing.publish(batches, now_us)
+            for group in self._within_limits(batches):
+                self._out += self._routing.publish(group, now_us)
         for connection, sequence in accepted.items():
             self._send(connection, Accepted(sequence=sequence))
+
+    def _within_limits(self, batches: list[EventBatch]) -> list[list[EventBatch]]:
+        """Runs of batches, each of which fits one frame."""
+        limits = self._config.limits
+        groups: list[list[EventBatch]] = []
+        size = count = 0
+        for batch in batches:
+            size, count = size + len(batch.data), count + batch.count
+            if not groups or size > limits.batch_bytes or count > limits.batch_events:
+                groups.append([])
+                size, count = len(batch.data), batch.count
+            groups[-1].append(batch)
+        return groups
 
     def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
         if batch.count == 0 or batch.lost:
@@ -373,7 +387,7 @@ class Broker:
             if self._delivery.count(connection) >= peer.limits.subscriptions:
                 raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
             selector = Selector.parse(message.topic, message.where)
-            if not self._links.may_subscribe(connection, message.topic or "#"):
+            if not self._links.may_subscribe(connection, message.topic):
                 who = peer.principal or "anonymous"
                 raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
             key = self._delivery.subscribe(

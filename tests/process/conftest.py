@@ -78,13 +78,13 @@ class BrokerProcess:
         """kill -9."""
         assert self.process is not None
         self.process.kill()
-        self._reap()
+        self.reap()
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self._reap()
+        return self.reap()
 
     def pause(self) -> None:
         assert self.process is not None
@@ -94,7 +94,7 @@ class BrokerProcess:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
-    def _reap(self) -> int:
+    def reap(self) -> int:
         assert self.process is not None
         code = self.process.wait(STOP_S)
         assert self.process.stdout is not None
@@ -141,8 +141,10 @@ class Brokers:
             if broker.running:
                 broker.unpause()
                 broker.kill()
-            elif broker.process is not None and broker.process.returncode == 70:
-                died.append(f"{broker.name}:\n{broker.log.read_text()[-4000:]}")
+            elif broker.process is not None:
+                broker.reap()
+                if broker.process.returncode == 70:
+                    died.append(f"{broker.name}:\n{broker.log.read_text()[-4000:]}")
         assert not died, "a broker died of a bug\n" + "\n".join(died)
 
 

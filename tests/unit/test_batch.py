@@ -222,6 +222,8 @@ def test_silence_and_gap() -> None:
             9,
             8,
         )
+    with pytest.raises(BugError, match="lost span"):
+        batch.select(None, kind=Kind.DELIVERY, pubend=PUBEND, start=5, end=9, channel=1)
     assert Gap(pubend="00000007-00000003", start=5, end=9).end == 9
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
 from postroad.config import NodeConfig, format_address, parse_address
 from postroad.errors import UsageError
-from postroad.net.configure import configure, is_loopback
+from postroad.net.configure import _node, _Table, configure, is_loopback
 
 EVERYTHING = """
 name = "b2"
@@ -175,3 +177,24 @@ def test_not_addresses(text: str) -> None:
 def test_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "::", "example.org", "localhost.example.org")))
+
+
+def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
+    """docs/configuration.md: every setting is there, with its default where it has one."""
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    example = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
+    example["auth"].pop("token_file")
+    node, default = _node(_Table(example, "")), NodeConfig()
+    assert node.broker.limits == default.broker.limits
+    assert node.broker.streams == default.broker.streams
+    assert node.broker.delivery == default.broker.delivery
+    assert node.broker.links == default.broker.links
+    sections = {
+        "limits": node.broker.limits,
+        "streams": node.broker.streams,
+        "delivery": node.broker.delivery,
+    }
+    for name, section in sections.items():
+        names = [one.name for one in fields(section)] if is_dataclass(section) else section.__struct_fields__
+        assert list(example[name]) == [one.removesuffix("_us") for one in names]
+    assert "connections" in example

@@ -135,6 +135,20 @@ class TestCovering:
         assert broker.subscribe(3, selector("t", "symbol = 'A' AND flag")) == []
         broker.check()
 
+    def test_some_of_several_equalities_cover(self) -> None:
+        broker = Interest(ME, BOOT)
+        broker.subscribe(1, selector("t", "a = 1 AND c = 3"))
+        assert broker.subscribe(2, selector("t", "a = 1 AND b = 2 AND c = 3")) == []
+        assert broker.subscribe(3, selector("t", "a = 1 AND b = 2 AND c = 4")) != []
+        broker.check()
+
+    def test_two_ways_to_write_any_topic(self) -> None:
+        for first, second in (("#", "+/#"), ("+/#", "#")):
+            broker = Interest(ME, BOOT)
+            broker.subscribe(1, selector(first))
+            assert broker.subscribe(2, selector(second, "x = 1")) == []
+            broker.check()
+
     def test_many_equalities_look_only_at_the_smallest_and_largest_subsets(self) -> None:
         where = " AND ".join(f"a{n} = {n}" for n in range(8))
         broker = Interest(ME, BOOT)

@@ -162,11 +162,12 @@ def test_brokers_come_up_with_the_larger_cost_and_the_smaller_limits() -> None:
     assert (other.role, other.broker, other.cost, other.dialled) == ("broker", 1, 7, None)
 
 
-def test_brokers_with_other_limits_are_linked_with_a_warning() -> None:
+def test_brokers_with_other_limits_are_not_linked() -> None:
+    """An event that one broker takes must pass every link."""
     small = msgspec.structs.replace(DEFAULT_LIMITS, event_bytes=KIB)
     effects, peer = accept(make(), 5, hello("broker", limits=small))
-    assert peer is not None
-    assert any(isinstance(effect, Note) and "other limits" in effect.text for effect in effects)
+    assert peer is None
+    assert any(isinstance(effect, Close) and "other limits" in str(effect.error) for effect in effects)
 
 
 @pytest.mark.parametrize(

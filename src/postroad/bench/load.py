@@ -198,7 +198,7 @@ class Fanout:
 
 def _window() -> tuple[int, int]:
     """Says that this process is ready and learns when the measured time begins and ends."""
-    sys.stdout.write("ready\n")
+    sys.stdout.write("{}\n")
     sys.stdout.flush()
     begin, end = sys.stdin.readline().split()
     return int(begin), int(end)

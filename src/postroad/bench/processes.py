@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from postroad.errors import UnavailableError
+from postroad.units import KIB
 
 START_S: Final = 60.0
 END_S: Final = 10.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def free_port() -> int:
@@ -65,13 +65,16 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    pages = 0
+    """Resident memory of these processes, exactly; what /proc/PID/stat says of it lags."""
+    kib = 0
     for pid in pids:
         try:
-            pages += int(_stat(pid)[21])
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
             continue
-    return pages * _PAGE_BYTES
+        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        kib += int(found[1]) if found else 0
+    return kib * KIB
 
 
 @dataclass(slots=True)

@@ -64,7 +64,10 @@ PLANS: Final = {
     "memory": Plan(
         workload=f"{workloads.IDLE_CONNECTIONS} connections, then {workloads.SUBSCRIPTIONS} subscriptions",
         run=workloads.memory,
-        settings={"subscriptions_per_connection": workloads.SUBSCRIPTIONS_PER_CONNECTION},
+        settings={
+            "connections_before": workloads.FILL_CONNECTIONS,
+            "subscriptions_per_connection": workloads.SUBSCRIPTIONS_PER_CONNECTION,
+        },
     ),
 }
 
@@ -93,7 +96,7 @@ def alternate(cases: Sequence[Case], rounds: int, tell: Callable[[str], None]) -
             tell(f"round {turn + 1} of {rounds}: {case.system.name}, {case.workload}")
             try:
                 figures[number].append(case.run())
-            except PostroadError as error:
+            except (PostroadError, OSError) as error:
                 errors[number] = str(error)
     rows: list[Row] = []
     for number, case in enumerate(cases):

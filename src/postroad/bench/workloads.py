@@ -28,6 +28,7 @@ WARM_S: Final = 1.0
 LINE_WARM_S: Final = 3.0  # several brokers first find each other
 RATE: Final = 5_000
 IDLE_CONNECTIONS: Final = 1_000
+FILL_CONNECTIONS: Final = 3_000  # opened first: they use up what a server freed after its start
 SUBSCRIPTIONS: Final = 100_000
 SUBSCRIPTIONS_PER_CONNECTION: Final = 10_000
 
@@ -55,16 +56,13 @@ def _tell(process: subprocess.Popen[str], line: str) -> None:
     process.stdin.flush()
 
 
-def _hear(process: subprocess.Popen[str]) -> str:
+def _hear(process: subprocess.Popen[str]) -> Figures:
+    """The next figures a load process prints; none when it only says that it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise UnavailableError("a load process ended without an answer; what it printed says why")
-    return line.strip()
-
-
-def _figures(process: subprocess.Popen[str]) -> Figures:
-    answer = msgspec.json.decode(_hear(process), type=dict[str, float | str])
+    answer = msgspec.json.decode(line, type=dict[str, float | str])
     if "error" in answer:
         raise PeerError(str(answer["error"]))
     return {name: float(value) for name, value in answer.items()}
@@ -88,7 +86,7 @@ def fanout(system: System, seconds: float, brokers: int = 1) -> Figures:
             pids=tuple(running.pids()),
         )
         with _loading(task) as process:
-            return _figures(process)
+            return _hear(process)
 
 
 def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figures:
@@ -99,9 +97,7 @@ def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figu
             time.sleep(LINE_WARM_S)  # a subscription is in force at the brokers that are linked by then
         with _loading(last) as receiver, _loading(first) as sender:
             for process in (receiver, sender):
-                said = _hear(process)
-                if said != "ready":
-                    raise PeerError(said)
+                _hear(process)
             begin = time.monotonic() + WARM_S
             end = begin + seconds
             for process in (receiver, sender):
@@ -112,7 +108,7 @@ def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figu
             time.sleep(max(0.0, end - time.monotonic()))
             used = cpu_seconds(pids) - before
             load_used = cpu_seconds((receiver.pid, sender.pid)) - load_before
-            got, sent = _figures(receiver), _figures(sender)
+            got, sent = _hear(receiver), _hear(sender)
     return {
         "p50_us": got["p50_us"],
         "p99_us": got["p99_us"],
@@ -164,10 +160,10 @@ def memory(system: System, seconds: float, brokers: int = 1) -> Figures:
     try:
         with serving(system, brokers) as running:
             address = running.addresses[0]
-            # What the first connection alone brings in is not counted.
-            sessions.append(system.session.connect(address))
-            _attend(sessions, seconds)
             start = resident_bytes(running.pids())
+            sessions += [system.session.connect(address) for _ in range(FILL_CONNECTIONS)]
+            _attend(sessions, seconds)
+            filled = resident_bytes(running.pids())
             sessions += [system.session.connect(address) for _ in range(IDLE_CONNECTIONS)]
             _attend(sessions, seconds)
             connected = resident_bytes(running.pids())
@@ -182,7 +178,7 @@ def memory(system: System, seconds: float, brokers: int = 1) -> Figures:
         for session in sessions:
             session.close()
     return {
-        "bytes_per_connection": (connected - start) / IDLE_CONNECTIONS,
+        "bytes_per_connection": (connected - filled) / IDLE_CONNECTIONS,
         "bytes_per_subscription": (subscribed - connected) / SUBSCRIPTIONS,
         "start_bytes": float(start),
     }

@@ -32,10 +32,14 @@ def _finish(name: str, rows: list[dict[str, Any]], settings: dict[str, Any], *, 
 
 
 def _run(name: str, rounds: int, seconds: float, systems: str, as_json: bool) -> None:
+    import signal
+
     from rich.console import Console
 
     from postroad.bench.rounds import alternate, cases
 
+    # Being told to end must unwind like an interrupt does, or the servers under test would stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     wanted, settings = cases(name, systems, seconds)
     with Console(stderr=True).status("starting") as status:
         rows = alternate(wanted, rounds, status.update)

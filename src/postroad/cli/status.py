@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from postroad.cli.connection import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenOption,
+    client_for,
+)
+
+if TYPE_CHECKING:
+    from postroad.client.aio import Client
 
 
 def register(app: typer.Typer) -> None:
@@ -13,23 +27,24 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="Which broker to ask.")] = "localhost:7420",
-    token: Annotated[str | None, typer.Option(envvar="POSTROAD_TOKEN", help="The token it asks for.")] = None,
-    tls_ca: Annotated[str | None, typer.Option(metavar="FILE", help="Who signed its certificate.")] = None,
-    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="A certificate to show it.")] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    token: TokenOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Ask a broker how it is: its links, streams, subscribers and figures."""
-    import postroad
-
-    context = postroad.tls(ca=tls_ca, certificate=tls_cert, key=tls_key) if tls_ca or tls_cert else None
-    with postroad.sync.connect(broker, name="status", token=token or "", tls=context) as client:
-        answer = client.request("status")
+    answer = asyncio.run(_ask(client_for(broker, token, tls_ca, tls_cert, tls_key)))
     if as_json:
         print(json.dumps(answer, indent=2, sort_keys=True))
     else:
         _show(answer)
+
+
+async def _ask(client: Client) -> dict[str, Any]:
+    async with client:
+        return await client.request("status")
 
 
 def _show(answer: dict[str, Any]) -> None:

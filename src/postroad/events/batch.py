@@ -261,6 +261,8 @@ class EventBatch:
         channel: int,
     ) -> bytes:
         """A whole frame of these rows, which must increase; None for all of them."""
+        if self.data[6] & FLAG_LOST:  # the new frame would call silence what is lost: `restamped` keeps it
+            raise BugError("nothing can be selected from a lost span")
         return kernel.gather(self.data, self.extents, rows, kind, pubend, start, end, channel)
 
     def with_ticks(self, first_tick: int, *, kind: Kind, pubend: int, start: int, channel: int) -> EventBatch:

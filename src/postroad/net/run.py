@@ -8,19 +8,19 @@ accepted, not before. SIGTERM and SIGINT stop it cleanly; a second one ends it a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import secrets
 import signal
 import socket
 import ssl
-from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, replace
 from typing import Final
 
 import uvloop
 
-from postroad import kernel
+from postroad import __version__, kernel
 from postroad.broker import Broker
 from postroad.config import (
     DEFAULT_HOST,
@@ -50,14 +50,49 @@ EXIT_SECOND_SIGNAL: Final = 130
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; the process's exit code."""
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
-    folder = DataFolder(config.data)
-    try:
-        listener = bind_listener(config.listen)
+    with contextlib.ExitStack() as stack:
+        folder = DataFolder(config.data)
+        stack.callback(folder.close)
+        listener = stack.enter_context(bind_listener(config.listen))
+        metrics = bind_metrics(config.metrics)
+        if metrics is not None:
+            stack.enter_context(metrics)
+        limit = connection_limit(config.max_connections)
         identity = folder.start(config.name)
         log.setup(identity.name, config.log)
-        return uvloop.run(_serve(config, identity, listener, (tls_server, tls_client)))
-    finally:
-        folder.close()
+        node = _Node(
+            config=config,
+            identity=identity,
+            listener=listener,
+            metrics=metrics,
+            max_connections=limit,
+            tls_server=tls_server,
+            tls_client=tls_client,
+        )
+        return uvloop.run(_serve(node))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """Everything that could be refused has been made; what follows is serving."""
+
+    config: NodeConfig
+    identity: Identity
+    listener: socket.socket
+    metrics: socket.socket | None
+    max_connections: int
+    tls_server: ssl.SSLContext | None
+    tls_client: ssl.SSLContext | None
+
+    def about(self) -> dict[str, str]:
+        return {
+            "name": self.identity.name,
+            "address": _bound_address(self.listener),
+            "metrics_address": "off" if self.metrics is None else _bound_address(self.metrics),
+            "data": str(self.config.data.resolve()),
+            "process": str(os.getpid()),
+            "version": __version__,
+        }
 
 
 def bind_listener(address: str | None) -> socket.socket:
@@ -132,44 +167,51 @@ def connection_limit(asked: int) -> int:
     return asked or room
 
 
-async def _serve(
-    config: NodeConfig,
-    identity: Identity,
-    listener: socket.socket,
-    tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None],
-) -> int:
+async def _serve(node: _Node) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
-    metrics_socket = bind_metrics(config.metrics)
-    address = _bound_address(listener)
-    metrics_address = _bound_address(metrics_socket) if metrics_socket is not None else "off"
-    about = {
-        "name": identity.name,
-        "address": address,
-        "metrics_address": metrics_address,
-        "data": str(config.data.resolve()),
-        "process": str(os.getpid()),
-        "version": _version(),
-    }
-    core_config = replace(config.broker, about=tuple(about.items()))
-    clock = Clock()
+    config, about, clock = node.config, node.about(), Clock()
     # Publishers' resume keys are drawn too, so they must not be guessable.
-    core = Broker(core_config, identity, draw=secrets.randbelow, now_us=clock.now_us())
+    core = Broker(
+        replace(config.broker, about=tuple(about.items())),
+        node.identity,
+        draw=secrets.randbelow,
+        now_us=clock.now_us(),
+    )
     server = Server(
         core,
         clock=clock,
-        max_connections=connection_limit(config.max_connections),
+        max_connections=node.max_connections,
         max_batch_bytes=config.broker.limits.batch_bytes,
         window_bytes=MAX_WINDOW_BYTES,
-        tls_server=tls[0],
-        tls_client=tls[1],
+        tls_server=node.tls_server,
+        tls_client=node.tls_client,
     )
     http = HttpServer(
         figures=server.metrics, histogram=server.turn_seconds, ready=lambda: server.ready, about=about
     )
-    if metrics_socket is not None:
-        await http.start(metrics_socket)
-    await server.start(listener)
+    _stop_on_signals(loop, server)
+    if node.metrics is not None:
+        await http.start(node.metrics)
+    await server.start(node.listener)
+    LOGGER.info(
+        "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",
+        about["address"],
+        about["metrics_address"],
+        config.data,
+        node.identity.number,
+        node.identity.boot,
+        "mutual" if config.tls.require_client_certificate else "yes" if node.tls_server else "no",
+    )
+    _warn(config, about["address"])
+    print(f"ready {node.identity.name} {about['address']}", flush=True)  # noqa: T201 -- scripts wait for it
+    code = await server.wait()
+    http.close()
+    LOGGER.info("stopped")
+    return code
+
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
     stops: list[asyncio.Task[None]] = []
 
     def on_signal(name: str) -> None:
@@ -181,21 +223,6 @@ async def _serve(
 
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, on_signal, one.name)
-    LOGGER.info(
-        "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",
-        address,
-        metrics_address,
-        config.data,
-        identity.number,
-        identity.boot,
-        "mutual" if config.tls.require_client_certificate else "yes" if tls[0] else "no",
-    )
-    _warn(config, address)
-    print(f"ready {identity.name} {address}", flush=True)  # noqa: T201 -- scripts wait for this line
-    code = await server.wait()
-    http.close()
-    LOGGER.info("stopped")
-    return code
 
 
 def _warn(config: NodeConfig, address: str) -> None:
@@ -216,10 +243,3 @@ def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> 
         LOGGER.error(
             "%s", context.get("message"), exc_info=error if isinstance(error, BaseException) else None
         )
-
-
-def _version() -> str:
-    try:
-        return version("postroad")
-    except PackageNotFoundError:
-        return "source"

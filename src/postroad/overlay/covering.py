@@ -74,6 +74,11 @@ def _subsets(demanded: _Set) -> list[_Set]:
     return found
 
 
+def _levels(pattern: str) -> list[str]:
+    # A topic has at least one level, so "#" says the same as "+/#".
+    return ["+", "#"] if pattern == "#" else pattern.split("/")
+
+
 class _Node:
     """The advertised selectors of one topic pattern, and the patterns that go on from it."""
 
@@ -121,7 +126,7 @@ class Covering:
         node = self._any
         if own.selector.topic:
             node = self._root
-            for level in own.selector.topic.split("/"):
+            for level in _levels(own.selector.topic):
                 node = node.children.setdefault(level, _Node())
         node.add(own)
 
@@ -129,7 +134,7 @@ class Covering:
         node, path = self._any, []
         if own.selector.topic:
             node = self._root
-            for level in own.selector.topic.split("/"):
+            for level in _levels(own.selector.topic):
                 path.append((node, level))
                 node = node.children[level]
         node.remove(own)
@@ -185,7 +190,7 @@ class Covering:
         yield self._any
         if not topic:
             return
-        levels = topic.split("/")
+        levels = _levels(topic)
         stack = [(self._root, 0)]
         while stack:
             node, depth = stack.pop()
@@ -206,7 +211,7 @@ class Covering:
         """Nodes of patterns that may be contained in the pattern `topic`."""
         if not topic:
             yield self._any
-        levels = topic.split("/") if topic else ["#"]
+        levels = _levels(topic) if topic else ["#"]
         stack = [(self._root, 0)]
         while stack:
             node, depth = stack.pop()
@@ -216,14 +221,19 @@ class Covering:
                 yield node
                 stack.extend((child, depth) for child in node.children.values())
             elif levels[depth] == "+":
-                stack.extend((child, depth + 1) for level, child in node.children.items() if level != "#")
+                # A wildcard in front does not stand for a level that begins with "$".
+                stack.extend(
+                    (child, depth + 1)
+                    for level, child in node.children.items()
+                    if level != "#" and (depth or not level.startswith("$"))
+                )
             elif levels[depth] in node.children:
                 stack.append((node.children[levels[depth]], depth + 1))
 
     def check(self, advertised: Iterable[OwnSelector]) -> None:
         """BugError unless exactly these are held, each where it belongs."""
         held: _Held = {}
-        for node in (self._any, *self._narrower_nodes("#")):
+        for node in self._narrower_nodes(""):
             held |= node.held
             for entry, own in node.held.items():
                 places = [node.by_set[own.equalities], *(node.by_equality[one] for one in own.equalities)]

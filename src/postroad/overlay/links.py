@@ -332,6 +332,7 @@ class Links:
     ) -> tuple[list[Effect], Peer | None]:
         if not self._access.may_link(principal):
             raise DeniedError(f"{principal!r} may not link as a broker")
+        self._check_limits(hello.name, hello.limits)
         rank = (hello.boot, hello.node < self._me.node, hello.boot, hello.time_us)
         peer = Peer(
             connection=state.number,
@@ -350,10 +351,11 @@ class Links:
         state.rank = rank
         effects = self._welcomes(state, peer, self._settings.broker_window, now_us)
         effects += self._up(state, peer, self._settings.broker_window, hello.window, now_us)
-        return effects + self._limits_note(peer, hello.limits), peer
+        return effects, peer
 
     def _welcome(self, state: Connection, welcome: Welcome, now_us: int) -> tuple[list[Effect], Peer | None]:
         check_welcome(welcome)
+        self._check_limits(welcome.name, welcome.limits)
         if state.dialled is not None:
             self._dialler.led_to(state.dialled, welcome.node)
         rank = (welcome.boot, self._me.node < welcome.node, self._me.boot, state.hello_us)
@@ -373,7 +375,7 @@ class Links:
         )
         state.rank = rank
         effects = self._up(state, peer, self._settings.broker_window, welcome.window, now_us)
-        return effects + self._limits_note(peer, welcome.limits), peer
+        return effects, peer
 
     def _rival(self, number: int, node: bytes, rank: tuple[int, bool, int, int]) -> int | None:
         """The connection that a new link to this broker replaces; RedundantError if that one stays."""
@@ -441,12 +443,12 @@ class Links:
             effects += self.refuse(old.number, RedundantError("a newer connection took this one's place"))
         return effects
 
-    def _limits_note(self, peer: Peer, theirs: Limits) -> list[Effect]:
-        if same_routing_limits(self._limits, theirs):
-            return []
-        return [
-            Note("warning", f"broker {peer.name!r} has other limits: some events will not pass this link")
-        ]
+    def _check_limits(self, name: str, theirs: Limits) -> None:
+        """An event that one broker takes must pass every link, or the network would lose it on the way."""
+        if not same_routing_limits(self._limits, theirs):
+            raise PeerError(
+                f"brokers {self._me.name!r} and {name!r} have different limits: give them the same"
+            )
 
     # -- time --------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ single box that holds all of it as opaque.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from postroad.selectors import domains, tree
 from postroad.selectors.domains import Domain, meet
@@ -21,8 +22,7 @@ from postroad.selectors.tree import Condition, ValueNode
 MAX_BOXES: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(msgspec.Struct, frozen=True):
     """Matches when every domain holds its attribute's value and every opaque condition is true."""
 
     domains: Mapping[str, Domain]  # no empty domain; an attribute not named may be anything; sorted by name
@@ -66,27 +66,32 @@ def _bounded(boxes: list[Box]) -> list[Box]:
 
 
 def _product(alternatives: list[list[Box]]) -> list[Box]:
-    found = [_ALWAYS]
+    # Most conditions have a single alternative throughout: one pass into one dictionary.
+    single = _all([boxes[0] for boxes in alternatives if len(boxes) == 1])
+    found = [] if single is None else [single]
     for boxes in alternatives:
-        found = [both for first in found for second in boxes if (both := _both(first, second)) is not None]
+        if len(boxes) == 1:
+            continue
+        found = [both for first in found for second in boxes if (both := _all([first, second])) is not None]
         _bounded(found)
     return found
 
 
-def _both(first: Box, second: Box) -> Box | None:
-    if not first.domains and not first.opaque:
-        return second
-    joined = dict(first.domains)
-    for name, domain in second.domains.items():
-        known = joined.get(name)
-        if known is not None:
-            domain = meet(known, domain)
-            if domain.empty:
-                return None
-        joined[name] = domain
-    if not second.opaque:
-        return Box(joined, first.opaque)
-    return Box(joined, first.opaque + tuple(item for item in second.opaque if item not in first.opaque))
+def _all(boxes: list[Box]) -> Box | None:
+    """The box of what is in all of these; None if nothing is."""
+    joined: dict[str, Domain] = {}
+    opaque: dict[Condition, None] = {}
+    for box in boxes:
+        for name, domain in box.domains.items():
+            known = joined.get(name)
+            if known is not None:
+                domain = meet(known, domain)
+                if domain.empty:
+                    return None
+            joined[name] = domain
+        for item in box.opaque:
+            opaque[item] = None
+    return Box(joined, tuple(opaque))
 
 
 def _single(name: str, domain: Domain) -> list[Box]:

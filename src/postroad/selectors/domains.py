@@ -13,8 +13,9 @@ which are values.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from postroad.selectors.tree import CompareOperator, Constant
 
@@ -32,8 +33,7 @@ TRUE_BIT: Final = 2
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(msgspec.Struct, frozen=True):
     """The set: `missing` if the attribute may be absent, the allowed booleans, numbers and texts."""
 
     missing: bool = False

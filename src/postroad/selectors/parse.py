@@ -37,11 +37,17 @@ MAX_NAME_BYTES: Final = 255  # what an attribute name may have on the wire
 
 _WIDE: Final = "an integer has 64 bits; write 1e30 for a float"
 
+_MARK: Final = "\0"
+_TEXT_MARK: Final = "\0s"
+_NUMBER_MARK: Final = "\0n"
+_QUICK: Final = re.compile(
+    r"('(?:[^']|'')*'|(?<![\w$.])(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w$.]))"
+)
 _TOKEN: Final = re.compile(
     r"""\s*(?:
       (?P<text>'(?:[^']|'')*')
     | (?P<quoted>"(?:[^"]|"")*")
-    | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w$]))
+    | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w$.]))
     | (?P<word>[^\W\d][\w$]*(?:\.[^\W\d][\w$]*)*)
     | (?P<comment>--|/\*)
     | (?P<sign><>|!=|<=|>=|[=<>+\-*/(),])
@@ -109,12 +115,44 @@ def parse(text: str) -> Condition:
         raise SelectorError("not a character that can be sent", text=text, position=error.start) from None
     if not text.strip():
         return tree.TRUE
+    made = _parse_known(text)
+    if made is not None:
+        return made
     template, literals, positions = _lift(text)
     try:
         return _template(template)(_Values(text, literals))
     except _Fault as fault:
         at = max((pair for pair in positions if pair[0] <= fault.offset), default=(0, 0))
         raise SelectorError(fault.message, text=text, position=at[1]) from None
+
+
+def _parse_known(text: str) -> Condition | None:
+    """The tree of a text that differs from one parsed before in its literals only.
+
+    One split at the literals replaces the lexer. Whatever is unusual or wrong gives None: the long way
+    then says what it is.
+    """
+    if '"' in text or _MARK in text:
+        return None
+    pieces = _QUICK.split(text)
+    for at in range(1, len(pieces), 2):
+        pieces[at] = _TEXT_MARK if pieces[at][0] == "'" else _NUMBER_MARK
+    try:
+        fill = _skeleton("".join(pieces))
+        literals = [
+            _literal(text, "text" if raw[0] == "'" else "number", raw, 0) for raw in _QUICK.findall(text)
+        ]
+        return fill(_Values(text, literals))
+    except (SelectorError, _Fault):
+        return None
+
+
+@lru_cache(maxsize=MAX_TEMPLATES)
+def _skeleton(key: str) -> _Fill:
+    template, literals, _ = _lift(key.replace(_TEXT_MARK, "'0'").replace(_NUMBER_MARK, "0"))
+    if len(literals) != key.count(_MARK):
+        raise _Fault("the lexer sees other literals", 0)
+    return _template(template)
 
 
 def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
@@ -128,7 +166,6 @@ def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
     offset = nodes = 0
     nesting = _Nesting(text)
     at = 0
-    previous = ""
     while True:
         found = _TOKEN.match(text, at)
         if found is None:
@@ -146,15 +183,16 @@ def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
             piece = _name(text, kind, raw, position)
         elif kind == "comment":
             raise SelectorError("comments are not part of a condition", text=text, position=position)
-        elif raw == "(" and previous.startswith('"'):
+        elif raw == "(" and pieces and pieces[-1].startswith('"'):
             raise SelectorError("there are no functions in a condition", text=text, position=positions[-1][1])
+        if piece == "NULL" and pieces[-1:] != ["IS"] and pieces[-2:] != ["IS", "NOT"]:
+            raise SelectorError("NULL stands only after IS or IS NOT", text=text, position=position)
         nodes += nesting.step(piece, position, kind)
         if nodes > MAX_NODES:
             raise SelectorError(f"a condition has at most {MAX_NODES} parts", text=text, position=position)
         pieces.append(piece)
         positions.append((offset, position))
         offset += len(piece) + 1
-        previous = piece
     nesting.finish()
     return " ".join(pieces), literals, positions
 
@@ -304,14 +342,14 @@ def _condition(node: exp.Expr) -> _Fill:
             return _is_null(node)
     if type(node) in _COMPARE:
         return _comparison(_COMPARE[type(node)], node)
-    raise _Fault(_not_a("condition", node), _offset(node))
+    raise _Fault(
+        _not_a("condition", node), _offset(node.args["alias"] if isinstance(node, exp.Alias) else node)
+    )
 
 
 def _not_a(wanted: str, node: exp.Expr) -> str:
     if isinstance(node, exp.Alias):
         return "an operator is missing here"
-    if isinstance(node, exp.Null):
-        return "NULL stands only after IS or IS NOT"
     if isinstance(node, exp.Literal):
         return f"a {wanted} is needed here, not a literal"
     return f"a {wanted} is needed here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -19,22 +20,26 @@ MAX_CACHED: Final = 4096  # selectors kept by their text
 class Selector:
     """What somebody wants: events whose topic matches `topic` ("" any) and whose attributes satisfy `where`.
 
-    Two selectors are equal when their texts are. The predicate and the boxes are derived when first needed.
+    Two selectors are equal when their texts are. What follows from the texts is derived when first needed
+    and may be dropped again: a million selectors are kept as texts only.
     """
 
-    __slots__ = ("_boxes", "_predicate", "condition", "topic", "where")
+    __slots__ = ("_boxes", "_condition", "_predicate", "topic", "where")
 
     topic: str
     where: str
-    condition: tree.Condition
+    _condition: tree.Condition | None
     _predicate: Predicate | None
     _boxes: tuple[Box, ...] | None
 
-    def __init__(self, topic: str, where: str, condition: tree.Condition) -> None:
+    def __init__(self, topic: str, where: str) -> None:
+        """Use `parse`, which checks and remembers."""
+        if topic:
+            check_pattern(topic, DEFAULT_LIMITS)
         put = object.__setattr__
-        put(self, "topic", topic)
+        put(self, "topic", sys.intern(topic))
         put(self, "where", where)
-        put(self, "condition", condition)
+        put(self, "_condition", parse(where))
         put(self, "_predicate", None)
         put(self, "_boxes", None)
 
@@ -42,6 +47,13 @@ class Selector:
     def parse(cls, topic: str = "", where: str = "") -> Selector:
         """Checked selector; UsageError for the topic, SelectorError (at the character) for the condition."""
         return _parsed(topic, where.strip())
+
+    def forget(self) -> None:
+        """Drops what can be derived again."""
+        put = object.__setattr__
+        put(self, "_condition", None)
+        put(self, "_predicate", None)
+        put(self, "_boxes", None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a selector does not change")
@@ -57,6 +69,14 @@ class Selector:
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
         return (Selector.parse, (self.topic, self.where))
+
+    @property
+    def condition(self) -> tree.Condition:
+        found = self._condition
+        if found is None:
+            found = parse(self.where)
+            object.__setattr__(self, "_condition", found)
+        return found
 
     @property
     def predicate(self) -> Predicate:
@@ -85,6 +105,4 @@ class Selector:
 
 @lru_cache(maxsize=MAX_CACHED)
 def _parsed(topic: str, where: str) -> Selector:
-    if topic:
-        check_pattern(topic, DEFAULT_LIMITS)
-    return Selector(topic, where, parse(where))
+    return Selector(topic, where)

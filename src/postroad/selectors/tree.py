@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import operator as operators
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 Value = str | int | float | bool
 Kind = Literal["text", "integer", "float", "boolean", "unknown"]
@@ -49,70 +50,59 @@ _OPERATIONS: Final[Mapping[CompareOperator, Callable[[Any, Any], Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(msgspec.Struct, frozen=True):
     """A literal, or the unknown that folding a literal expression gave (`value` None)."""
 
     kind: Kind
     value: Value | None
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(msgspec.Struct, frozen=True):
     """The value of an attribute; as a condition, true when it is the boolean TRUE."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Negate:
+class Negate(msgspec.Struct, frozen=True):
     operand: ValueNode
 
 
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
+class Arithmetic(msgspec.Struct, frozen=True):
     operator: ArithmeticOperator
     left: ValueNode
     right: ValueNode
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(msgspec.Struct, frozen=True):
     operator: CompareOperator
     left: ValueNode
     right: ValueNode
 
 
-@dataclass(frozen=True, slots=True)
-class In:
+class In(msgspec.Struct, frozen=True):
     operand: ValueNode
     values: tuple[Constant, ...]  # no repetition, at least one
 
 
-@dataclass(frozen=True, slots=True)
-class Like:
+class Like(msgspec.Struct, frozen=True):
     operand: ValueNode
     pattern: str
     escape: str  # one character, or "" for none
 
 
-@dataclass(frozen=True, slots=True)
-class IsNull:
+class IsNull(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(msgspec.Struct, frozen=True):
     item: Condition
 
 
-@dataclass(frozen=True, slots=True)
-class And:
+class And(msgspec.Struct, frozen=True):
     items: tuple[Condition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Or:
+class Or(msgspec.Struct, frozen=True):
     items: tuple[Condition, ...]
 
 

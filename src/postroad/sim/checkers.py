@@ -87,7 +87,7 @@ class Completeness:
             return
         seen = subscription.seen.get(origin.pubend)
         last_ids = seen.last_id if seen is not None else {}
-        complete = not subscription.ended_us and (not origin.ended_us or self._is_back(subscription, origin))
+        complete = not subscription.ended_us and self._within_reach(subscription, origin)
         for event in events:
             if event.sent[origin.pubend] < since:
                 continue
@@ -109,17 +109,15 @@ class Completeness:
             )
             raise Violation(rule, text, (event.text, pubend_text(origin.pubend), *subscription.tags))
 
-    def _is_back(self, subscription: Subscription, origin: Origin) -> bool:
-        """The broker runs again and its new start is known to the subscriber's broker."""
-        later = [
-            o
-            for o in self._origins.values()
-            if o.broker == origin.broker and o.started_us > origin.started_us
-        ]
-        if not later or later[-1].ended_us:
+    def _within_reach(self, subscription: Subscription, origin: Origin) -> bool:
+        """Whether the broker of the origin, in this start or a later one, runs and can be reached."""
+        last = max(o.started_us for o in self._origins.values() if o.broker == origin.broker)
+        if any(
+            o.ended_us for o in self._origins.values() if (o.broker, o.started_us) == (origin.broker, last)
+        ):
             return False
         if origin.broker == subscription.broker:
-            return False  # its own subscribers went with it
+            return not origin.ended_us  # else its own subscribers went with it
         spells = self._connectivity.spells(origin.broker, subscription.broker)
         return (
             bool(spells)
@@ -228,7 +226,9 @@ def check_agreement(connectivity: Connectivity, processes: Mapping[str, Process]
     for group in connectivity.components():
         for name in group:
             core = processes[name].core
-            rows = msgspec.convert(core.status(processes[name].clock.now_us())["brokers"], list[dict[str, object]])
+            rows = msgspec.convert(
+                core.status(processes[name].clock.now_us())["brokers"], list[dict[str, object]]
+            )
             known = sorted(str(row["broker"]) for row in rows)
             if known != group:
                 text = f"{name} knows {known} and can reach {group}"

@@ -150,7 +150,7 @@ class Process:
         address: str,
         build: Callable[[Process], tuple[Core, int]],
         clock: Clock,
-        check_every: int = 1,
+        check_every: int = 50,
     ) -> None:
         self.world = world
         self.network = network

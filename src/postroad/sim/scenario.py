@@ -76,7 +76,7 @@ class Character:
             publishers=chance.randint(1, 4),
             subscribers=chance.randint(2, 8),
             fault_pause_us=chance.choice((1, 3, 3, 8, 20)) * SECOND_US if faults else 0,
-            publish_pause_us=chance.choice((40, 120, 400)) * MILLISECOND_US,
+            publish_pause_us=chance.choice((80, 200, 600)) * MILLISECOND_US,
             raw=chance.random() < 0.4,
             skew_us=chance.choice((0, 50 * MILLISECOND_US, 5 * SECOND_US)),
             slow=chance.random() < 0.4,

@@ -155,7 +155,7 @@ class Subscribe(Message, frozen=True, kw_only=True):
 
 
 class Subscribed(Message, frozen=True, kw_only=True):
-    """From now on every matching event of the brokers that answered arrives; `missing` did not answer in time."""
+    """From now on every matching event arrives; brokers in `missing` did not confirm in time."""
 
     number: int
     missing: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ class Nack(Message, frozen=True, kw_only=True):
 
 
 class Stamp(Message, frozen=True, kw_only=True):
-    """Defines a filter stamp on this link: the owners and versions of interest that knowledge was filtered with."""
+    """Defines a number on this link for a coverage: the owners and interest versions filtered with."""
 
     number: int
     versions: dict[int, int]
@@ -250,7 +250,7 @@ class InterestEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class InterestUpdate(Message, frozen=True, kw_only=True):
-    """`base` 0 replaces the whole table (possibly in `parts`), otherwise it is a change from version `base`."""
+    """`base` 0 replaces the whole table (possibly in `parts`), else it is a change from that version."""
 
     owner: int
     base: int
