@@ -70,8 +70,7 @@ class Opened:
     loopback: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """One whole frame came in."""
 
     connection: int
@@ -134,6 +133,7 @@ class Broker:
         self._subscribers: dict[int, tuple[int, int]] = {}  # subscription key -> (connection, number)
         self._pending: list[tuple[int, EventBatch]] = []  # publish frames of this turn, with their connection
         self._last_ids: OrderedDict[bytes, bytes] = OrderedDict()  # publisher's prefix -> last rest
+        self._pulled: set[tuple[int, int]] = set()  # (connection, owner) of tables asked for and not here yet
         self._out: list[Effect] = []
         self._counters = {
             "events_in_total": 0,
@@ -255,6 +255,7 @@ class Broker:
             return
         if peer.role == "broker":
             del self._by_number[peer.broker]
+            self._pulled = {pull for pull in self._pulled if pull[0] != connection}
             self._routing.neighbour_down(peer.broker)
             self._topology.link_down(peer.broker, now_us)
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
@@ -397,11 +398,16 @@ class Broker:
                 overflow=message.overflow,
                 buffer=message.buffer,
             )
+            try:
+                updates = self._interest.subscribe(key, selector)
+            except UsageError:
+                self._delivery.unsubscribe(connection, number)
+                raise
         except UsageError as error:
             self._send(connection, Ended(number=number, code=error.code, reason=str(error)))
             return
         self._subscribers[key] = (connection, number)
-        self._flood_interest(self._interest.subscribe(key, selector), None)
+        self._flood_interest(updates, None)
         self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
 
     def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
@@ -438,8 +444,12 @@ class Broker:
                 news_here, missing = self._interest.accept(message)
                 if news_here:
                     self._flood_interest([message], peer.broker)
-                if missing:
+                pull = (peer.connection, message.owner)
+                if missing and pull not in self._pulled:
+                    self._pulled.add(pull)
                     self._send(peer.connection, InterestPull(owners=(message.owner,)))
+                elif message.base == 0:
+                    self._pulled.discard(pull)
             case InterestPull():
                 for owner in message.owners:
                     for update in self._interest.full(owner):

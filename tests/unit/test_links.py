@@ -13,7 +13,7 @@ from postroad.errors import BugError, DeniedError, PeerError, RedundantError, Un
 from postroad.overlay import links as module
 from postroad.overlay.access import AuthConfig, Rule, hash_token
 from postroad.overlay.connection import TAKES, Phase
-from postroad.overlay.effects import Close, Dial, Effect, Note, Send
+from postroad.overlay.effects import Close, Dial, Effect, Send
 from postroad.overlay.links import Links, LinkSettings, Peer
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire.frames import (
@@ -167,7 +167,7 @@ def test_brokers_with_other_limits_are_not_linked() -> None:
     small = msgspec.structs.replace(DEFAULT_LIMITS, event_bytes=KIB)
     effects, peer = accept(make(), 5, hello("broker", limits=small))
     assert peer is None
-    assert any(isinstance(effect, Close) and "other limits" in str(effect.error) for effect in effects)
+    assert any(isinstance(effect, Close) and "different limits" in str(effect.error) for effect in effects)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,25 @@ cdef extern from *:
     #else
     #define POSTROAD_PREFETCH(p) ((void)0)
     #endif
+
+    /* A named tuple of two without the detour over its Python constructor. */
+    static PyObject* postroad_pair(PyObject* type, PyObject* first, PyObject* second) {
+        PyObject* made = ((PyTypeObject*)type)->tp_alloc((PyTypeObject*)type, 2);
+        if (made != NULL) {
+            Py_INCREF(first);
+            Py_INCREF(second);
+            PyTuple_SET_ITEM(made, 0, first);
+            PyTuple_SET_ITEM(made, 1, second);
+        }
+        return made;
+    }
     """
     void POSTROAD_PREFETCH(const void*) noexcept nogil
+    object postroad_pair(object, object, object)
+
+cdef object group_type = Group
+cdef object from_buffer = np.frombuffer
+cdef object row_type = np.dtype(np.uint32)
 
 include "match_types.pxi"
 include "match_table.pxi"

@@ -256,18 +256,21 @@ class Server:
     def _perform(self, effects: list[Effect]) -> None:
         """Sends are grouped: one write per connection and turn, in the order the core gave."""
         live = self._live
-        writes: dict[int, list[bytes]] = {}
+        writes: dict[int, bytes | list[bytes]] = {}  # most connections get one frame: no list for those
         for effect in effects:
-            if isinstance(effect, Send):
-                pieces = writes.get(effect.connection)
-                if pieces is None:
-                    writes[effect.connection] = [effect.data]
+            if type(effect) is Send:
+                number = effect.connection
+                before = writes.get(number)
+                if before is None:
+                    writes[number] = effect.data
+                elif isinstance(before, list):
+                    before.append(effect.data)
                 else:
-                    pieces.append(effect.data)
+                    writes[number] = [before, effect.data]
             elif isinstance(effect, Close):
                 connection = live.get(effect.connection)
                 if connection is not None:
-                    self._write(connection, writes.pop(effect.connection, []))
+                    self._write(connection, writes.pop(effect.connection, b""))
                     if effect.error is not None:  # the core has noted why, only we know who that was
                         LOGGER.info("connection %d was %s", connection.number, connection.peer)
                     self._close(connection)
@@ -275,18 +278,18 @@ class Server:
                 self._dial(effect.address)
             elif isinstance(effect, Note):
                 note(effect.level, effect.text)
-        for number, pieces in writes.items():
+        for number, data in writes.items():
             connection = live.get(number)
             if connection is not None:
-                self._write(connection, pieces)
+                self._write(connection, data)
 
-    def _write(self, connection: Connection, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            self._bytes_out += len(piece)
-        if len(pieces) == 1:
-            connection.transport.write(pieces[0])
-        elif pieces:
-            connection.transport.writelines(pieces)
+    def _write(self, connection: Connection, data: bytes | list[bytes]) -> None:
+        if isinstance(data, bytes):
+            self._bytes_out += len(data)
+            connection.transport.write(data)
+        else:
+            self._bytes_out += sum(map(len, data))
+            connection.transport.writelines(data)
 
     def _fail(self, where: str, inputs: Sequence[Input]) -> None:
         numbers = sorted({getattr(one, "connection", 0) for one in inputs} - {0})
@@ -360,7 +363,7 @@ class Server:
         LOGGER.warning(
             "connection %d %s closed: %s: %s", connection.number, connection.peer, error.code, error
         )
-        self._write(connection, [encode(Refuse(code=error.code, reason=str(error)))])
+        self._write(connection, encode(Refuse(code=error.code, reason=str(error))))
         self._close(connection)
 
     def overflowed(self, connection: Connection) -> None:
@@ -379,7 +382,7 @@ class Server:
             connection.transport.abort()
             return
         error = UnavailableError(f"this broker serves at most {self._max_connections} connections")
-        self._write(connection, [encode(Refuse(code=error.code, reason=str(error)))])
+        self._write(connection, encode(Refuse(code=error.code, reason=str(error))))
         self._close(connection)
 
     def _close(self, connection: Connection) -> None:

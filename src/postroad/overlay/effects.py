@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from postroad.errors import PostroadError
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Write these bytes (whole frames) to a connection."""
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Write these bytes (whole frames) to a connection. There is one per delivery, so it is a cheap one."""
 
     connection: int
     data: bytes

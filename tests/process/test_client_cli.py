@@ -1,0 +1,115 @@
+"""`postroad pub`, `sub` and `demo` as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import postroad
+
+if TYPE_CHECKING:
+    from .conftest import Brokers
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(postroad.__path__[0]).parent), "PYTHONWARNINGS": "error"}
+
+
+def cli(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "postroad", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+def subscribe(*arguments: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postroad", "sub", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("subscribed to ")
+    return process
+
+
+def test_what_pub_publishes_sub_prints(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    reader = subscribe(
+        "orders/#", "--where", "price > 100", "--count", "2", "--timeout", "30", "--json", "--broker", address
+    )
+    attributes = ("--attr", "price=120", "--attr", "weight=1.5", "--attr", "gift=true", "--attr-text", "n=7")
+    first = cli("pub", "orders/eu", '{"n":1}', *attributes, "--broker", address)
+    assert first.returncode == 0, first.stderr
+    cheap = cli("pub", "orders/eu", "cheap", "--attr", "price=20", "--broker", address)
+    assert cheap.returncode == 0
+    second = cli(
+        "pub", "orders/us", "--attr", "price=500", "--stdin", "--json", "--broker", address, stdin="zwei\n"
+    )
+    assert second.returncode == 0, second.stderr
+    output, errors = reader.communicate(timeout=40)
+    assert reader.returncode == 0, errors
+    one, two = (json.loads(line) for line in output.splitlines())
+    assert one["id"] == first.stdout.strip()
+    assert one["attributes"] == {"price": 120, "weight": 1.5, "gift": True, "n": "7"}
+    assert (one["topic"], one["payload"], one["encoding"]) == ("orders/eu", '{"n":1}', "utf-8")
+    assert (one["pubend"], one["tick"]) == (None, None)
+    assert one["published_at"].endswith("+00:00")
+    assert two["id"] == json.loads(second.stdout)["id"]
+    assert two["payload"] == "zwei"
+
+
+def test_failures_are_short_and_say_what_to_do(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    nobody = cli("pub", "a", "x", "--broker", "127.0.0.1:1")
+    assert nobody.returncode == 1
+    assert "no broker at 127.0.0.1:1" in nobody.stderr
+    assert "postroad up" in nobody.stderr
+    assert nobody.stderr.count("\n") == 1
+    wrong = cli("sub", "a", "--where", "price >> 3", "--broker", address)
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines()[-1].strip() == "^"
+    topic = cli("pub", "a/#", "x", "--broker", address)
+    assert topic.returncode == 2
+    late = cli("sub", "a", "--count", "1", "--timeout", "0.3", "--broker", address)
+    assert late.returncode == 1
+    assert "only 0 of 1 events" in late.stderr
+    durable = cli("pub", "a", "x", "--durable", "--broker", address)
+    assert durable.returncode == 2
+    assert "no durable publishing yet" in durable.stderr
+    attribute = cli("pub", "a", "x", "--attr", "price", "--broker", address)
+    assert attribute.returncode == 2
+
+
+def test_demo_runs_a_network_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "postroad", "demo", "--brokers", "3", "--seconds", "2", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    summary = json.loads(found.stdout)
+    assert [row["broker"] for row in summary["brokers"]] == ["b1", "b2", "b3"]
+    assert summary["published"] > 0
+    # Every reader gets what is dear from every broker, not from its own only.
+    assert all(row["received"] > 0 for row in summary["brokers"])
+    assert summary["gaps"] == 0
+    assert list(tmp_path.iterdir()) == []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = process.read_bytes()
+        except OSError:
+            continue
+        assert str(tmp_path).encode() not in command

@@ -1,0 +1,59 @@
+"""The client for programs without an event loop, against real brokers."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import postroad
+
+if TYPE_CHECKING:
+    from .conftest import Brokers
+
+
+def test_publish_and_subscribe(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    with postroad.sync.connect(address) as client:
+        assert client.broker == "b1"
+        with client.subscribe("orders/#", where="price > 100", timeout=1) as events:
+            receipt = client.publish("orders/eu", "dear", attributes={"price": 120})
+            client.publish("orders/eu", "cheap", attributes={"price": 20})
+            event = events.get(timeout=10)
+            assert isinstance(event, postroad.Event)
+            assert (event.id, event.payload) == (receipt.id, b"dear")
+            with pytest.raises(TimeoutError):
+                events.get(timeout=0.1)
+            assert (
+                client.publish_many(("orders/us", str(n), {"price": 1000 + n}) for n in range(3000)) == 3000
+            )
+            client.flush()
+            found = [event.payload for event in events if isinstance(event, postroad.Event)]
+            assert found == [str(n).encode() for n in range(3000)]
+        assert client.request("status")["name"] == "b1"
+        with pytest.raises(postroad.SelectorError):
+            client.subscribe(where="price >")
+    with pytest.raises(postroad.UsageError):
+        client.publish("a", b"closed")
+
+
+def test_any_thread_may_use_it(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    with postroad.sync.connect(address) as client, client.subscribe("n", timeout=1) as events:
+        threads = [
+            threading.Thread(target=lambda: [client.publish("n", b"x") for _ in range(50)]) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        client.flush()
+        assert sum(1 for _ in events) == 200
+
+
+def test_no_broker_is_a_clear_error_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(postroad.UnavailableError, match="postroad up"):
+        postroad.sync.connect("127.0.0.1:1")
+    assert threading.active_count() == before
