@@ -16,7 +16,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel/*.pyx src/postroad/kernel/*.pxi)
+$(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel/*.pyx src/postroad/kernel/*.px[id])
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: apt-get install python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "installing python3-venv"; apt-get update -qq && apt-get install -y -qq python3-venv; }

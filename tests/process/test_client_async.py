@@ -61,22 +61,25 @@ def test_many_events_arrive_once_and_in_order_as_batches(brokers: Brokers) -> No
     total = 50_000
 
     async def work() -> None:
-        async with postroad.connect(address) as reader, postroad.connect(address) as writer:
-            async with reader.subscribe("n") as events:
-                sending = asyncio.ensure_future(
-                    writer.publish_many(("n", str(number)) for number in range(total))
-                )
-                expected = itertools.count()
-                seen = 0
-                async for batches in events.batches():
-                    for batch in batches:
-                        assert isinstance(batch, EventBatch)
-                        for row in range(batch.count):
-                            assert batch.payload(row) == str(next(expected)).encode()
-                        seen += batch.count
-                    if seen == total:
-                        break
-                assert await sending == total
+        async with (
+            postroad.connect(address) as reader,
+            postroad.connect(address) as writer,
+            reader.subscribe("n") as events,
+        ):
+            sending = asyncio.ensure_future(
+                writer.publish_many(("n", str(number)) for number in range(total))
+            )
+            expected = itertools.count()
+            seen = 0
+            async for batches in events.batches():
+                for batch in batches:
+                    assert isinstance(batch, EventBatch)
+                    for row in range(batch.count):
+                        assert batch.payload(row) == str(next(expected)).encode()
+                    seen += batch.count
+                if seen == total:
+                    break
+            assert await sending == total
 
     run(work())
 
@@ -118,26 +121,30 @@ def test_an_address_of_several_goes_on_at_another_when_one_dies(brokers: Brokers
 
     async def work() -> None:
         both = f"{first.address},{second.address}"
-        async with postroad.connect(both) as client, postroad.connect(second.address) as other:
-            async with client.subscribe("t/#") as mine, other.subscribe("t/#") as theirs:
-                await client.publish("t/1", b"one")
-                assert (await take(theirs, 1))[0].payload == b"one"
-                assert (await take(mine, 1))[0].payload == b"one"
-                await asyncio.to_thread(first.kill)
-                await client.publish("t/2", b"two")
-                await client.flush()
-                assert client.broker == "b2"
-                assert (await take(theirs, 1))[0].payload == b"two"
-                # What happened between is unknown, and said before anything later is given.
-                gap = await anext(mine)
-                assert isinstance(gap, postroad.Gap)
-                assert gap.pubend == ""
-                assert gap.start < gap.end
-                await other.publish("t/3", b"three")
-                seen = []
-                while b"three" not in seen:
-                    event = await anext(mine)
-                    seen += [event.payload] if isinstance(event, postroad.Event) else []
+        async with (
+            postroad.connect(both) as client,
+            postroad.connect(second.address) as other,
+            client.subscribe("t/#") as mine,
+            other.subscribe("t/#") as theirs,
+        ):
+            await client.publish("t/1", b"one")
+            assert (await take(theirs, 1))[0].payload == b"one"
+            assert (await take(mine, 1))[0].payload == b"one"
+            await asyncio.to_thread(first.kill)
+            await client.publish("t/2", b"two")
+            await client.flush()
+            assert client.broker == "b2"
+            assert (await take(theirs, 1))[0].payload == b"two"
+            # What happened between is unknown, and said before anything later is given.
+            gap = await anext(mine)
+            assert isinstance(gap, postroad.Gap)
+            assert gap.pubend == ""
+            assert gap.start < gap.end
+            await other.publish("t/3", b"three")
+            seen = []
+            while b"three" not in seen:
+                event = await anext(mine)
+                seen += [event.payload] if isinstance(event, postroad.Event) else []
 
     run(work())
 
@@ -151,21 +158,24 @@ def test_broken_connections_neither_lose_nor_repeat_what_is_published(
     total = 3000
 
     async def work() -> None:
-        async with postroad.connect(proxy.address) as writer, postroad.connect(broker.address) as reader:
-            async with reader.subscribe("n") as events:
+        async with (
+            postroad.connect(proxy.address) as writer,
+            postroad.connect(broker.address) as reader,
+            reader.subscribe("n") as events,
+        ):
 
-                async def publish() -> None:
-                    for number in range(total):
-                        await writer.publish("n", str(number))
-                        if number % 100 == 0:
-                            await asyncio.sleep(0.01)
-                        if number % 700 == 350:
-                            proxy.blip()
-                    await writer.flush()
+            async def publish() -> None:
+                for number in range(total):
+                    await writer.publish("n", str(number))
+                    if number % 100 == 0:
+                        await asyncio.sleep(0.01)
+                    if number % 700 == 350:
+                        proxy.blip()
+                await writer.flush()
 
-                sending = asyncio.ensure_future(publish())
-                found = await take(events, total)
-                await sending
+            sending = asyncio.ensure_future(publish())
+            found = await take(events, total)
+            await sending
             assert [event.payload for event in found] == [str(number).encode() for number in range(total)]
 
     run(work())
@@ -198,28 +208,31 @@ def test_a_reader_that_falls_behind_gets_a_gap_and_bounded_memory(brokers: Broke
     total = 1000
 
     async def work() -> None:
-        async with postroad.connect(address, window="64 KiB") as reader, postroad.connect(address) as writer:
-            async with reader.subscribe("n", buffer="256 KiB") as events:
-                for _ in range(total):
-                    await writer.publish("n", payload)
-                await writer.flush()
-                await asyncio.sleep(0.5)
-                held = sum(taken for _, taken in events._queue)
-                assert held < 1 << 20
-                got, gaps = 0, 0
-                await writer.publish("n", b"last")
-                async for event in events:
-                    if isinstance(event, postroad.Gap):
-                        gaps += 1
-                        assert event.start < event.end
-                        # The gap may hold the last one too; one published after it surely comes.
-                        await writer.publish("n", b"last")
-                    elif event.payload == b"last":
-                        break
-                    else:
-                        got += 1
-                assert gaps >= 1
-                assert got < total
+        async with (
+            postroad.connect(address, window="64 KiB") as reader,
+            postroad.connect(address) as writer,
+            reader.subscribe("n", buffer="256 KiB") as events,
+        ):
+            for _ in range(total):
+                await writer.publish("n", payload)
+            await writer.flush()
+            await asyncio.sleep(0.5)
+            held = sum(taken for _, taken in events._queue)
+            assert held < 1 << 20
+            got, gaps = 0, 0
+            await writer.publish("n", b"last")
+            async for event in events:
+                if isinstance(event, postroad.Gap):
+                    gaps += 1
+                    assert event.start < event.end
+                    # The gap may hold the last one too; one published after it surely comes.
+                    await writer.publish("n", b"last")
+                elif event.payload == b"last":
+                    break
+                else:
+                    got += 1
+            assert gaps >= 1
+            assert got < total
 
     run(work())
 
@@ -228,13 +241,16 @@ def test_a_reader_that_asked_for_it_is_disconnected_instead(brokers: Brokers) ->
     address = brokers.start("b1").address
 
     async def work() -> None:
-        async with postroad.connect(address, window="64 KiB") as reader, postroad.connect(address) as writer:
-            async with reader.subscribe("n", overflow="disconnect", buffer="64 KiB") as events:
-                for _ in range(300):
-                    await writer.publish("n", b"x" * 10_000)
-                await writer.flush()
-                with pytest.raises(postroad.SlowConsumerError):
-                    async for _ in events:
-                        pass
+        async with (
+            postroad.connect(address, window="64 KiB") as reader,
+            postroad.connect(address) as writer,
+            reader.subscribe("n", overflow="disconnect", buffer="64 KiB") as events,
+        ):
+            for _ in range(300):
+                await writer.publish("n", b"x" * 10_000)
+            await writer.flush()
+            with pytest.raises(postroad.SlowConsumerError):
+                async for _ in events:
+                    pass
 
     run(work())

@@ -22,13 +22,38 @@ from postroad.ids import MessageId
 from postroad.overlay.effects import Close, Effect, Send
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire import frames
-from postroad.wire.frames import CONTROL, Kind
+from postroad.wire.frames import BATCH_KINDS, CONTROL, Kind
 
+KINDS = {
+    "client": [
+        Kind.PUBLISH,
+        Kind.SUBSCRIBE,
+        Kind.UNSUBSCRIBE,
+        Kind.REQUEST,
+        Kind.CREDIT,
+        Kind.PING,
+        Kind.PONG,
+    ],
+    "broker": [
+        Kind.KNOWLEDGE,
+        Kind.SILENCE,
+        Kind.ATTACH,
+        Kind.DETACH,
+        Kind.NACK,
+        Kind.STAMP,
+        Kind.TOPOLOGY,
+        Kind.DIGEST,
+        Kind.INTEREST,
+        Kind.INTEREST_PULL,
+        Kind.PING,
+    ],
+}
 START_US = 1_800_000_000_000_000
 HONEST = 1
 ME = Identity(number=7, node=b"n" * 16, name="b7", boot=1)
 # The broker itself, the honest client's neighbourhood, the peers' own numbers, and the edges of every width.
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
+LIKELY = (0, 1, 2, 3, 7, 8, 9, 7 << 32 | 1 << 31 | 1, 8 << 32 | 1 << 31 | 1, 1 << 32 | 1, START_US)
 WIDE = (
     7 << 32 | 1 << 31 | 1,
     8 << 32 | 1 << 31 | 1,
@@ -72,6 +97,24 @@ def honest_hello(role: str, number: int, time_us: int) -> bytes:
     )
 
 
+def honest_beginning(number: int, sequence: int) -> list[bytes]:
+    """What makes a broker's streams believable: its link state, and the filters they are made with."""
+    advertisement = frames.Advertisement(
+        broker=number,
+        node=bytes([number]) * 16,
+        name=f"b{number}",
+        boot=1,
+        sequence=sequence,
+        neighbours=((ME.number, 1),),
+        pubends=(number << 32 | 1 << 31 | 1,),
+    )
+    versions = dict.fromkeys((7, 8, 9, 10), 9 << 32)
+    return [
+        frames.encode(frames.TopologyUpdate(advertisements=(advertisement,))),
+        frames.encode(frames.Stamp(number=1, versions=versions)),
+    ]
+
+
 def anything(kind: Any, draw: random.Random) -> Any:
     """A value that the decoder takes for this annotation."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -85,17 +128,18 @@ def anything(kind: Any, draw: random.Random) -> Any:
         hints = typing.get_type_hints(kind)
         return kind(**{name: anything(hints[name], draw) for name in kind.__struct_fields__})
     if kind is int:
-        return draw.choice(NUMBERS + WIDE + (-1, -(1 << 63)))
+        if draw.random() < 0.7:
+            return draw.choice(LIKELY)
+        return draw.choice((*NUMBERS, *WIDE, -1, -(1 << 63)))
     if kind is bytes:
         return draw.choice([b"", bytes(16), b"n" * 16, bytes([8]) * 16, draw.randbytes(16)])
     assert kind is str
     return draw.choice(TEXTS)
 
 
-def batch_frame(draw: random.Random) -> bytes:
-    kind = draw.choice([Kind.PUBLISH, Kind.KNOWLEDGE, Kind.DELIVERY])
+def batch_frame(draw: random.Random, kind: Kind) -> bytes:
     if draw.random() < 0.3:
-        ticks = [draw.choice(WIDE[2:5] + (0, -1, START_US - 9)) for _ in range(2)]
+        ticks = [draw.choice((*WIDE[2:5], 0, -1, START_US - 9)) for _ in range(2)]
         return empty_frame(
             kind=kind,
             pubend=draw.choice(WIDE),
@@ -105,24 +149,25 @@ def batch_frame(draw: random.Random) -> bytes:
             lost=draw.random() < 0.5,
         )
     builder = BatchBuilder()
+    publisher, broker = draw.choice(NUMBERS[:8]), draw.choice((7, 8, 0))
     for counter in range(draw.randrange(1, 4)):
-        identity = MessageId(draw.choice(NUMBERS[:8]), draw.choice((7, 8, 0)), 1_800_000_000_000, counter)
+        identity = MessageId(publisher, broker, 1_800_000_000_000 + draw.randrange(9), counter)
         builder.add(bytes(identity), draw.choice(["a", "a/b", "$postroad/x"]), {"x": 1}, b"p", DEFAULT_LIMITS)
     data = builder.finish(channel=draw.choice(NUMBERS[:-1]))
     if kind is Kind.PUBLISH:
         return data
+    first = START_US + draw.randrange(100) if draw.random() < 0.8 else draw.choice((1, START_US - 1, 1 << 61))
     stamped = EventBatch.parse(data, DEFAULT_LIMITS).with_ticks(
-        draw.choice((1, START_US, START_US + 100)), kind=kind, pubend=draw.choice(WIDE), start=0, channel=1
+        first, kind=kind, pubend=draw.choice(WIDE[:2]), start=first - draw.choice((1, 5, 1 << 40)), channel=1
     )
     return stamped.data
 
 
-def hostile_frame(draw: random.Random) -> bytes:
-    if draw.random() < 0.35:
-        data = batch_frame(draw)
-    else:
-        data = frames.encode(anything(draw.choice(list(CONTROL.values())), draw))
-    if draw.random() < 0.25:
+def hostile_frame(draw: random.Random, role: str) -> bytes:
+    """Mostly of kinds that the role may send, since anything else is refused at the door."""
+    kind = draw.choice(KINDS[role] if draw.random() < 0.97 else list(Kind))
+    data = batch_frame(draw, kind) if kind in BATCH_KINDS else frames.encode(anything(CONTROL[kind], draw))
+    if draw.random() < 0.1:
         changed = bytearray(data)
         for _ in range(draw.randrange(1, 4)):
             changed[draw.randrange(4, len(changed))] = draw.randrange(256)
@@ -172,16 +217,23 @@ class World:
         if len(self.open) < 3:
             self.last += 1
             role = self.draw.choice(["client", "broker"])
-            number = self.draw.choice((8, 9)) if role == "broker" else 0
+            number = 8 + self.last % 3 if role == "broker" else 0
             self.open[self.last] = role
             self.turn(Opened(self.last), Received(self.last, honest_hello(role, number, self.now_us)))
+            if role == "broker" and self.last in self.open:
+                self.turn(*(Received(self.last, frame) for frame in honest_beginning(number, self.last)))
             return
         connection = self.draw.choice(list(self.open))
         if self.draw.random() < 0.02:
             del self.open[connection]
             self.turn(Closed(connection))
             return
-        self.turn(*(Received(connection, hostile_frame(self.draw)) for _ in range(self.draw.randrange(1, 4))))
+        self.turn(
+            *(
+                Received(connection, hostile_frame(self.draw, self.open[connection]))
+                for _ in range(self.draw.randrange(1, 4))
+            )
+        )
 
     def honest_round_trip(self) -> None:
         builder = BatchBuilder()

@@ -83,6 +83,7 @@ class Running:
 
     addresses: list[tuple[str, int]] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)  # what each process printed
     measured: list[subprocess.Popen[bytes]] = field(default_factory=list)  # those whose cost counts
 
     def spawn(
@@ -106,6 +107,7 @@ class Running:
                 start_new_session=True,
             )
         self.processes.append(process)
+        self.logs.append(log)
         if measured:
             self.measured.append(process)
         return log
@@ -114,7 +116,7 @@ class Running:
         """Until something accepts connections there."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            self._check_alive(log)
+            self.check_alive()
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
             except OSError:
@@ -132,14 +134,16 @@ class Running:
             if found is not None:
                 self.addresses.append((found[1], int(found[2])))
                 return
-            self._check_alive(log)
+            self.check_alive()
             time.sleep(0.05)
         raise UnavailableError(f"not ready after {START_S:.0f} s; {_tail(log)}")
 
-    def _check_alive(self, log: Path) -> None:
-        code = self.processes[-1].poll()
-        if code is not None:
-            raise UnavailableError(f"the server ended with code {code}; {_tail(log)}")
+    def check_alive(self) -> None:
+        """UnavailableError with its last words if a server has ended."""
+        for process, log in zip(self.processes, self.logs, strict=True):
+            code = process.poll()
+            if code is not None:
+                raise UnavailableError(f"the server ended with code {code}; {_tail(log)}")
 
     def pids(self) -> list[int]:
         return descendants(process.pid for process in self.measured)

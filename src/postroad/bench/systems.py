@@ -23,7 +23,7 @@ from postroad.bench.amqp import Amqp
 from postroad.bench.native import Native
 from postroad.bench.processes import Running, free_port
 from postroad.bench.sessions import Mqtt, Nats, Resp, Session
-from postroad.errors import UsageError
+from postroad.errors import PeerError, UsageError
 
 _SBIN: Final = "/usr/sbin:/usr/local/sbin"  # where Debian keeps servers; not on everybody's path
 _RABBIT: Final = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one on the path changes user and folder
@@ -210,5 +210,9 @@ def serving(system: System, brokers: int = 1) -> Iterator[Running]:
         try:
             system.start(running, Path(folder), brokers)
             yield running
+            running.check_alive()
+        except (PeerError, OSError):
+            running.check_alive()  # a server that died explains the failure better than its peers can
+            raise
         finally:
             running.stop()

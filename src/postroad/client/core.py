@@ -84,7 +84,7 @@ class ClientSettings:
     ping_us: int = 5 * SECOND_US
     dead_us: int = 15 * SECOND_US
     backoff_us: int = 200 * MILLISECOND_US
-    max_backoff_us: int = 10 * SECOND_US
+    max_backoff_us: int = 3 * SECOND_US
 
 
 class State(Enum):

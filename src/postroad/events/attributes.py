@@ -13,9 +13,8 @@ from collections.abc import Mapping
 
 from postroad import kernel
 from postroad.errors import TooLargeError
+from postroad.kernel.layout import Value as Value
 from postroad.wire.frames import Limits
-
-Value = str | int | float | bool
 
 
 def encode_attributes(attributes: Mapping[str, Value], limits: Limits) -> bytes:

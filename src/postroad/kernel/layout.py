@@ -33,6 +33,7 @@ INTEGER: Final = 1
 FLOAT: Final = 2
 BOOLEAN: Final = 3
 MAX_NAME_BYTES: Final = 255
+Value = str | int | float | bool  # of an attribute
 MIN_INTEGER: Final = -(1 << 63)
 MAX_INTEGER: Final = (1 << 63) - 1
 

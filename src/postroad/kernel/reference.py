@@ -44,9 +44,9 @@ from postroad.kernel.layout import (
     MIN_INTEGER,
     TEXT,
     Rule,
+    Value,
 )
 
-Value = str | int | float | bool
 # publisher, broker, time in milliseconds and counter of the id; tick, topic, attributes, payload
 Row = tuple[int, int, int, int, int, str, dict[str, Value], bytes]
 

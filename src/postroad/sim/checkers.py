@@ -103,8 +103,8 @@ class Completeness:
                 continue  # sent to two pubends and got from the other
             rule = "hole" if passed else "loss"
             text = (
-                f"{subscription.name} ({subscription.selector}, confirmed {self._ago(subscription.subscribed_us)}) "
-                f"never got {event.text} on {event.topic}, accepted by {origin.broker} "
+                f"{subscription.name} ({subscription.selector}), "
+                f"confirmed {self._ago(subscription.subscribed_us)}, never got {event.text} on {event.topic}, accepted by {origin.broker} "
                 f"{self._ago(event.accepted_us)}, owed since {self._ago(since)}"
             )
             raise Violation(rule, text, (event.text, pubend_text(origin.pubend), *subscription.tags))

@@ -122,17 +122,17 @@ class Ledger:
         pubend = batch.pubend
         seen = subscription.seen.setdefault(pubend, Seen())
         tags = (*subscription.tags, pubend_text(pubend))
-        if batch.end < batch.start or (seen.end > batch.start and not batch.lost):
-            text = f"{subscription.name} knew {pubend_text(pubend)} up to {seen.end}, then got ({batch.start}, {batch.end}]"
-            raise Violation("order", text, tags)
         if batch.lost:
             self._gap(subscription, seen, batch, tags)
         ticks = batch.headers["tick"].tolist()
         for event, tick in zip(batch.events(), ticks, strict=True):
             self._event(subscription, seen, pubend, event, tick, tags)
-        if ticks and not (batch.start < ticks[0] and ticks[-1] <= batch.end):
-            text = f"{subscription.name} got ticks {ticks} in a frame about ({batch.start}, {batch.end}]"
+        span = f"({batch.start}, {batch.end}] of {pubend_text(pubend)}"
+        if batch.end < batch.start or (seen.end > batch.start and not batch.lost):
+            text = f"{subscription.name} knew everything up to {seen.end}, then got {span}"
             raise Violation("order", text, tags)
+        if ticks and not (batch.start < ticks[0] and ticks[-1] <= batch.end):
+            raise Violation("order", f"{subscription.name} got ticks {ticks} in a frame about {span}", tags)
         seen.end = max(seen.end, batch.end)
 
     def _gap(self, subscription: Subscription, seen: Seen, batch: EventBatch, tags: tuple[str, ...]) -> None:
@@ -174,7 +174,7 @@ class Ledger:
             raise Violation("once", f"{subscription.name} got {event.id} twice", tags)
         last = next(reversed(seen.ticks.values()), -NEVER)
         if tick <= last:
-            text = f"{subscription.name} got {event.id} at tick {tick} after tick {last} of {pubend_text(pubend)}"
+            text = f"{subscription.name} got {event.id} at tick {tick} after tick {last}"
             raise Violation("order", text, tags)
         publisher = id[:8]
         if id <= seen.last_id.get(publisher, b""):

@@ -34,6 +34,7 @@ from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 
 MAX_BROKERS: Final = 8
 SETTLE_US: Final = 45 * SECOND_US  # longer than any half-open connection stays undiscovered
+CALM_SETTLE_US: Final = 10 * SECOND_US  # when there was nothing to heal
 REST_US: Final = 10 * SECOND_US
 DRAIN_US: Final = 8 * SECOND_US
 LEAST_HARM_US: Final = 5 * SECOND_US
@@ -92,6 +93,7 @@ class Outcome:
     seed: int
     minutes: float
     brokers: int
+    pinned: bool  # the number of brokers was asked for, not drawn
     digest: str
     published: int
     accepted: int
@@ -123,6 +125,7 @@ class Scenario:
         if minutes <= 0:
             raise UsageError("a run takes some time")
         self.minutes = minutes
+        self._pinned = brokers is not None
         self.world = World(seed)
         self.network = Network(self.world)
         self.ledger = Ledger(self._explains)
@@ -155,7 +158,8 @@ class Scenario:
 
     def _run(self) -> None:
         world, character = self.world, self._character
-        harm_us = max(LEAST_HARM_US, int(self.minutes * 60 * SECOND_US) - SETTLE_US - REST_US - DRAIN_US)
+        settle_us = SETTLE_US if character.fault_pause_us else CALM_SETTLE_US
+        harm_us = max(LEAST_HARM_US, int(self.minutes * 60 * SECOND_US) - settle_us - REST_US - DRAIN_US)
         self._watch_memory()
         if character.fault_pause_us:
             self._faults = Faults(
@@ -176,7 +180,7 @@ class Scenario:
             mind.stop()
         for subscriber in self._subscribers:
             subscriber.hurry()
-        world.run(world.now_us + SETTLE_US)
+        world.run(world.now_us + settle_us)
         world.note("world", "rests")
         check_agreement(self.connectivity, self.processes)
         self._paths.begin()
@@ -207,6 +211,7 @@ class Scenario:
             seed=self.world.seed,
             minutes=self.minutes,
             brokers=self._character.brokers,
+            pinned=self._pinned,
             digest=self.world.trace.digest(),
             published=len(self.ledger.events),
             accepted=self.ledger.accepted,

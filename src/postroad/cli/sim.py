@@ -1,0 +1,98 @@
+"""`postroad sim`: a network in a virtual world, harmed by chance and judged by rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postroad.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from postroad.sim.scenario import Outcome
+
+SEED_BITS = 32
+
+
+def register(app: typer.Typer) -> None:
+    app.command("sim")(sim)
+
+
+def sim(
+    seed: Annotated[int | None, typer.Option(help="The seed of the world; a fresh one if not given.")] = None,
+    minutes: Annotated[float, typer.Option(help="Minutes of virtual time.")] = 5.0,
+    brokers: Annotated[
+        int | None, typer.Option(help="How many brokers; drawn from the seed if not given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run this many seeds, counting up from --seed.")] = 1,
+    for_: Annotated[str, typer.Option("--for", help="Run fresh seeds for this long, such as '10m'.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per run.")] = False,
+) -> None:
+    """Simulate a network under faults and check every rule; exit 1 at the first that does not hold."""
+    import secrets
+
+    first = secrets.randbits(SEED_BITS) if seed is None else seed
+    if for_ and seeds > 1:
+        raise UsageError("say either --seeds or --for")
+    many = bool(for_) or seeds > 1
+    outcomes = _many(first, seeds, for_, minutes, brokers) if many else _one(first, minutes, brokers)
+    for outcome in _watched(outcomes, total=None if for_ else seeds) if many and not json else outcomes:
+        _print(outcome, json=json, brief=many)
+        if outcome.rule:
+            raise typer.Exit(1)
+
+
+def _one(seed: int, minutes: float, brokers: int | None) -> Iterator[Outcome]:
+    from postroad.sim.runs import run_seed
+
+    yield run_seed(seed, minutes, brokers)
+
+
+def _many(first: int, count: int, for_: str, minutes: float, brokers: int | None) -> Iterator[Outcome]:
+    from itertools import count as count_from
+
+    from postroad.sim.runs import run_seeds
+    from postroad.units import SECOND_US, duration_us
+
+    seconds = duration_us(for_) / SECOND_US if for_ else None
+    seeds = count_from(first) if for_ else range(first, first + count)
+    yield from run_seeds(seeds, minutes=minutes, brokers=brokers, seconds=seconds)
+
+
+def _watched(outcomes: Iterator[Outcome], total: int | None) -> Iterator[Outcome]:
+    """The same, with a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("seeds", total=total)
+        for outcome in outcomes:
+            progress.advance(task)
+            yield outcome
+
+
+def _print(outcome: Outcome, *, json: bool, brief: bool) -> None:
+    if json:
+        import msgspec
+
+        print(msgspec.json.encode(outcome).decode(), flush=True)
+        return
+    verdict = f"violates {outcome.rule}" if outcome.rule else "holds"
+    print(
+        f"seed {outcome.seed} {verdict}: {outcome.brokers} brokers, {outcome.published} events published, "
+        f"{outcome.accepted} accepted, {outcome.deliveries} deliveries ({outcome.owed} owed), "
+        f"{outcome.gaps} gaps, {sum(outcome.faults.values())} faults",
+        flush=True,
+    )
+    if not brief:
+        faults = ", ".join(f"{name} {count}" for name, count in outcome.faults.items())
+        print(f"faults: {faults or 'none'}\ntrace: {outcome.digest}")
+    if outcome.rule:
+        print(f"{outcome.rule}: {outcome.text}")
+        for line in outcome.story:
+            print(f"  {line}")
+        again = f"postroad sim --seed {outcome.seed} --minutes {outcome.minutes:g}"
+        print(f"replay: {again}" + (f" --brokers {outcome.brokers}" if outcome.pinned else ""))

@@ -1,0 +1,39 @@
+"""Many runs: one after the other in this process, or side by side in several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import islice
+
+from postroad.sim.scenario import Outcome, Scenario
+
+
+def run_seed(seed: int, minutes: float, brokers: int | None) -> Outcome:
+    return Scenario(seed=seed, minutes=minutes, brokers=brokers).run()
+
+
+def run_seeds(
+    seeds: Iterable[int], *, minutes: float, brokers: int | None, seconds: float | None = None
+) -> Iterator[Outcome]:
+    """Outcomes as they come, a process per core; no new run begins after `seconds`."""
+    left = iter(seeds)
+    until = None if seconds is None else time.monotonic() + seconds
+    workers = os.cpu_count() or 1
+    context = multiprocessing.get_context("spawn")  # the caller may have threads, which a fork would break
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        running: set[Future[Outcome]] = set()
+        try:
+            while True:
+                room = workers - len(running)
+                if until is None or time.monotonic() < until:
+                    running |= {pool.submit(run_seed, seed, minutes, brokers) for seed in islice(left, room)}
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from sorted((future.result() for future in done), key=lambda outcome: outcome.seed)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,168 @@
+"""The client's streams and outbox against naive twins."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.client.outbox import Outbox
+from postroad.client.streams import Streams
+from postroad.config import DEFAULT_LIMITS
+from postroad.events import BatchBuilder, EventBatch, empty_frame
+from postroad.ids import MessageId
+from postroad.units import MIB
+from postroad.wire.frames import Kind
+
+
+def delivery(start: int, end: int, ticks: list[int]) -> EventBatch:
+    """A delivery of pubend 5 whose rows have these ticks."""
+    if not ticks:
+        frame = empty_frame(kind=Kind.DELIVERY, pubend=5, start=start, end=end, channel=1)
+        return EventBatch.parse(frame, DEFAULT_LIMITS)
+    builder = BatchBuilder()
+    for tick in ticks:
+        builder.add(bytes(MessageId(1, 2, tick, 0)), "t", {}, str(tick).encode(), DEFAULT_LIMITS)
+    batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+    data = bytearray(batch.select(None, kind=Kind.DELIVERY, pubend=5, start=start, end=end, channel=1))
+    for at, tick in enumerate(ticks):
+        data[48 + 48 * at + 16 : 48 + 48 * at + 24] = tick.to_bytes(8, "little")
+    return EventBatch.parse(bytes(data), DEFAULT_LIMITS)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[set[int], list[tuple[int, list[tuple[int, int, bool]]]]]:
+    """The ticks with events, and per connection: where the broker begins, and its deliveries, maybe lost.
+
+    A connection may begin behind what the last one had delivered (another broker) or ahead of it.
+    """
+    events = draw(st.sets(st.integers(1, 60), max_size=40))
+    connections = []
+    for _ in range(draw(st.integers(1, 4))):
+        position = begin = draw(st.integers(0, 60))
+        frames = []
+        for _ in range(draw(st.integers(0, 5))):
+            end = position + draw(st.integers(1, 12))
+            frames.append((position, end, draw(st.integers(0, 5)) == 0))
+            position = end
+        connections.append((begin, frames))
+    return events, connections
+
+
+@given(histories())
+@settings(max_examples=200, deadline=None)
+def test_never_twice_never_out_of_order_never_lost_in_silence(
+    history: tuple[set[int], list[tuple[int, list[tuple[int, int, bool]]]]],
+) -> None:
+    events, connections = history
+    streams = Streams()
+    seen: list[int] = []
+    missing: set[int] = set()
+    first: int | None = None
+    for number, (_, frames) in enumerate(connections):
+        if number:
+            streams.tear()
+        for start, end, lost in frames:
+            first = start if first is None else first
+            if lost:
+                frame = empty_frame(kind=Kind.DELIVERY, pubend=5, start=start, end=end, channel=1, lost=True)
+                batch = EventBatch.parse(frame, DEFAULT_LIMITS)
+            else:
+                ticks = [tick for tick in sorted(events) if start < tick <= end]
+                if not ticks and start % 2:
+                    continue  # the broker need not say silence
+                batch = delivery(start, end, ticks)
+            gap, rows = streams.take(batch, DEFAULT_LIMITS)
+            streams.check()
+            if gap is not None:
+                span = set(range(gap.start + 1, gap.end + 1))
+                assert not span & set(seen)
+                missing |= span
+            if rows is not None:
+                seen += [int(tick) for tick in rows.headers["tick"]]
+                assert [rows.payload(row) for row in range(rows.count)] == [
+                    str(tick).encode() for tick in rows.headers["tick"]
+                ]
+    assert seen == sorted(set(seen))
+    if seen and first is not None:
+        # Up to the last event seen, every one from the first delivery on was given or is in a Gap.
+        assert {tick for tick in events if first < tick <= seen[-1]} <= set(seen) | missing
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 40)),
+        st.tuples(st.just("send"), st.just(0)),
+        st.tuples(st.just("accept"), st.integers(0, 5)),
+        st.tuples(st.just("reject"), st.integers(0, 5)),
+        st.tuples(st.just("reconnect"), st.integers(0, 2)),
+        st.tuples(st.just("credit"), st.integers(1, 4000)),
+    ),
+    max_size=60,
+)
+
+
+@given(actions)
+@settings(max_examples=200, deadline=None)
+def test_everything_published_is_accepted_or_rejected_in_order(
+    script: list[tuple[str, int]],
+) -> None:
+    """The twin is a broker that keeps a list; retries are recognised by their ids."""
+    outbox = Outbox(max_bytes=MIB, max_events=500)
+    published: list[bytes] = []
+    pubend: list[bytes] = []  # what the broker took, without repeats
+    rejected: set[bytes] = set()
+    in_flight: list[EventBatch] = []  # sent on this connection, not answered
+
+    def connect(publisher: int) -> None:
+        in_flight.clear()
+        assert outbox.opened(publisher=publisher, broker=7, limits=DEFAULT_LIMITS, credit=4000) is None
+
+    def arrive(batch: EventBatch) -> None:
+        ids = [batch.id(row) for row in range(batch.count)]
+        pubend.extend(identity for identity in ids if identity not in pubend)
+
+    def send() -> None:
+        for frame in outbox.take():
+            batch = EventBatch.parse(frame, DEFAULT_LIMITS, expect=Kind.PUBLISH)
+            assert batch.channel == (in_flight[-1].channel + 1 if in_flight else batch.channel)
+            in_flight.append(batch)
+
+    connect(1)
+    now_ms = 1_000
+    for action, amount in script:
+        now_ms += 1
+        if action == "publish":
+            room = outbox.max_events - outbox.unsettled if outbox.room else 0
+            published += [outbox.add("t", None, b"payload", now_ms) for _ in range(min(amount, room))]
+        elif action == "send":
+            send()
+        elif action == "accept" and in_flight[:amount]:
+            for batch in in_flight[:amount]:
+                arrive(batch)
+            outbox.accepted(in_flight[:amount][-1].channel)
+            del in_flight[:amount]
+        elif action == "reject" and in_flight:
+            batch = in_flight.pop(0)
+            rejected |= {batch.id(row) for row in range(batch.count)}
+            assert outbox.rejected(batch.channel) == batch.count
+        elif action == "reconnect":
+            for batch in in_flight[:amount]:  # these arrived, but the answer was lost
+                arrive(batch)
+            outbox.closed()
+            connect(1 + amount % 2)
+        elif action == "credit":
+            outbox.credit(amount)
+        outbox.check()
+        assert outbox.unsettled <= 500
+    mark = outbox.mark()
+    while not outbox.settled(mark):
+        outbox.credit(100_000)
+        send()
+        for batch in in_flight:
+            arrive(batch)
+        outbox.accepted(in_flight[-1].channel)
+        in_flight.clear()
+    assert outbox.unsettled == 0
+    # A rejected event may have arrived before, on a connection that broke before its answer came.
+    assert [identity for identity in published if identity in pubend] == pubend
+    assert set(published) == set(pubend) | rejected
