@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import postroad.sync as sync
     from postroad.client.addresses import tls
-    from postroad.client.aio import Client, Subscription, connect
+    from postroad.client.aio import Client, connect
     from postroad.client.receipt import Receipt
+    from postroad.client.subscription import Subscription
     from postroad.errors import (
         BugError,
         DeniedError,
@@ -61,7 +62,7 @@ __all__ = [
 
 _HOME = {
     "Client": "postroad.client.aio",
-    "Subscription": "postroad.client.aio",
+    "Subscription": "postroad.client.subscription",
     "connect": "postroad.client.aio",
     "Receipt": "postroad.client.receipt",
     "tls": "postroad.client.addresses",

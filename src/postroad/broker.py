@@ -277,7 +277,7 @@ class Broker:
 
     def _on_batch(self, peer: Peer, frame: bytes, now_us: int) -> None:
         batch = EventBatch.parse(frame, peer.limits)
-        if batch.kind is Kind.PUBLISH:
+        if frame_kind(frame) == Kind.PUBLISH:
             self._counters["publish_frames_total"] += 1
             self._pending.append((peer.connection, batch))
         else:
@@ -330,17 +330,18 @@ class Broker:
         return groups
 
     def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
-        if batch.count == 0 or batch.lost:
-            raise PeerError("a publish frame without events")
-        halves = np.frombuffer(batch.ids(), ">u8")
-        prefixes, rests = halves[::2], halves[1::2]
+        if batch.count == 0 or batch.pubend:
+            raise PeerError("a publish frame without events, or one that names a pubend")
+        prefix = batch.id(0)[:8]
         if batch.count > 1:
+            halves = np.frombuffer(batch.ids(), ">u8")
+            prefixes, rests = halves[::2], halves[1::2]
             if not bool((prefixes == prefixes[0]).all()):
                 raise PeerError("a publish frame with ids of several publishers")
             if not bool((rests[1:] > rests[:-1]).all()):
                 raise PeerError("a publish frame whose ids do not increase")
-        publisher, broker = int(prefixes[0]) >> 32, int(prefixes[0]) & 0xFFFF_FFFF
-        if broker == self.identity.number and publisher != peer.publisher and self._of_this_start(publisher):
+        publisher, broker = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:], "big")
+        if publisher != peer.publisher and broker == self.identity.number and self._of_this_start(publisher):
             raise PeerError("a publish frame with the ids of another publisher of this broker")
         for topic in batch.topics():
             if not self._links.may_publish(peer.connection, topic):
@@ -351,7 +352,9 @@ class Broker:
 
     def _without_repeats(self, batch: EventBatch) -> EventBatch | None:
         """Drop what this publisher had accepted before: its ids only increase (idempotent publishing)."""
-        prefix, first, last = batch.id(0)[:8], batch.id(0)[8:], batch.id(batch.count - 1)[8:]
+        first = batch.id(0)
+        last = first[8:] if batch.count == 1 else batch.id(batch.count - 1)[8:]
+        prefix, first = first[:8], first[8:]
         held = self._last_ids.get(prefix, b"")
         if last > held:
             self._last_ids[prefix] = last

@@ -111,6 +111,11 @@ def is_volatile(pubend: int) -> bool:
     return bool(pubend & VOLATILE)
 
 
+def boot_of(pubend: int) -> int:
+    """The start of its broker that opened this plain pubend."""
+    return pubend & (VOLATILE - 1)
+
+
 def pubend_text(pubend: int) -> str:
     return f"{pubend >> 32:08x}-{pubend & 0xFFFF_FFFF:08x}"
 

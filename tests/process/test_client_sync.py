@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,3 +62,28 @@ def test_no_broker_is_a_clear_error_and_leaves_no_thread() -> None:
     with pytest.raises(postroad.UnavailableError, match="postroad up"):
         postroad.sync.connect("127.0.0.1:1")
     assert threading.active_count() == before
+
+
+def test_ctrl_c_ends_a_waiting_reader(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    program = (
+        "import postroad, sys\n"
+        f"with postroad.sync.connect({address!r}) as client:\n"
+        "    with client.subscribe('a') as events:\n"
+        "        print('ready', flush=True)\n"
+        "        for event in events: pass\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(postroad.__path__[0]).parent), "PYTHONWARNINGS": "error"},
+        # A shell's background job ignores SIGINT, and would hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert errors.strip().endswith("KeyboardInterrupt")

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import uvloop
+from prometheus_client import Histogram
 
 from postroad.broker import Closed, DialFailed, Input, Opened, Received
 from postroad.net.clock import Clock
+from postroad.net.http import HttpServer
 from postroad.net.run import bind_listener, bind_metrics
 from postroad.net.server import EXIT_BUG, Server
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
@@ -307,6 +309,44 @@ def test_the_clock_never_runs_back_nor_stands_still() -> None:
     assert clock.now_us() == 10_200
     wall[0], monotonic[0] = 90_000_000, 800_000  # stepped forward: follows
     assert clock.now_us() == 90_000
+
+
+def test_http_says_when_it_is_not_ready_and_bounds_what_it_reads() -> None:
+    async def ask(port: int, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    async def test() -> None:
+        ready = [True]
+        histogram = Histogram("turns", "Turns.", registry=None)
+        http = HttpServer(
+            figures=lambda: {"events_in_total": 3, "links": 2},
+            histogram=histogram,
+            ready=lambda: ready[0],
+            about={"name": "b1"},
+        )
+        listener = bind_metrics("127.0.0.1:0")
+        assert listener is not None
+        port = listener.getsockname()[1]
+        await http.start(listener)
+        assert (await ask(port, b"GET /ready HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        ready[0] = False
+        assert (await ask(port, b"GET /ready HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        assert (await ask(port, b"GET /health HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\nalive\n")
+        assert (await ask(port, b"HEAD /health HTTP/1.1\r\n\r\n")).endswith(b"\r\n\r\n")
+        assert await ask(port, b"GET /" + b"x" * 100_000) == b""
+        metrics = (await ask(port, b"GET /metrics?x HTTP/1.1\r\n\r\n")).decode()
+        assert "# TYPE postroad_events_in_total counter\npostroad_events_in_total 3.0\n" in metrics
+        assert "# TYPE postroad_links gauge\npostroad_links 2.0\n" in metrics
+        http.close()
+
+    run(test())
 
 
 def test_metrics_of_several_brokers_never_clash() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import selectors
 import socket
@@ -13,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from postroad.bench import load, processes, rounds, table
 from postroad.bench.systems import SYSTEMS, chosen
+from postroad.cli import main
 from postroad.errors import PeerError, UnavailableError, UsageError
 
 
@@ -54,6 +57,36 @@ def test_rounds_alternate_and_a_failure_stops_only_its_own_case() -> None:
 def test_unknown_systems_are_named() -> None:
     with pytest.raises(UsageError, match="carrier-pigeon"):
         chosen("postroad,carrier-pigeon", ())
+
+
+def test_the_command_line_refuses_unknown_systems_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "fanout", "--systems", "carrier-pigeon"]) == 2
+    said = capsys.readouterr().err
+    assert "carrier-pigeon" in said
+    assert said.count("\n") == 1
+
+
+def test_every_plan_gives_cases_for_what_is_installed() -> None:
+    for name in rounds.PLANS:
+        cases, settings = rounds.cases(name, "postroad", 1.0)
+        assert [case.system.name for case in cases] == ["postroad"] * len(cases)
+        assert settings["seconds"] == 1.0
+    assert [case.workload for case in rounds.cases("latency", "postroad", 1.0)[0]] == [
+        "1 broker",
+        "3 brokers in a line",
+        "5 brokers in a line",
+    ]
+
+
+def test_rows_are_shown_with_versions_settings_and_errors() -> None:
+    row = {"system": "nats", "workload": "w", "version": "2", "settings": "defaults", "syncs": "nothing"}
+    good = {**row, **rounds.summary([{"deliveries_per_s": 2e6}, {"deliveries_per_s": 4e6}])}
+    bad = {**row, "workload": "v", "error": "7 of 9 deliveries never came"}
+    output = io.StringIO()
+    table.show("fanout", [good, bad], {"rounds": 2}, Console(file=output, width=160))
+    text = output.getvalue()
+    for expected in ("3,000", "2,000-4,000", "never came", "nats 2: defaults", "rounds 2"):
+        assert expected in text
 
 
 def test_processes_are_measured_and_ended(tmp_path: Path) -> None:

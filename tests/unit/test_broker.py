@@ -16,6 +16,7 @@ from postroad.wire.frames import (
     Hello,
     Kind,
     Message,
+    Refuse,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -314,3 +315,33 @@ def test_after_unsubscribing_nothing_crosses_the_link() -> None:
     origin = net.brokers[0]
     assert origin is not None
     assert origin.metrics()["events_forwarded_total"] == 1
+
+
+def test_a_publish_frame_that_names_a_pubend_costs_only_its_sender() -> None:
+    net = Net(1)
+    subscriber, honest, hostile = Client(net, 0), Client(net, 0), Client(net, 0)
+    subscriber.subscribe(1, "t")
+    forged = bytearray(hostile.frame("t", "forged"))
+    forged[16] = 1
+    net.give(
+        0,
+        [Received(honest.connection, honest.frame("t", "good")), Received(hostile.connection, bytes(forged))],
+    )
+    assert subscriber.got() == ["good"]
+    assert hostile.has(Refuse)
+    assert not honest.has(Refuse)
+
+
+def test_a_restarted_broker_met_through_its_old_advertisement_is_followed_from_its_start() -> None:
+    """The old link state may still be held when the new process is linked; its events count all the same."""
+    net = Net(2, [(0, 1)])
+    subscriber, publisher = Client(net, 1), Client(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.publish("t", "old")
+    net.kill(0)
+    net.start(0)
+    publisher = Client(net, 0)
+    publisher.publish("t", *numbers(0, 5))
+    net.link(1, 0)
+    net.wait(2)
+    assert [one for one in subscriber.got() if one != "GAP"] == ["old", *numbers(0, 5)]

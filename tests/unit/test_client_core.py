@@ -545,6 +545,27 @@ def test_after_a_reconnect_what_was_missed_is_said() -> None:
     assert [ticks(found.batch) for found in script.take(fx.Delivered)] == [[9], [6]]
 
 
+def test_a_stream_that_goes_on_before_the_subscription_is_confirmed_comes_after_the_gap() -> None:
+    script = Script()
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    script.now += SECOND_US
+    script.lose()
+    script.now += SECOND_US
+    script.handle()
+    script.up()
+    script.seen.clear()
+    script.say(delivery(number, 5, 0, [1]), delivery(number, 5, 1, [2]))
+    assert [type(effect) for effect in script.seen] == [fx.Missed, fx.Delivered, fx.Delivered]
+    first = script.take(fx.Missed)[0].gap
+    script.now += SECOND_US
+    script.say(wire.Subscribed(number=number))
+    (second,) = script.take(fx.Missed)
+    assert (first.pubend, second.gap.pubend) == ("", "")
+    assert (second.gap.start, second.gap.end) == (first.end, script.now)
+
+
 def test_a_subscription_that_had_not_begun_has_missed_nothing() -> None:
     script = Script()
     script.up()

@@ -49,7 +49,7 @@ PLANS: Final = {
         },
     ),
     "latency": Plan(
-        workload="1 publisher, 1 subscriber",
+        workload="1 broker",
         run=workloads.latency,
         settings=_PACED,
         systems=("postroad", "mosquitto"),
@@ -115,7 +115,7 @@ def cases(name: str, names: str, seconds: float) -> tuple[list[Case], Row]:
     wanted = []
     for system in chosen(names, plan.systems):
         for brokers in plan.lines if system.name == "postroad" else (1,):
-            workload = f"{plan.workload}, {brokers} brokers in a line" if brokers > 1 else plan.workload
+            workload = f"{brokers} brokers in a line" if brokers > 1 else plan.workload
             run = partial(plan.run, system, seconds, brokers)
             wanted.append(Case(system=system, workload=workload, run=run))
     if not wanted:

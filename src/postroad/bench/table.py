@@ -43,11 +43,11 @@ def cell(row: dict[str, Any], figure: str) -> str:
 def show(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any], console: Console) -> None:
     figures = [figure for figure in COLUMNS if any(figure in row for row in rows)]
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    common = f" {workloads[0]};" if len(workloads) == 1 else ""
-    table = Table(title=f"bench {name}:{common} medians, below them smallest-largest")
+    common = f": {workloads[0]}" if len(workloads) == 1 else ""
+    table = Table(title=f"bench {name}{common}", caption="medians, below them the smallest and the largest")
     table.add_column("system")
     if not common:
-        table.add_column("workload")
+        table.add_column("workload", overflow="fold")
     for figure in figures:
         table.add_column(COLUMNS[figure][0], justify="right")
     for row in rows:

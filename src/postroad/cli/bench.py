@@ -38,9 +38,9 @@ def _run(name: str, rounds: int, seconds: float, systems: str, as_json: bool) ->
 
     from postroad.bench.rounds import alternate, cases
 
+    wanted, settings = cases(name, systems, seconds)
     # Being told to end must unwind like an interrupt does, or the servers under test would stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    wanted, settings = cases(name, systems, seconds)
     with Console(stderr=True).status("starting") as status:
         rows = alternate(wanted, rounds, status.update)
     _finish(name, rows, {**settings, "rounds": rounds}, as_json=as_json)

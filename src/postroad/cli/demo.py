@@ -27,7 +27,8 @@ from postroad.errors import UnavailableError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from postroad.client.aio import Client, Subscription
+    from postroad.client.aio import Client
+    from postroad.client.subscription import Subscription
 
 READY_S: Final = 30.0
 STOP_S: Final = 5.0

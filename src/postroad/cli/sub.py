@@ -23,7 +23,8 @@ from postroad.cli.connection import (
 from postroad.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from postroad.client.aio import Client, Subscription
+    from postroad.client.aio import Client
+    from postroad.client.subscription import Subscription
     from postroad.events import Event, Gap
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeVar
 
 import uvloop
 
-from postroad.client import aio
+from postroad.client import aio, subscription
 from postroad.client.aio import Attributes, Payload
 from postroad.client.receipt import Receipt
 from postroad.errors import UsageError
@@ -168,7 +168,7 @@ class Client:
 class Subscription:
     """The events of one subscription: iterate over it, or `get` them one by one."""
 
-    def __init__(self, inner: aio.Subscription, thread: _LoopThread, timeout: float | None) -> None:
+    def __init__(self, inner: subscription.Subscription, thread: _LoopThread, timeout: float | None) -> None:
         self._inner = inner
         self._thread = thread
         self._timeout = timeout

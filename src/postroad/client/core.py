@@ -100,6 +100,7 @@ class _Subscription:
     request: wire.Subscribe
     began: bool = False  # the application was told so; from then on nothing may be lost in silence
     torn_us: int | None = None  # began, but not in force since then (the broker's clock)
+    told: bool = False  # torn, and the application knows it already
     streams: Streams = field(default_factory=Streams)
 
 
@@ -262,6 +263,7 @@ class ClientCore:
         self._outage = False
         for subscription in self._subscriptions.values():
             subscription.streams.tear()
+            subscription.told = False
             if subscription.began and subscription.torn_us is None:
                 subscription.torn_us = self._heard_us + self.skew_us
         gone = UnavailableError("the broker went away before it answered")
@@ -317,7 +319,7 @@ class ClientCore:
         try:
             kind = wire.frame_kind(item.frame)
             if kind == Kind.DELIVERY and self.state is State.UP:
-                self._on_delivery(item.frame)
+                self._on_delivery(item.frame, now_us)
                 return
             message = wire.decode(item.frame)
             handler = _MESSAGES.get((self.state, type(message)))
@@ -385,14 +387,20 @@ class ClientCore:
         subscription = self._subscriptions.get(message.number)
         if subscription is None:  # unsubscribed meanwhile
             return
-        if subscription.torn_us is not None:
-            # Begun again after a reconnect. Streams it knew report their ticks as they go on; this one
-            # Gap is for those it did not know, and for those that never go on.
-            gap = Gap(pubend="", start=subscription.torn_us, end=now_us + self.skew_us)
-            subscription.torn_us = None
-            self._out.append(Missed(number=message.number, gap=gap))
+        self._tell_torn(subscription, now_us)
+        subscription.torn_us = None
+        subscription.told = False
         subscription.began = True
         self._out.append(Began(number=message.number, missing=message.missing))
+
+    def _tell_torn(self, subscription: _Subscription, now_us: int) -> None:
+        """Begun again after a reconnect. Streams it knew report their ticks as they go on; this Gap is for
+        those it did not know, and for those that never go on."""
+        start, end = subscription.torn_us, now_us + self.skew_us
+        if start is not None and end > start:
+            gap = Gap(pubend="", start=start, end=end)
+            self._out.append(Missed(number=subscription.request.number, gap=gap))
+            subscription.torn_us = end
 
     def _on_ended(self, message: wire.Ended, _now_us: int) -> None:
         subscription = self._subscriptions.pop(message.number, None)
@@ -408,7 +416,7 @@ class ClientCore:
         error = from_wire(message.code, message.body) if message.code else None
         self._out.append(Answered(number=message.number, error=error, body=message.body))
 
-    def _on_delivery(self, frame: bytes) -> None:
+    def _on_delivery(self, frame: bytes, now_us: int) -> None:
         batch = EventBatch.parse(frame, self.limits, expect=Kind.DELIVERY)
         number = batch.channel
         subscription = self._subscriptions.get(number)
@@ -416,6 +424,10 @@ class ClientCore:
         if subscription is None:  # unsubscribed meanwhile
             self.consumed(len(frame))
             return
+        if subscription.torn_us is not None and not subscription.told:
+            # The nearest streams begin before all have: the application must not take this as unbroken.
+            self._tell_torn(subscription, now_us)
+            subscription.told = True
         gap, rows = subscription.streams.take(batch, self.limits)
         if gap is not None:
             self._out.append(Missed(number=number, gap=gap))

@@ -211,6 +211,8 @@ class EventBatch:
 
     def topics(self) -> list[str]:
         """The distinct topics, by their bytes: topic numbers can be made to collide."""
+        if self.count == 1:
+            return [self.topic(0)]
         lengths = self.headers["topic_length"].tolist()
         data = self.data
         found = {data[at : at + size] for at, size in zip(self.offsets.tolist(), lengths, strict=False)}

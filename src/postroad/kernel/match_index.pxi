@@ -55,8 +55,7 @@ cdef class Index:
             self.free_selection(&self.selection[at])
         if self.keys.cell != NULL:
             for cell in range(self.keys.mask + 1):
-                if is_bucket(self.keys.cell[cell].item):
-                    bucket_end(as_bucket(self.keys.cell[cell].item))
+                item_end(self.keys.cell[cell].item)
         if self.names.cell != NULL:
             for cell in range(self.names.mask + 1):
                 name = <Name*>self.names.cell[cell].item
@@ -359,22 +358,27 @@ cdef class Index:
         """Gives a selector a target; False if it has it already."""
         cdef Selection* selection = &self.selection[number]
         cdef uint32_t target, at, wider
+        cdef uint32_t* held
         cdef object known = self.target_numbers.get(value)
         if known is None:
             target = self.new_target(value)
         else:
             target = known
         at = target_at(selection, target)
-        if at < selection.targets and selection.target[at] == target:
+        held = targets_of(selection)
+        if at < selection.targets and held[at] == target:
             return False
-        if selection.targets == selection.capacity:
-            wider = 2 * selection.capacity if selection.capacity else 1
+        if selection.targets == (selection.capacity if selection.capacity else 1):
+            wider = 2 * selection.capacity if selection.capacity else 4
             selection.target = <uint32_t*>resize(
                 selection.target, selection.capacity * sizeof(uint32_t), wider * sizeof(uint32_t)
             )
+            if selection.capacity == 0:
+                selection.target[0] = selection.only
             selection.capacity = wider
-        memmove(&selection.target[at + 1], &selection.target[at], (selection.targets - at) * sizeof(uint32_t))
-        selection.target[at] = target
+            held = selection.target
+        memmove(&held[at + 1], &held[at], (selection.targets - at) * sizeof(uint32_t))
+        held[at] = target
         selection.targets += 1
         self.lists.pop(number, None)
         if self.target[target].users == 1:
@@ -390,10 +394,11 @@ cdef class Index:
         cdef Selection* selection = &self.selection[number]
         cdef uint32_t target = self.target_numbers[value]
         cdef uint32_t at = target_at(selection, target)
-        if at == selection.targets or selection.target[at] != target:
+        cdef uint32_t* held = targets_of(selection)
+        if at == selection.targets or held[at] != target:
             raise BugError(f"selector {number} does not have target {value}")
         selection.targets -= 1
-        memmove(&selection.target[at], &selection.target[at + 1], (selection.targets - at) * sizeof(uint32_t))
+        memmove(&held[at], &held[at + 1], (selection.targets - at) * sizeof(uint32_t))
         self.lists.pop(number, None)
         if self.target[target].users > 1:
             selection.shared -= 1
@@ -427,7 +432,7 @@ cdef class Index:
         cdef uint32_t at
         cdef list found = self.lists.get(number)
         if found is None:
-            found = sorted([self.target[selection.target[at]].value for at in range(selection.targets)])
+            found = sorted([self.target[targets_of(selection)[at]].value for at in range(selection.targets)])
             self.lists[number] = found
         return found
 
@@ -444,7 +449,7 @@ cdef class Index:
             "signatures": len(self.signatures),
             "attributes": len(self.slots),
             "targets": len(self.target_numbers),
-            "bytes": allocated,
+            "process_bytes": allocated,  # of all indexes of the process
         }
 
     def check(self):
@@ -467,9 +472,10 @@ cdef class Index:
                     if not key_holds(&self.keys, keys_of(conjunction)[key], conjunction):
                         raise BugError("a conjunction does not stand under its key")
             for at in range(selection.targets):
-                users[selection.target[at]] = users.get(selection.target[at], 0) + 1
-                shared += self.target[selection.target[at]].users > 1
-                if at and selection.target[at] <= selection.target[at - 1]:
+                key = targets_of(selection)[at]
+                users[key] = users.get(key, 0) + 1
+                shared += self.target[key].users > 1
+                if at and key <= targets_of(selection)[at - 1]:
                     raise BugError("targets of a selector are out of order")
             if shared != selection.shared:
                 raise BugError("shared targets of a selector are miscounted")
@@ -498,11 +504,15 @@ cdef size_t put_bytes(
     memcpy(<uint8_t*>conjunction + tail, PyBytes_AS_STRING(text), len(text))
     return tail + len(text)
 
+cdef inline uint32_t* targets_of(Selection* selection) noexcept nogil:
+    return selection.target if selection.capacity else &selection.only
+
 cdef uint32_t target_at(Selection* selection, uint32_t target) noexcept:
     cdef uint32_t start = 0, end = selection.targets, middle
+    cdef uint32_t* held = targets_of(selection)
     while start < end:
         middle = (start + end) // 2
-        if selection.target[middle] < target:
+        if held[middle] < target:
             start = middle + 1
         else:
             end = middle
@@ -519,31 +529,7 @@ cdef list choose_parts(tuple checks):
             keys *= count
     for name, kind, data in checks:
         if kind == 1 and len(parts) < MAX_PARTS:
-            # Lengths in powers of two keep the number of signatures small.
-            length = min(8, 1 << (len(data).bit_length() - 1))
+            length = min(MAX_PREFIX, len(data))
             parts.append((name, length, (data[:length],)))
     parts.sort()
     return parts
-
-cdef bint lane_holds(Lane* lane, Conjunction* conjunction) noexcept:
-    cdef uint32_t at = lane_at(lane, conjunction.low, conjunction)
-    cdef Block* block = lane.head[at].block
-    cdef uint32_t inside = block_at(block, conjunction.low, conjunction)
-    return inside < block.used and block.entry[inside].conjunction == conjunction
-
-cdef bint key_holds(Table* table, uint64_t hash, Conjunction* conjunction) noexcept:
-    cdef Cell* cell = table_find(table, hash)
-    cdef uint32_t at
-    if not is_bucket(cell.item):
-        return cell.item == conjunction
-    for at in range(as_bucket(cell.item).lanes):
-        if as_bucket(cell.item).lane[at].slot == conjunction.lane:
-            return lane_holds(&as_bucket(cell.item).lane[at], conjunction)
-    return False
-
-cdef uint64_t keys_held(Table* table) noexcept:
-    cdef uint64_t found = 0, at
-    for at in range(table.mask + 1):
-        if table.cell[at].item != NULL:
-            found += as_bucket(table.cell[at].item).count if is_bucket(table.cell[at].item) else 1
-    return found

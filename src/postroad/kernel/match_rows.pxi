@@ -122,7 +122,7 @@ cdef class Matcher:
         In three steps, so that the table's cells and the conjunctions are on their way from memory
         while the rest is being hashed.
         """
-        cdef uint64_t wanted = 0, at, found = 0
+        cdef uint64_t wanted = 0, present = 0, at, found = 0
         cdef uint32_t one, use
         cdef Pattern* pattern
         cdef Signature* signature
@@ -142,17 +142,37 @@ cdef class Matcher:
                     if key_of(&self.hash[wanted], pattern.uses[use].base, signature, index.values, index.stamp):
                         POSTROAD_PREFETCH(&index.keys.cell[self.hash[wanted] & index.keys.mask])
                         wanted += 1
+        # The keys that are there; their items take the place of the hashes.
         for at in range(wanted):
             cell = table_find(&index.keys, self.hash[at])
-            if cell.item == NULL:
-                continue
-            if is_bucket(cell.item):
-                found = self.scan(as_bucket(cell.item), index.values, index.stamp, found)
-            else:
-                if found == self.candidates:
-                    self.widen(found + 1)
-                POSTROAD_PREFETCH(cell.item)
-                self.candidate[found] = <Conjunction*>cell.item
+            if cell.item != NULL:
+                POSTROAD_PREFETCH(as_bucket(cell.item))
+                POSTROAD_PREFETCH(<char*>as_bucket(cell.item) + 64)
+                self.hash[present] = <uint64_t><uintptr_t>cell.item
+                present += 1
+        for at in range(present):
+            found = self.open(<void*><uintptr_t>self.hash[at], index.values, index.stamp, found)
+        return found
+
+    cdef inline int64_t open(self, void* item, Value* values, uint64_t stamp, uint64_t found) except -1:
+        """Adds the conjunctions of one key."""
+        cdef Handful* handful
+        cdef Loose* entry
+        cdef uint32_t at
+        if is_bucket(item):
+            return self.scan(as_bucket(item), values, stamp, found)
+        if found + SMALL > self.candidates:
+            self.widen(found + SMALL)
+        if not is_handful(item):
+            self.candidate[found] = <Conjunction*>item
+            return found + 1
+        handful = as_handful(item)
+        for at in range(handful.used):
+            entry = &handful.entry[at]
+            if entry.slot == NO_LANE or within(&values[entry.slot], stamp, entry.low, entry.high):
+                self.candidate[found] = entry.conjunction
+                POSTROAD_PREFETCH(entry.conjunction)
+                POSTROAD_PREFETCH(<char*>entry.conjunction + 64)
                 found += 1
         return found
 
@@ -197,16 +217,21 @@ cdef class Matcher:
     cdef int collect(
         self, Index index, uint64_t found, uint32_t row, bytes frame, uint32_t begin, uint32_t count
     ) except -1:
-        cdef uint64_t at
+        cdef uint64_t at, kept = 0
         cdef uint32_t place
+        cdef uint32_t* held
         cdef Conjunction* conjunction
         cdef Selection* selection
         cdef Target* target
         cdef object attributes = None
         for at in range(found):
             conjunction = self.candidate[at]
-            if not verify(conjunction, index.values, index.stamp):
-                continue
+            if verify(conjunction, index.values, index.stamp):
+                POSTROAD_PREFETCH(&index.selection[conjunction.selector])
+                self.candidate[kept] = conjunction
+                kept += 1
+        for at in range(kept):
+            conjunction = self.candidate[at]
             selection = &index.selection[conjunction.selector]
             if selection.stamp == index.stamp:
                 continue
@@ -222,11 +247,12 @@ cdef class Matcher:
                     selection.unit = self.new_unit(conjunction.selector, True)
                 self.note(selection.unit, row)
                 continue
+            held = targets_of(selection)
             for place in range(selection.targets):
-                target = &index.target[selection.target[place]]
+                target = &index.target[held[place]]
                 if target.batch != index.batch:
                     target.batch = index.batch
-                    target.unit = self.new_unit(selection.target[place], False)
+                    target.unit = self.new_unit(held[place], False)
                 self.note(target.unit, row)
         return 0
 
@@ -385,6 +411,12 @@ cdef int by_rows(const void* first, const void* second) noexcept nogil:
             return -1 if left.row[at] < right.row[at] else 1
         at += 1
     return (left.count > right.count) - (left.count < right.count)
+
+cdef inline bint within(Value* value, uint64_t stamp, float low, float high) noexcept nogil:
+    """Whether the row has a number there that may lie in a range, whose ends are rounded outwards."""
+    if value.stamp != stamp or (value.type != INTEGER and value.type != FLOAT):
+        return False
+    return low <= as_double(value) <= high
 
 cdef inline uint32_t lane_end_at(Lane* lane, double x) noexcept nogil:
     """How many blocks begin at or below x."""

@@ -268,41 +268,140 @@ cdef void bucket_end(Bucket* bucket) noexcept:
     give(bucket.lane, bucket.lanes * sizeof(Lane))
     give(bucket, sizeof(Bucket))
 
-# An item of the key table is a conjunction, or a bucket if its lowest bit is set.
+# ---------------------------------------------------------------- items of the key table
+
+# Most keys have one conjunction, which then is the item itself. A few are a handful, many a bucket; the
+# lowest bits of the address tell.
 
 cdef inline bint is_bucket(void* item) noexcept nogil:
     return <uintptr_t>item & 1
 
+cdef inline bint is_handful(void* item) noexcept nogil:
+    return (<uintptr_t>item & 2) != 0
+
 cdef inline Bucket* as_bucket(void* item) noexcept nogil:
-    return <Bucket*>(<uintptr_t>item & ~<uintptr_t>1)
+    return <Bucket*>(<uintptr_t>item & ~<uintptr_t>3)
+
+cdef inline Handful* as_handful(void* item) noexcept nogil:
+    return <Handful*>(<uintptr_t>item & ~<uintptr_t>3)
+
+cdef inline size_t handful_size(uint32_t capacity) noexcept nogil:
+    return sizeof(Handful) + (capacity - 1) * sizeof(Loose)
+
+cdef inline void loose_set(Loose* entry, Conjunction* conjunction) noexcept nogil:
+    entry.low = conjunction.low
+    entry.high = conjunction.high
+    entry.slot = conjunction.lane
+    entry.conjunction = conjunction
+
+cdef void* handful_add(Handful* handful, Conjunction* conjunction) except NULL:
+    """The item to put in the handful's place: itself, moved, or a bucket when it is full."""
+    cdef Bucket* bucket
+    cdef uint32_t at, capacity
+    if handful.used == SMALL:
+        bucket = <Bucket*>take(sizeof(Bucket))
+        memset(bucket, 0, sizeof(Bucket))
+        for at in range(SMALL):
+            bucket_add(bucket, handful.entry[at].conjunction)
+        bucket_add(bucket, conjunction)
+        give(handful, handful_size(handful.capacity))
+        return <void*>(<uintptr_t>bucket | 1)
+    if handful.used == handful.capacity:
+        capacity = 2 * handful.capacity
+        handful = <Handful*>resize(handful, handful_size(handful.capacity), handful_size(capacity))
+        handful.capacity = capacity
+    loose_set(&handful.entry[handful.used], conjunction)
+    handful.used += 1
+    return <void*>(<uintptr_t>handful | 2)
+
+cdef void* handful_remove(Handful* handful, Conjunction* conjunction) except NULL:
+    """The item to put in the handful's place: itself, or the one conjunction that is left."""
+    cdef uint32_t at = 0
+    cdef void* left
+    while at < handful.used and handful.entry[at].conjunction != conjunction:
+        at += 1
+    if at == handful.used:
+        raise BugError("a conjunction is not in its handful")
+    handful.used -= 1
+    handful.entry[at] = handful.entry[handful.used]
+    if handful.used > 1:
+        return <void*>(<uintptr_t>handful | 2)
+    left = handful.entry[0].conjunction
+    give(handful, handful_size(handful.capacity))
+    return left
 
 cdef int key_add(Table* table, uint64_t hash, Conjunction* conjunction) except -1:
     cdef Cell* cell = table_find(table, hash)
-    cdef Bucket* bucket
+    cdef Handful* handful
     if cell.item == NULL:
         table_set(table, hash, conjunction)
-        return 0
-    if not is_bucket(cell.item):
-        bucket = <Bucket*>take(sizeof(Bucket))
-        memset(bucket, 0, sizeof(Bucket))
-        bucket_add(bucket, <Conjunction*>cell.item)
-        cell.item = <void*>(<uintptr_t>bucket | 1)
-    bucket_add(as_bucket(cell.item), conjunction)
+    elif is_bucket(cell.item):
+        bucket_add(as_bucket(cell.item), conjunction)
+    elif is_handful(cell.item):
+        cell.item = handful_add(as_handful(cell.item), conjunction)
+    else:
+        handful = <Handful*>take(handful_size(2))
+        handful.used = 2
+        handful.capacity = 2
+        loose_set(&handful.entry[0], <Conjunction*>cell.item)
+        loose_set(&handful.entry[1], conjunction)
+        cell.item = <void*>(<uintptr_t>handful | 2)
     return 0
 
 cdef int key_remove(Table* table, uint64_t hash, Conjunction* conjunction) except -1:
     cdef Cell* cell = table_find(table, hash)
     cdef Bucket* bucket
-    if cell.item == NULL:
-        raise BugError("a conjunction's key is missing")
-    if not is_bucket(cell.item):
-        if cell.item != conjunction:
-            raise BugError("another conjunction stands under a key")
+    if is_bucket(cell.item):
+        bucket = as_bucket(cell.item)
+        bucket_remove(bucket, conjunction)
+        if bucket.count == 1:
+            cell.item = bucket.lane[0].head[0].block.entry[0].conjunction
+            bucket_end(bucket)
+    elif is_handful(cell.item):
+        cell.item = handful_remove(as_handful(cell.item), conjunction)
+    elif cell.item == conjunction:
         table_drop(table, hash)
-        return 0
-    bucket = as_bucket(cell.item)
-    bucket_remove(bucket, conjunction)
-    if bucket.count == 1:
-        cell.item = bucket.lane[0].head[0].block.entry[0].conjunction
-        bucket_end(bucket)
+    else:
+        raise BugError("a conjunction does not stand under its key")
     return 0
+
+cdef void item_end(void* item) noexcept:
+    """Frees what holds conjunctions, not the conjunctions."""
+    if is_bucket(item):
+        bucket_end(as_bucket(item))
+    elif is_handful(item):
+        give(as_handful(item), handful_size(as_handful(item).capacity))
+
+cdef bint lane_holds(Lane* lane, Conjunction* conjunction) noexcept:
+    cdef uint32_t at = lane_at(lane, conjunction.low, conjunction)
+    cdef Block* block = lane.head[at].block
+    cdef uint32_t inside = block_at(block, conjunction.low, conjunction)
+    return inside < block.used and block.entry[inside].conjunction == conjunction
+
+cdef bint key_holds(Table* table, uint64_t hash, Conjunction* conjunction) noexcept:
+    cdef void* item = table_find(table, hash).item
+    cdef uint32_t at
+    if is_bucket(item):
+        for at in range(as_bucket(item).lanes):
+            if as_bucket(item).lane[at].slot == conjunction.lane:
+                return lane_holds(&as_bucket(item).lane[at], conjunction)
+        return False
+    if is_handful(item):
+        for at in range(as_handful(item).used):
+            if as_handful(item).entry[at].conjunction == conjunction:
+                return True
+        return False
+    return item == conjunction
+
+cdef uint64_t keys_held(Table* table) noexcept:
+    cdef uint64_t found = 0, at
+    cdef void* item
+    for at in range(table.mask + 1):
+        item = table.cell[at].item
+        if is_bucket(item):
+            found += as_bucket(item).count
+        elif is_handful(item):
+            found += as_handful(item).used
+        elif item != NULL:
+            found += 1
+    return found

@@ -21,9 +21,11 @@ cdef enum:
 
     NO_LANE = -1
     BLOCK = 64  # entries of a block
+    SMALL = 16  # entries of a bucket that is not sorted yet
+    MAX_PREFIX = 32  # bytes of a prefix that are hashed
     MAX_PARTS = 3  # attributes in a signature
     MAX_KEYS = 16  # keys of one conjunction
-    MAX_MEMOS = 65536  # topics remembered
+    MAX_MEMOS = 16384  # topics remembered
     MAX_SHOWN = 4096  # single rows for which an array is kept
     MAX_SEEN = 256  # attribute names of the last row kept
     FAN = 4  # a selector with at least so many targets of its own is collected as one
@@ -131,6 +133,17 @@ ctypedef struct Bucket:
     uint32_t lanes
     Lane* lane
 
+ctypedef struct Loose:
+    float low
+    float high
+    Conjunction* conjunction
+    int32_t slot  # of the range, or NO_LANE
+
+ctypedef struct Handful:  # a bucket of up to SMALL entries, in one piece of memory
+    uint32_t used
+    uint32_t capacity
+    Loose entry[1]
+
 ctypedef struct Cell:
     uint64_t hash
     void* item  # NULL if empty
@@ -166,10 +179,11 @@ ctypedef struct Selection:
     uint64_t stamp  # of the last row it matched
     uint64_t batch  # the last batch in which it was a unit
     Conjunction** conjunction
-    uint32_t* target
+    uint32_t* target  # unless there is room for one only, which is `only`
+    uint32_t only
     uint32_t conjunctions
     uint32_t targets
-    uint32_t capacity
+    uint32_t capacity  # of `target`
     uint32_t shared  # targets that other selectors have as well
     uint32_t unit
 

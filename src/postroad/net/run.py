@@ -42,6 +42,7 @@ from postroad.net.tls import client_context, server_context
 from postroad.storage.identity import DataFolder
 from postroad.units import MIB
 
+MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files
 RESERVED_FILES: Final = 128  # open files that are not connections: listeners, log, database, spare
 MAX_WINDOW_BYTES: Final = 64 * MIB  # a peer that announces more and does not read is cut off
 EXIT_SECOND_SIGNAL: Final = 130
@@ -151,7 +152,10 @@ def _bound_address(sock: socket.socket) -> str:
 
 def connection_limit(asked: int) -> int:
     """Connections the limit on open files leaves room for, which is raised as far as it may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (
+        MAX_FILES if one == resource.RLIM_INFINITY else one
+        for one in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard

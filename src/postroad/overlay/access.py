@@ -25,6 +25,7 @@ ANONYMOUS: Final = "anonymous"
 RESERVED: Final = "$postroad/#"  # the network's own history; clients read it, brokers write it
 MAX_TOKENS: Final = 1_000
 MAX_RULES: Final = 1_000
+MAX_REMEMBERED: Final = 10_000
 _DIGEST_CHARACTERS: Final = 64
 
 
@@ -85,11 +86,12 @@ class AuthConfig:
 class Access:
     """Answers for one configuration."""
 
-    __slots__ = ("_closed", "_config")
+    __slots__ = ("_closed", "_config", "_publishing")
 
     def __init__(self, config: AuthConfig) -> None:
         self._config = config
         self._closed: frozenset[str] = frozenset(rule.action for rule in config.rules)  # actions rules name
+        self._publishing: dict[tuple[str, str], bool] = {}  # what may_publish answered: asked for every batch
 
     def authenticate(self, *, token: str, certificate: str | None, loopback: bool) -> str:
         """The principal of a peer; DeniedError if it is nobody who may be served.
@@ -122,6 +124,15 @@ class Access:
         return ANONYMOUS
 
     def may_publish(self, principal: str, topic: str) -> bool:
+        key = (principal, topic)
+        known = self._publishing.get(key)
+        if known is None:
+            if len(self._publishing) >= MAX_REMEMBERED:
+                self._publishing.clear()
+            known = self._publishing[key] = self._may_publish(principal, topic)
+        return known
+
+    def _may_publish(self, principal: str, topic: str) -> bool:
         for rule in self._config.rules:
             if rule.action == "publish" and rule.names(principal) and covers(rule.topic, topic):
                 return rule.allow

@@ -19,6 +19,7 @@ the asker stands up to its own start. That is the only way plain events are lost
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -28,7 +29,7 @@ from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
-from postroad.ids import is_volatile, pubend_text, volatile_pubend
+from postroad.ids import boot_of, is_volatile, pubend_text, volatile_pubend
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.feeding import Feeder
@@ -199,14 +200,16 @@ class Routing:
             self._confirm(key)
 
     def _meet(self, origin: int, pubends: tuple[int, ...]) -> None:
-        """A new start of a broker known before: all it publishes is for us, from its very beginning."""
-        boots = [pubend & 0x7FFF_FFFF for pubend in pubends if is_volatile(pubend)]
-        if not boots:
-            return
-        first = self._first_boot.setdefault(origin, boots[0])
+        """Note who is there, and follow what a known broker opened anew."""
         for pubend in pubends:
-            if is_volatile(pubend) and pubend & 0x7FFF_FFFF > first and pubend not in self._streams:
-                self._create_stream(pubend, 0)
+            if is_volatile(pubend):
+                self._first_boot.setdefault(origin, boot_of(pubend))
+                if self._follows(pubend) and pubend not in self._streams:
+                    self._create_stream(pubend, 0)
+
+    def _follows(self, pubend: int) -> bool:
+        """A new start of a broker known before: all it publishes is for us, from its very beginning."""
+        return is_volatile(pubend) and boot_of(pubend) > self._first_boot.get(pubend >> 32, sys.maxsize)
 
     def _detach(self, origin: int) -> None:
         held = self._upstream.pop(origin, None)
@@ -329,7 +332,7 @@ class Routing:
         if stream is None:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
                 return  # from a former parent, about a stream we do not follow
-            stream = self._create_stream(pubend, segment.start)
+            stream = self._create_stream(pubend, 0 if self._follows(pubend) else segment.start)
         before = stream.knowledge.size
         news = stream.knowledge.accumulate(segment)
         self._cache_size += stream.knowledge.size - before
@@ -462,6 +465,8 @@ class Routing:
                 self._drop_stream(stream)
 
     def next_deadline(self) -> int:
+        if not self._curious and not self._unconfirmed:
+            return self._silence_at
         deadlines = [self._silence_at]
         deadlines += [stream.nack_at for stream in self._curious.values() if stream.nack_at is not None]
         deadlines += [deadline for _, deadline in self._unconfirmed.values()]

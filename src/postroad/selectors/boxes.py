@@ -47,13 +47,13 @@ def to_boxes(condition: Condition) -> tuple[Box, ...]:
 
 def _boxes(node: Condition, *, negated: bool) -> list[Box]:
     match node:
-        case tree.Not():
-            return _boxes(node.item, negated=not negated)
         case tree.And() | tree.Or():
             alternatives = [_boxes(item, negated=negated) for item in node.items]
             if isinstance(node, tree.And) is not negated:
                 return _product(alternatives)
             return _bounded([box for boxes in alternatives for box in boxes])
+        case tree.Not():
+            return _boxes(node.item, negated=not negated)
         case tree.Constant():
             return [_ALWAYS] if node.value is (not negated) else []
     return _atom(node, negated)
@@ -100,12 +100,12 @@ def _single(name: str, domain: Domain) -> list[Box]:
 
 def _atom(node: Condition, negated: bool) -> list[Box]:
     match node:
+        case tree.Compare(operator, tree.Attribute(name), tree.Constant() as literal):
+            return _single(name, domains.compared(tree.NEGATED[operator] if negated else operator, literal))
         case tree.Attribute(name):
             return _single(name, Domain(booleans=domains.FALSE_BIT if negated else domains.TRUE_BIT))
         case tree.IsNull(name):
             return _single(name, domains.PRESENT if negated else domains.MISSING)
-        case tree.Compare(operator, tree.Attribute(name), tree.Constant() as literal):
-            return _single(name, domains.compared(tree.NEGATED[operator] if negated else operator, literal))
         case tree.In(tree.Attribute(name), members):
             return _single(name, domains.listed(members, negated=negated))
         case tree.Like(tree.Attribute(name), pattern, escape):

@@ -7,7 +7,7 @@ done by an engine, compiled (`kernel.match`) where there is a compiler, else its
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from postroad import kernel
 from postroad.errors import BugError, UsageError
@@ -22,6 +22,8 @@ else:
     from postroad.kernel.match import Index
 
 __all__ = ["Group", "MatchIndex"]
+
+_TARGET_LIMIT: Final = 1 << 63
 
 
 class MatchIndex:
@@ -43,6 +45,8 @@ class MatchIndex:
     def add(self, key: int, selector: Selector, target: int) -> None:
         if key in self._keys:
             raise UsageError(f"key {key} is in the index already")
+        if not -_TARGET_LIMIT <= target < _TARGET_LIMIT:
+            raise UsageError(f"target {target} does not fit 64 bits")
         number = self._numbers.get(selector)
         if number is None:
             number = self._insert(selector)

@@ -104,8 +104,9 @@ class Completeness:
             rule = "hole" if passed else "loss"
             text = (
                 f"{subscription.name} ({subscription.selector}), "
-                f"confirmed {self._ago(subscription.subscribed_us)}, never got {event.text} on {event.topic}, accepted by {origin.broker} "
-                f"{self._ago(event.accepted_us)}, owed since {self._ago(since)}"
+                f"confirmed {self._ago(subscription.subscribed_us)}, owed since {self._ago(since)}, "
+                f"never got {event.text} on {event.topic}, "
+                f"accepted by {origin.broker} {self._ago(event.accepted_us)}"
             )
             raise Violation(rule, text, (event.text, pubend_text(origin.pubend), *subscription.tags))
 

@@ -21,7 +21,7 @@ from postroad.sim.world import Clock, Timer, World
 from postroad.units import MILLISECOND_US
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
-SPIN_TURNS: Final = 2_000  # turns without input within SPIN_US are a core that never comes to rest
+SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that never comes to rest
 SPIN_US: Final = 10 * MILLISECOND_US
 
 

@@ -1,0 +1,169 @@
+"""One subscription of the async client: a queue between the core and the application.
+
+It holds batches as they came; they are decoded when the application asks for events. What it holds is
+bounded by the client's window, because credit goes back only as it is emptied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Generator
+from typing import TYPE_CHECKING, Any, Self
+
+from postroad.errors import PostroadError, UsageError
+from postroad.events import Event, EventBatch, Gap
+
+if TYPE_CHECKING:
+    from postroad.client.aio import Client
+
+
+class Subscription:
+    """The events of one subscription, each an Event, or a Gap where some are missing.
+
+    `async for event in events` gives them one by one; `batches()` gives all that came, as the encoded
+    batches they came in. Credit goes back to the broker as they are taken, so a program that falls behind
+    holds no more than the client's window; then the broker's policy acts.
+    """
+
+    def __init__(self, client: Client, *, topic: str, where: str, overflow: str, buffer: int) -> None:
+        self.topic = topic
+        self.where = where
+        self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
+        self._client = client
+        self._overflow = overflow
+        self._buffer = buffer
+        self._number: int | None = None
+        self._began: asyncio.Future[None] | None = None
+        self._queue: deque[tuple[EventBatch | Gap, int]] = deque()  # bounded by the client's window
+        self._events: list[Event] = []  # of the batch being read
+        self._position = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+        self._error: PostroadError | None = None
+
+    # --- life
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Subscription]:
+        return self._open().__await__()
+
+    async def _open(self) -> Subscription:
+        """Begin, unless it has begun; returns once every broker that can be reached filters with it."""
+        if self._over:
+            raise self._error or UsageError("this subscription is closed")
+        client = self._client
+        if self._began is None:
+            await client._until(lambda: client.connected)
+            self._began = asyncio.get_running_loop().create_future()
+            self._number, effects = client._core.subscribe(
+                topic=self.topic, where=self.where, overflow=self._overflow, buffer=self._buffer
+            )
+            client._subscriptions[self._number] = self
+            client._perform(effects)
+        began = self._began
+        try:
+            await client._until(began.done)
+            began.result()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Unsubscribe. What was not read is dropped."""
+        client = self._client
+        if self._number is not None and client._subscriptions.pop(self._number, None) is not None:
+            effects = client._core.unsubscribe(self._number)
+            for _, taken in self._queue:
+                client._core.consumed(taken)
+            self._queue.clear()
+            client._perform(effects)
+            client._flush()
+        self._events = []
+        self._end(None)
+
+    # --- reading
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event | Gap:
+        while self._position >= len(self._events):
+            item = await self._next()
+            if item is None:
+                raise StopAsyncIteration
+            if isinstance(item, Gap):
+                return item
+            self._events = item.events()
+            self._position = 0
+        event = self._events[self._position]
+        self._position += 1
+        return event
+
+    async def batches(self) -> AsyncIterator[list[EventBatch | Gap]]:
+        """All that has come, a list at a time."""
+        while (item := await self._next()) is not None:
+            items = [item]
+            while self._queue:
+                items.append(self._pop())
+            yield items
+
+    async def _next(self) -> EventBatch | Gap | None:
+        """Wait for something to come; None once it is over and everything was read."""
+        if self._began is None or not self._began.done():
+            await self._open()
+        while not self._queue:
+            if self._over:
+                if self._error is not None:
+                    raise self._error
+                return None
+            if self._waiter is not None:
+                raise UsageError("this subscription is being read by another task")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._pop()
+
+    def _pop(self) -> EventBatch | Gap:
+        item, taken = self._queue.popleft()
+        if taken:
+            client = self._client
+            client._core.consumed(taken)
+            client._schedule_flush()
+        return item
+
+    # --- what the client tells it
+
+    def _put(self, item: EventBatch | Gap, taken: int) -> None:
+        self._queue.append((item, taken))
+        self._notify()
+
+    def _begin(self, missing: tuple[str, ...]) -> None:
+        self.missing = missing
+        if self._began is not None and not self._began.done():
+            self._began.set_result(None)
+        self._client._wake()
+
+    def _end(self, error: PostroadError | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._error = error
+        if self._began is not None and not self._began.done():
+            self._began.set_exception(error or UsageError("this subscription is closed"))
+            self._began.exception()  # looked at here: nobody may be waiting for it
+        self._client._wake()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,345 @@
+"""Group commit: whatever was asked for while the last sync ran is the next commit (D1, D11).
+
+A commit is one write of at most `commit_bytes`, one sync of the log, then, if there are rows to save, one
+commit of metadata: so a row never speaks of a record that is not on disk. Nothing waits on a timer.
+
+When a write fails (a full disk, a size limit) its commit fails as a whole, the partial tail is cut off and
+the log goes on: the next commit simply tries again. When a *sync* fails the log takes no more appends until
+a restart. The kernel may have dropped the dirty pages and marked them clean, so a second fsync would report
+a success that covers nothing; only reading the disk afresh tells what is there.
+
+After a failure, whatever was asked for before the core could hear of it fails too: it may build on what is
+not in the log. `GroupCommit` decides all this without threads, one step at a time, so that the simulator
+can let virtual time pass between the steps; `Storage` runs it on real files and threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from postroad.errors import PostroadError, StorageError
+from postroad.storage.effects import (
+    Append,
+    Appended,
+    AppendFailed,
+    Chop,
+    Read,
+    Save,
+    Saved,
+    SaveFailed,
+    StorageEffect,
+    StorageInput,
+)
+from postroad.storage.files import OsFiles
+from postroad.storage.identity import DATABASE
+from postroad.storage.log import SEGMENT_BYTES, Block, Chops, LogVolume, Row
+from postroad.storage.metadata import Metadata
+from postroad.storage.recovery import Recovery
+from postroad.storage.segment import OVERHEAD
+from postroad.units import MIB
+
+COMMIT_BYTES: Final = 8 * MIB
+QUEUE_BYTES: Final = 64 * MIB
+LOG_FOLDER: Final = "log"
+
+_log: Final = logging.getLogger(__name__)
+
+Write = Append | Save
+
+
+@dataclass(slots=True)
+class Commit:
+    """One group commit under way."""
+
+    items: list[Write]
+    size: int
+    stale: list[Write]  # asked for before a failure was heard of
+    block: Block | None = None
+    error: PostroadError | None = None  # why nothing of it is in the log
+    chops: Chops = field(default_factory=dict)
+    changes: list[tuple[str, list[Row]]] = field(default_factory=list)  # metadata to commit after the sync
+
+
+class GroupCommit:
+    """The steps of a commit: `begin`, sync of `commit.block`, `logged`, commit of `commit.changes`, `finish`.
+
+    One commit at a time. `submit` and `take` belong to the core's thread, the steps to the committing one.
+    """
+
+    def __init__(
+        self, volume: LogVolume, *, commit_bytes: int = COMMIT_BYTES, queue_bytes: int = QUEUE_BYTES
+    ) -> None:
+        self.volume = volume
+        self.broken: StorageError | None = None  # a sync failed: no appends until a restart
+        self.commits = 0
+        self._commit_bytes = commit_bytes
+        self._queue_bytes = queue_bytes
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[int, Write]] = deque()  # with the failures heard of when it was asked for
+        self._waiting_bytes = 0  # queued and under way
+        self._failures = 0
+        self._told = 0  # failures whose outcome can be taken
+        self._heard = 0  # failures whose outcome was taken
+        self._outcomes: list[StorageInput] = []
+
+    # -- the core's side
+
+    def submit(self, effect: Append | Save | Chop) -> None:
+        if isinstance(effect, Chop):
+            self.volume.chop(effect.stream, effect.tick)
+            return
+        with self._lock:
+            self._queue.append((self._heard, effect))
+            self._waiting_bytes += _weight(effect)
+
+    def take(self) -> list[StorageInput]:
+        """Outcomes since the last call, to be handed to the core before its next effects are submitted."""
+        with self._lock:
+            taken, self._outcomes = self._outcomes, []
+            self._heard = self._told
+            return taken
+
+    @property
+    def busy(self) -> bool:
+        """More is waiting than should: accept no more work that needs the log until this is over."""
+        return self._waiting_bytes > self._queue_bytes
+
+    # -- the steps
+
+    def begin(self) -> Commit | None:
+        """Write the next commit. None: nothing waits."""
+        commit = self._next()
+        appends = [one for one in commit.items if isinstance(one, Append)]
+        commit.error = self.broken
+        if appends and commit.error is None:
+            try:
+                commit.block = self.volume.write(appends)
+            except PostroadError as error:
+                commit.error = error
+            except OSError as error:
+                commit.error = self.broken = _final(error)
+        if commit.error is not None and commit.items:
+            self._failures += 1
+        if commit.block is None:
+            self._gather(commit)
+            if not commit.items and not commit.stale and not commit.changes:
+                return None
+        return commit
+
+    def logged(self, commit: Commit, error: OSError | None) -> None:
+        """The sync of the commit's block came back."""
+        if commit.block is None:
+            return
+        if error is None:
+            self.volume.publish(commit.block)
+        else:
+            commit.error = self.broken = _final(error)
+            self._failures += 1
+            try:
+                self.volume.withdraw(commit.block)
+            except OSError as again:
+                _log.error("cannot cut off what was not synced: %s", again)
+        self._gather(commit)
+
+    def finish(self, commit: Commit, error: PostroadError | None) -> None:
+        """The commit of metadata came back, or there was none."""
+        if error is None:
+            self.volume.chops_saved(commit.chops)
+        else:
+            self.volume.chops_failed(commit.chops)
+            self._failures += any(isinstance(one, Save) for one in commit.items)
+        outcomes = [_failed(one, StorageError("an append or save before it failed")) for one in commit.stale]
+        for one in commit.items:
+            reason = commit.error or (error if isinstance(one, Save) else None)
+            if reason is not None:
+                outcomes.append(_failed(one, reason))
+            else:
+                outcomes.append(Appended(tag=one.tag) if isinstance(one, Append) else Saved(tag=one.tag))
+        with self._lock:
+            self.commits += 1
+            self._waiting_bytes -= commit.size
+            self._outcomes += outcomes
+            self._told = self._failures
+
+    def answer(self, outcome: StorageInput) -> None:
+        with self._lock:
+            self._outcomes.append(outcome)
+
+    def _next(self) -> Commit:
+        commit = Commit([], 0, [])
+        with self._lock:
+            while self._queue and commit.size < self._commit_bytes:
+                heard, effect = self._queue.popleft()
+                commit.size += _weight(effect)
+                (commit.items if heard == self._failures else commit.stale).append(effect)
+        return commit
+
+    def _gather(self, commit: Commit) -> None:
+        if commit.error is None:
+            commit.changes = [(one.table, list(one.rows)) for one in commit.items if isinstance(one, Save)]
+        commit.chops = self.volume.take_chops()
+        if commit.chops:
+            commit.changes.append(self.volume.chop_rows(commit.chops))
+
+
+def _weight(effect: Write) -> int:
+    if isinstance(effect, Append):
+        return len(effect.data) + OVERHEAD
+    return sum(len(key) + len(value or b"") + OVERHEAD for key, value in effect.rows)
+
+
+def _failed(effect: Write, error: PostroadError) -> StorageInput:
+    kind = AppendFailed if isinstance(effect, Append) else SaveFailed
+    return kind(tag=effect.tag, error=error)
+
+
+def _final(error: OSError) -> StorageError:
+    return StorageError(f"the log could not be synced ({error.strerror}); it takes no more until a restart")
+
+
+class Storage:
+    """The log and the metadata of a data folder, at work on two threads.
+
+    The commit thread commits; the reading thread reads and, when nobody waits for a read, reclaims space.
+    `wake` is called from either when `take` has something (call_soon_threadsafe of the driver's loop).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        wake: Callable[[], None],
+        fsync: Literal["always", "never"] = "always",
+        segment_bytes: int = SEGMENT_BYTES,
+        commit_bytes: int = COMMIT_BYTES,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        self._wake = wake
+        self._metadata = Metadata(folder / DATABASE)
+        try:
+            self._files = OsFiles(folder / LOG_FOLDER, sync=fsync == "always")
+        except OSError as error:
+            self._metadata.close()
+            raise StorageError(f"cannot use {folder / LOG_FOLDER}: {error.strerror}") from None
+        try:
+            self.volume = LogVolume(
+                self._files,
+                self._metadata,
+                draw_marker=lambda: secrets.randbits(32),
+                segment_bytes=segment_bytes,
+            )
+        except BaseException:
+            self._files.close()
+            self._metadata.close()
+            raise
+        self._group = GroupCommit(self.volume, commit_bytes=commit_bytes, queue_bytes=queue_bytes)
+        self._reads: deque[Read] = deque()
+        self._work = threading.Semaphore(0)  # something for the commit thread
+        self._reading = threading.Semaphore(0)  # something for the reading thread
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._commit_loop, name="postroad-commit", daemon=True),
+            threading.Thread(target=self._read_loop, name="postroad-read", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._reading.release()  # there may be dead files
+
+    @property
+    def recovered(self) -> Recovery:
+        return self.volume.recovered
+
+    @property
+    def busy(self) -> bool:
+        return self._group.busy
+
+    @property
+    def broken(self) -> StorageError | None:
+        return self._group.broken
+
+    def load(self, table: str) -> dict[bytes, bytes]:
+        """A table of metadata, before anything is performed."""
+        return self._metadata.load(table)
+
+    def perform(self, effects: Iterable[StorageEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Read):
+                self._reads.append(effect)
+                self._reading.release()
+            else:
+                self._group.submit(effect)
+        self._work.release()
+
+    def take(self) -> list[StorageInput]:
+        return self._group.take()
+
+    def stats(self) -> dict[str, int]:
+        return self.volume.stats() | {"log_commits_total": self._group.commits}
+
+    def close(self) -> None:
+        """Everything asked for is done and answered before this returns."""
+        self._closing = True
+        self._work.release()
+        self._threads[0].join()
+        self._reading.release()
+        self._threads[1].join()
+        if self._group.broken is None:
+            self._metadata.commit([self.volume.clean_mark()])
+        self._files.close()
+        self._metadata.close()
+
+    # -- threads
+
+    def _commit_loop(self) -> None:
+        while True:
+            self._work.acquire()
+            while self._work.acquire(blocking=False):
+                pass  # one pass takes all that was asked for
+            closing = self._closing
+            while self._commit():
+                pass
+            if closing:
+                return
+
+    def _commit(self) -> bool:
+        commit = self._group.begin()
+        if commit is None:
+            return False
+        sync_error: OSError | None = None
+        if commit.block is not None:
+            try:
+                self._files.sync(commit.block.segment.name)
+            except OSError as error:
+                sync_error = error
+        self._group.logged(commit, sync_error)
+        facts_error: PostroadError | None = None
+        if commit.changes:
+            try:
+                self._metadata.commit(commit.changes)
+            except PostroadError as error:
+                facts_error = error
+        self._group.finish(commit, facts_error)
+        if commit.chops:
+            self._reading.release()
+        if commit.items or commit.stale:
+            self._wake()
+        return facts_error is None or bool(commit.items)
+
+    def _read_loop(self) -> None:
+        while True:
+            self._reading.acquire()
+            if self._reads:
+                self._group.answer(self.volume.read(self._reads.popleft()))
+                self._wake()
+            elif self.volume.tidy():
+                self._reading.release()
+                self._work.release()  # rows of streams that are over
+            elif self._closing and not self._threads[0].is_alive():
+                return

@@ -1,0 +1,98 @@
+"""What a core asks of the log and what it hears back. Pure: cores and both drivers import this.
+
+A log stream (section 4.2 of the durable paper) is an ordered run of records; each record covers ticks
+(first, last] and begins where the one before it in its stream ended, or later. What no readable record
+covers, up to the stream's last tick, is `missing`: chopped, damaged on disk, or never logged because an
+append failed. So a core that knows it lost something leaves a hole and the hole stays honest.
+
+After an `AppendFailed` every `Append` and `Save` that was asked for before the core heard of it fails too,
+since it may build on what failed; `Chop` and `Read` are not touched by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.errors import PostroadError
+
+MAX_TICK: Final = (1 << 63) - 1  # Chop(stream, MAX_TICK): the stream is over, nothing of it is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Append one record to a log stream; answered by Appended or AppendFailed with the same tag."""
+
+    stream: int
+    first: int
+    last: int
+    data: bytes
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chop:
+    """Everything of the stream up to and including this tick may be discarded; reads miss it at once."""
+
+    stream: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Records that overlap (start, end], oldest first; the first that fills limit_bytes is the last one."""
+
+    stream: int
+    start: int
+    end: int
+    limit_bytes: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Upsert (value) or delete (None) metadata rows. Durable after every Append asked for before it."""
+
+    table: str
+    rows: tuple[tuple[bytes, bytes | None], ...]
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """The record is on disk. In order per stream."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendFailed:
+    """The record is not in the log and will not be after a restart either."""
+
+    tag: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadDone:
+    """`records` are (first, last, data). With `more` the answer ends at the last record's last tick."""
+
+    tag: int
+    records: tuple[tuple[int, int, bytes], ...]
+    missing: tuple[tuple[int, int], ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    tag: int
+    error: PostroadError
+
+
+StorageEffect = Append | Chop | Read | Save
+StorageInput = Appended | AppendFailed | ReadDone | Saved | SaveFailed

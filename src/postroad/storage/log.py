@@ -1,0 +1,470 @@
+"""The Log Volume: one append log per broker, many log streams in it (section 4.2 of the durable paper, D6).
+
+Records of all streams go to one file at a time, so a commit is one write and one sync whatever it holds. A
+file that has grown to `segment_bytes` is sealed and the next one begins. Within a commit records are ordered
+by stream, which keeps a stream's records close together for whoever reads them later.
+
+A stream is chopped from its beginning as its ticks are released (D7). A file in which nobody has anything
+left is removed, but only after the chops are on disk: a chop row is what remembers how far a stream got
+once its records are gone. Files that are nearly dead are copied to a new one in their place and removed,
+small neighbours together, so that a stream with few records pins little. A crash in the middle leaves the
+same records twice, which the next start sees by their ticks. Order of files is order of ticks throughout.
+
+Threads: `write`, `publish` and `chops_saved` belong to the committing thread, `tidy` to one thread, `read`
+and `chop` to anyone. The lock guards the index only, never a disk operation.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.errors import BugError, StorageError
+from postroad.storage.effects import MAX_TICK, Append, Read, ReadDone
+from postroad.storage.files import Files
+from postroad.storage.metadata import Facts
+from postroad.storage.recovery import BEFORE_ALL, Damage, Recovery, find_segments, judge
+from postroad.storage.segment import (
+    EXTENT_SHIFT,
+    HEADER,
+    MAX_RECORD_BYTES,
+    OPENS_COMMIT,
+    OVERHEAD,
+    Buffer,
+    Entry,
+    Segment,
+    join,
+    pack,
+    scan,
+)
+from postroad.units import GIB, MIB
+
+SEGMENT_BYTES: Final = 64 * MIB
+MAX_SEGMENT_BYTES: Final = GIB  # offsets are 32 bits wide
+READ_BYTES: Final = MIB  # per disk read
+DEAD_SHARE: Final = 0.9  # a file deader than this is rewritten
+MERGE_FILES: Final = 8  # as many small neighbours become one file
+MAX_DAMAGE_REPORTS: Final = 100
+
+CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
+STATE: Final = "log.state"
+CLEAN: Final = b"clean"  # -> name of the last file and its size; there only while the log is closed
+
+Chops = dict[int, int | None]  # stream -> tick; None: forget the stream
+Row = tuple[bytes, bytes | None]
+
+
+@dataclass(slots=True)
+class Stream:
+    last: int = BEFORE_ALL  # of its last published record
+    chopped: int = BEFORE_ALL  # reads see nothing up to here
+    saved: int = BEFORE_ALL  # the same, as far as it is on disk
+    segments: list[Segment] = field(default_factory=list)  # that hold live records, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A commit's records as written: not readable before it is synced and published."""
+
+    segment: Segment
+    offset: int
+    size: int
+    entries: list[tuple[int, Entry]]
+
+
+class LogVolume:
+    """An open log. Opening it recovers it; `recovered` says what was found."""
+
+    def __init__(
+        self,
+        files: Files,
+        facts: Facts,
+        *,
+        draw_marker: Callable[[], int],  # 32 random bits
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        if not OVERHEAD <= segment_bytes <= MAX_SEGMENT_BYTES:
+            raise BugError(f"segments of {segment_bytes} bytes")
+        self.files = files
+        self.segment_bytes = segment_bytes
+        self.damage: deque[Damage] = deque(maxlen=MAX_DAMAGE_REPORTS)  # found while running, oldest dropped
+        self._draw_marker = draw_marker
+        self._lock = threading.Lock()
+        self._unsaved: Chops = {}  # not on disk yet
+        self._dead: list[Segment] = []
+        self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
+        self._streams: dict[int, Stream] = {}
+        self.recovered = self._recover(facts)
+
+    # -- opening and closing
+
+    def _recover(self, facts: Facts) -> Recovery:
+        state = facts.load(STATE)
+        chops = {
+            int.from_bytes(key, "big"): int.from_bytes(value, "big", signed=True)
+            for key, value in facts.load(CHOPS).items()
+        }
+        try:
+            found = find_segments(self.files, clean=_parse_clean(state.get(CLEAN)))
+        except OSError as error:
+            raise StorageError(f"cannot read the log: {error}") from error
+        if CLEAN in state:
+            facts.commit([(STATE, [(CLEAN, None)])])
+        self._segments = found.segments
+        for segment in found.segments:
+            segment.sealed = True
+            for number in segment.index:
+                self._stream(number).segments.append(segment)
+        if found.segments and not found.segments[-1].harmed:
+            found.segments[-1].sealed = False
+        for number, last in found.lasts.items():
+            self._stream(number).last = last
+        self._dead += [segment for segment in found.segments if segment.sealed and not segment.live]
+        for number, tick in chops.items():
+            self._stream(number).chopped = tick
+            self.chops_saved({number: tick})
+        scanned = sum(segment.size for segment in found.segments)
+        return Recovery(streams=judge(found, chops), damage=tuple(found.damage), scanned_bytes=scanned)
+
+    def clean_mark(self) -> tuple[str, list[Row]]:
+        """The row that says the log was closed in good order."""
+        active = self._segments[-1] if self._segments else None
+        return STATE, [(CLEAN, f"{active.name} {active.size}".encode() if active else None)]
+
+    def _stream(self, number: int) -> Stream:
+        found = self._streams.get(number)
+        if found is None:
+            found = self._streams[number] = Stream()
+        return found
+
+    # -- writing: write, sync (the caller's), publish
+
+    def write(self, appends: Sequence[Append]) -> Block:
+        """Write records behind the last ones. On any error none of them is in the log.
+
+        BugError: an append does not follow the stream's last record. StorageError: the disk refused, the
+        log is as it was and may be tried again. OSError: the log could not be put back as it was.
+        """
+        self._check_order(appends)
+        segment = self._writable(sum(len(one.data) + OVERHEAD for one in appends))
+        ordered = sorted(appends, key=lambda one: one.stream)
+        parts, rows, size = _pack_all(
+            segment, segment.size, ((one.stream, one.first, one.last, one.data) for one in ordered)
+        )
+        try:
+            self.files.write(segment.name, segment.size, parts)
+        except OSError as error:
+            self.files.cut(segment.name, segment.size)
+            raise StorageError(f"cannot write {segment.name}: {error.strerror}") from error
+        return Block(segment, segment.size, size, rows)
+
+    def publish(self, block: Block) -> None:
+        """The block is synced: its records are readable."""
+        segment = block.segment
+        with self._lock:
+            segment.size = block.offset + block.size
+            for number, entry in block.entries:
+                stream = self._stream(number)
+                if not stream.segments or stream.segments[-1] is not segment:
+                    stream.segments.append(segment)
+                segment.add(number, entry)
+                stream.last = entry.last
+
+    def withdraw(self, block: Block) -> None:
+        """The block could not be synced. What the page cache holds of it must not look durable later."""
+        self.files.cut(block.segment.name, block.offset)
+
+    def _check_order(self, appends: Sequence[Append]) -> None:
+        heads: dict[int, int] = {}
+        for one in appends:
+            stream = self._streams.get(one.stream)
+            head = heads.get(one.stream, stream.last if stream else BEFORE_ALL)
+            if not head <= one.first < one.last or (stream and stream.chopped == MAX_TICK):
+                raise BugError(f"({one.first}, {one.last}] cannot follow {head} in stream {one.stream:016x}")
+            if len(one.data) > MAX_RECORD_BYTES:
+                raise BugError(f"a record of {len(one.data)} bytes, at most {MAX_RECORD_BYTES} are possible")
+            heads[one.stream] = one.last
+
+    def _writable(self, size: int) -> Segment:
+        active = self._segments[-1] if self._segments else None
+        if active and not active.sealed and (not active.size or active.size + size <= self.segment_bytes):
+            return active
+        segment = Segment((active.number if active else 0) + 1, self._draw_marker() & ~OPENS_COMMIT)
+        try:
+            self.files.create(segment.name)
+        except OSError as error:
+            raise StorageError(f"cannot create {segment.name}: {error.strerror}") from error
+        with self._lock:
+            if active and not active.sealed:
+                active.sealed = True
+                if not active.live:
+                    self._dead.append(active)
+            self._segments.append(segment)
+        return segment
+
+    # -- chopping
+
+    def chop(self, stream: int, tick: int) -> None:
+        with self._lock:
+            found = self._stream(stream)
+            if tick > found.chopped:
+                found.chopped = self._unsaved[stream] = tick
+
+    def take_chops(self) -> Chops:
+        """What is to be saved with the next commit of metadata; then `chops_saved` or `chops_failed`."""
+        with self._lock:
+            taken, self._unsaved = self._unsaved, {}
+            return taken
+
+    def chops_failed(self, chops: Chops) -> None:
+        with self._lock:
+            self._unsaved = chops | self._unsaved
+
+    def chops_saved(self, chops: Mapping[int, int | None]) -> None:
+        """The chops are on disk: what they cover may be reclaimed."""
+        with self._lock:
+            for number, tick in chops.items():
+                if tick is None:
+                    del self._streams[number]
+                    continue
+                stream = self._streams[number]
+                stream.saved = tick
+                done = bisect_right(stream.segments, tick, key=lambda one: one.index[number].last)
+                for segment in stream.segments[: done + 1]:
+                    segment.chop(number, tick)
+                    if segment.sealed and not segment.live:
+                        self._dead.append(segment)
+                del stream.segments[:done]
+                if tick == MAX_TICK:
+                    self._ended[number] = None
+
+    @staticmethod
+    def chop_rows(chops: Chops) -> tuple[str, list[Row]]:
+        return CHOPS, [
+            (stream.to_bytes(8, "big"), None if tick is None else tick.to_bytes(8, "big", signed=True))
+            for stream, tick in chops.items()
+        ]
+
+    # -- reading
+
+    def read(self, wanted: Read) -> ReadDone:
+        """Disk errors and records that were chopped or removed meanwhile are missing, not errors."""
+        with self._lock:
+            stream = self._streams.get(wanted.stream) or Stream()
+            chopped, known = stream.chopped, max(stream.last, stream.chopped)
+        records: list[tuple[int, int, bytes]] = []
+        budget, position = wanted.limit_bytes, max(wanted.start, min(chopped, wanted.end))
+        more = False
+        while not more and (plan := self._plan(wanted, position)):
+            segment, stretches, last = plan
+            try:
+                for record in self._records(segment, stretches, wanted.stream, position, wanted.end):
+                    if records and budget <= 0:
+                        more = True
+                        break
+                    records.append(record)
+                    budget -= len(record[2])
+                    position = record[1]
+                else:
+                    position = max(position, last)
+            except FileNotFoundError:
+                if segment in self._segments:  # else it was removed or rewritten meanwhile: look again
+                    self._report(segment, 0, segment.size)
+                    position = max(position, last)
+        end = records[-1][1] if more else min(wanted.end, max(known, position))
+        missing = _holes(records, wanted.start, min(chopped, wanted.end), end)
+        return ReadDone(tag=wanted.tag, records=tuple(records), missing=tuple(missing), more=more)
+
+    def _plan(self, wanted: Read, start: int) -> tuple[Segment, list[tuple[int, int]], int] | None:
+        """The first file with records in (start, end], where in it they lie, and the last tick they reach."""
+        number = wanted.stream
+        with self._lock:
+            stream = self._streams.get(number)
+            if stream is None or max(start, stream.chopped) >= wanted.end:
+                return None
+            start = max(start, stream.chopped)
+            at = bisect_right(stream.segments, start, key=lambda one: one.index[number].last)
+            if at == len(stream.segments):
+                return None
+            index = stream.segments[at].index[number]
+            stretches = join(index.stretches(start, wanted.end), min(READ_BYTES, wanted.limit_bytes))
+            return (stream.segments[at], stretches, index.last) if stretches else None
+
+    def _records(
+        self, segment: Segment, stretches: Iterable[tuple[int, int]], stream: int, start: int, end: int
+    ) -> Iterator[tuple[int, int, bytes]]:
+        for offset, stop in stretches:
+            try:
+                data = self.files.read(segment.name, offset, stop - offset)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                self._report(segment, offset, stop - offset)
+                continue
+            found = scan(Buffer(data).read, stop - offset, segment.marker)
+            for begin, beyond in found.damage:
+                self._report(segment, offset + begin, beyond - begin)
+            headers = found.headers
+            own = (headers["stream"] == stream) & (headers["last"] > start) & (headers["first"] < end)
+            for place, header in zip(found.offsets[own].tolist(), headers[own].tolist(), strict=True):
+                yield header[3], header[4], data[place + HEADER.size : place + HEADER.size + header[1]]
+
+    def _report(self, segment: Segment, offset: int, length: int) -> None:
+        segment.harmed = True
+        self.damage.append(Damage(file=segment.name, offset=offset, length=length, torn=False, stream=None))
+
+    # -- reclaiming space
+
+    def tidy(self) -> bool:
+        """Remove dead files, rewrite nearly dead ones. False: there was nothing to do."""
+        with self._lock:
+            dead, self._dead = self._dead, []
+            self._segments = [one for one in self._segments if one not in dead]
+        for segment in dead:
+            self._remove(segment)
+        run = self._thin_run()
+        rewritten = bool(run) and self._rewrite(run)
+        return bool(dead) or rewritten or self._forget_ended()
+
+    def _remove(self, segment: Segment) -> None:
+        # What cannot be removed now is found dead by the next start.
+        with suppress(OSError):
+            self.files.remove(segment.name)
+
+    def _forget_ended(self) -> bool:
+        """A stream that is over keeps its chop row as long as any file still holds a record of it."""
+        with self._lock:
+            gone = [one for one in self._ended if not any(one in segment.index for segment in self._segments)]
+            for number in gone:
+                del self._ended[number]
+                self._unsaved[number] = None
+            return bool(gone)
+
+    def _thin_run(self) -> list[Segment]:
+        """Neighbouring files worth rewriting as one."""
+        with self._lock:
+            sealed = [one for one in self._segments if one.sealed and one.live]
+        for one in sealed:
+            if not one.harmed and one.live_bytes < (1 - DEAD_SHARE) * one.size:
+                return [one]
+        for at in range(len(sealed) - MERGE_FILES + 1):
+            run = sealed[at : at + MERGE_FILES]
+            if sum(one.size for one in run) <= self.segment_bytes // 2 and not any(one.harmed for one in run):
+                return run
+        return []
+
+    def _rewrite(self, run: list[Segment]) -> bool:
+        """Copy what is alive to a new file that takes the place of the run. False: it could not be done."""
+        new = Segment(run[0].number, self._draw_marker() & ~OPENS_COMMIT)
+        try:
+            parts, rows, new.size = _pack_all(new, 0, self._live_records(run))
+            if any(one.harmed for one in run):
+                return False
+            self.files.install(new.name, parts)
+        except OSError:
+            return False
+        new.sealed = True
+        for number, entry in rows:
+            new.add(number, entry)
+        with self._lock:
+            for number in {number for one in run for number in one.index}:
+                self._move(number, run, new)
+            at = self._segments.index(run[0])
+            self._segments = [one for one in self._segments if one not in run]
+            self._segments.insert(at, new)
+            self._dead = [one for one in self._dead if one not in run]
+            if not new.live:
+                self._dead.append(new)
+        for segment in run:
+            self._remove(segment)
+        return True
+
+    def _live_records(self, run: list[Segment]) -> Iterator[tuple[int, int, int, bytes]]:
+        for segment in run:
+            with self._lock:
+                wanted = [
+                    (
+                        number,
+                        self._streams[number].saved,
+                        list(segment.index[number].stretches(saved, MAX_TICK)),
+                    )
+                    for number in sorted(segment.live)
+                    if (saved := self._streams[number].saved) < MAX_TICK
+                ]
+            for number, saved, stretches in wanted:
+                for first, last, data in self._records(
+                    segment, join(stretches, READ_BYTES), number, saved, MAX_TICK
+                ):
+                    yield number, first, last, data
+
+    def _move(self, number: int, run: list[Segment], new: Segment) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        stream.segments = [one for one in stream.segments if one not in run]
+        if number in new.live:
+            new.chop(number, stream.saved)  # it may have been chopped further meanwhile
+        if number in new.live:
+            at = bisect_right(stream.segments, new.number, key=lambda one: one.number)
+            stream.segments.insert(at, new)
+
+    def stats(self) -> dict[str, int]:
+        with self._lock:
+            return {
+                "log_segments": len(self._segments),
+                "log_bytes": sum(one.size for one in self._segments),
+                "log_live_bytes": sum(one.live_bytes for one in self._segments),
+                "log_streams": len(self._streams),
+            }
+
+
+def _pack_all(
+    segment: Segment, offset: int, records: Iterable[tuple[int, int, int, bytes]]
+) -> tuple[list[bytes], list[tuple[int, Entry]], int]:
+    """Bytes, index entries and whole size of (stream, first, last, data) records written at `offset`."""
+    parts: list[bytes] = []
+    rows: list[tuple[int, Entry]] = []
+    begin, marker = offset, segment.marker | OPENS_COMMIT
+    current, opened = -1, Entry(0, 0, 0, 0, 0, 0)
+    for stream, first, last, data in records:
+        parts += pack(marker, stream, first, last, data)
+        marker = segment.marker
+        end = offset + OVERHEAD + len(data)
+        if stream == current and offset >> EXTENT_SHIFT == opened.offset >> EXTENT_SHIFT:
+            opened = Entry(
+                opened.first, last, opened.offset, end, opened.own_bytes + end - offset, opened.records + 1
+            )
+            rows[-1] = (stream, opened)
+        else:
+            current, opened = stream, Entry(first, last, offset, end, end - offset, 1)
+            rows.append((stream, opened))
+        offset = end
+    return parts, rows, offset - begin
+
+
+def _holes(
+    records: Iterable[tuple[int, int, bytes]], start: int, chopped: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """What of (start, end] no record covers; chopped ticks are never covered."""
+    position = start
+    if chopped > start:
+        yield start, chopped
+        position = chopped
+    for first, last, _ in records:
+        if first > position:
+            yield position, first
+        position = max(position, last)
+    if end > position:
+        yield position, end
+
+
+def _parse_clean(mark: bytes | None) -> tuple[str, int] | None:
+    if mark is None:
+        return None
+    name, size = mark.decode().split(" ")
+    return name, int(size)

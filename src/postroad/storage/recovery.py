@@ -1,0 +1,154 @@
+"""What a start finds on disk: every segment scanned and proved, a torn tail told from damage (D12).
+
+A crash can only tear the last commit: every commit is synced before the next one is written, and a segment
+before the next one is created. So broken bytes in the last file with no further commit behind them are a
+torn tail (never acknowledged, cut off); all others are damage to synced data (reported with their place,
+stepped over, missing in reads). A log that was closed in good order says so, and then has no torn tail:
+a bit that flipped in its last record is damage, not a tear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from postroad.storage.effects import MAX_TICK
+from postroad.storage.files import Files
+from postroad.storage.segment import HEADER, OPENS_COMMIT, OVERHEAD, Scan, Segment, entries, parse_name, scan
+
+Place = tuple[int, int]  # segment number, offset
+BEFORE_ALL: Final = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Bytes that are no record. `torn`: the unfinished end of the last write, now cut off."""
+
+    file: str
+    offset: int
+    length: int
+    torn: bool
+    stream: int | None  # whose record it was, where that can still be told
+
+    def __str__(self) -> str:
+        what = "the torn end of an unfinished write was cut off" if self.torn else "damaged records are lost"
+        whose = "" if self.stream is None else f", stream {self.stream:016x}"
+        return f"{self.file}: {what}: {self.length} bytes at offset {self.offset}{whose}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """What is left of a stream after a restart.
+
+    `suspect`: damage lies behind its last readable record, so its latest acknowledged ticks may be among
+    what was lost. Whoever appends next should leave a hole behind `last` instead of covering it.
+    """
+
+    last: int  # of its last record; its chop tick where that is greater
+    chopped: int | None
+    records: int
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    streams: Mapping[int, StreamState]
+    damage: tuple[Damage, ...]
+    scanned_bytes: int
+
+
+@dataclass(slots=True)
+class Found:
+    """The segments with their indexes, and what is needed to judge the streams."""
+
+    segments: list[Segment]
+    damage: list[Damage]
+    places: dict[int, Place]  # behind each stream's last record
+    lasts: dict[int, int]
+    records: dict[int, int]
+
+
+def find_segments(files: Files, *, clean: tuple[str, int] | None) -> Found:
+    """Scan every segment file in order. `clean`: name and size of the last one when the log was closed."""
+    found = Found([], [], {}, {}, {})
+    names = [(parsed, name, size) for name, size in files.list() if (parsed := parse_name(name))]
+    for (number, marker), name, size in sorted(names):
+        segment = Segment(number, marker)
+        records = scan(lambda at, count, name=name: files.read(name, at, count), size, marker)  # type: ignore[misc]
+        newest = name == max(names)[1]
+        cut = _torn_at(records, size) if newest and clean != (name, size) else size
+        if cut < size:
+            records = _without_tail(records, cut)
+            found.damage.append(Damage(file=name, offset=cut, length=size - cut, torn=True, stream=None))
+            files.cut(name, cut)
+        if newest:
+            files.sync(name)  # a killed process leaves bytes that only the page cache has
+        segment.size = cut
+        segment.harmed = bool(records.damage)
+        _take(found, segment, records, files)
+    return found
+
+
+def _torn_at(records: Scan, size: int) -> int:
+    """Where the torn tail begins: at the first broken bytes behind the last record that opens a commit."""
+    opening = np.flatnonzero(records.headers["marker"] & OPENS_COMMIT)
+    begin = int(records.offsets[opening[-1]]) if len(opening) else -1
+    return next((start for start, _ in records.damage if start > begin), size)
+
+
+def _without_tail(records: Scan, cut: int) -> Scan:
+    keep = records.offsets < cut
+    damage = [(start, end) for start, end in records.damage if start < cut]
+    return Scan(records.offsets[keep], records.headers[keep], damage)
+
+
+def _take(found: Found, segment: Segment, records: Scan, files: Files) -> None:
+    before = dict(found.lasts)
+    for stream, entry in entries(records, lambda stream: before.get(stream, BEFORE_ALL)):
+        segment.add(stream, entry)
+        found.lasts[stream] = entry.last
+        found.records[stream] = found.records.get(stream, 0) + entry.records
+        found.places[stream] = (segment.number, entry.end)
+    for start, end in records.damage:
+        header = files.read(segment.name, start, HEADER.size)
+        whose = _whose(header, end - start, records, start, before)
+        found.damage.append(
+            Damage(file=segment.name, offset=start, length=end - start, torn=False, stream=whose)
+        )
+    found.segments.append(segment)
+
+
+def _whose(header: bytes, length: int, records: Scan, start: int, before: Mapping[int, int]) -> int | None:
+    """The stream of one damaged record, believed only if it continues that stream to the tick."""
+    if len(header) < HEADER.size:
+        return None
+    _, data_length, stream, first, _ = HEADER.unpack(header)
+    if data_length + OVERHEAD != length:
+        return None
+    earlier = (records.headers["stream"] == stream) & (records.offsets < start)
+    previous = records.headers["last"][earlier]
+    last = int(previous[-1]) if len(previous) else before.get(stream)
+    return stream if last == first else None
+
+
+def judge(found: Found, chops: Mapping[int, int]) -> Mapping[int, StreamState]:
+    """The state of every stream that has records or was chopped, and is not over."""
+    numbers = {segment.name: segment.number for segment in found.segments}
+    hits = [((numbers[one.file], one.offset), one.stream) for one in found.damage if not one.torn]
+    states = {}
+    for stream in sorted(found.lasts.keys() | chops.keys()):
+        place = found.places.get(stream, (-1, -1))
+        chopped = chops.get(stream)
+        if chopped == MAX_TICK:
+            continue
+        last = max(value for value in (found.lasts.get(stream), chopped) if value is not None)
+        states[stream] = StreamState(
+            last=last,
+            chopped=chopped,
+            records=found.records.get(stream, 0),
+            suspect=any(at >= place and whose in (None, stream) for at, whose in hits),
+        )
+    return states

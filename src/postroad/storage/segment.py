@@ -1,0 +1,322 @@
+"""One file of the log: how a record looks, how a file is scanned, where in it a stream's records lie.
+
+A record is 32 bytes of header (marker u32, data length u32, stream u64, first i64, last i64, little-endian),
+the data as it came, and the crc32c of both as a trailer. The crc begins with the residue of crc32c (what a
+crc over a message and its own crc always is) instead of zero, so every record ends in the state in which
+the next one begins: one call over any run of whole records proves all of them, at memory speed, and each
+record can still be proved alone.
+
+The marker is drawn per file and kept in the file's name. Behind a damaged record the scan goes on at the
+next place where a record with this marker proves itself; a payload cannot forge one without knowing the
+marker. Its lowest bit is set on the first record of a commit: a commit is synced before the next one is
+written, so damage with such a record behind it hit synced data, while what follows the last one may just
+be a write that a crash tore.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from google_crc32c import extend
+from numpy.typing import NDArray
+
+from postroad.units import KIB, MIB
+
+RESIDUE: Final = 0x48674BC7
+HEADER: Final = Struct("<IIQqq")
+PREFIX: Final = Struct("<II")
+TRAILER_BYTES: Final = 4
+OVERHEAD: Final = HEADER.size + TRAILER_BYTES
+OPENS_COMMIT: Final = 1
+MAX_RECORD_BYTES: Final = 16 * MIB
+SCAN_BYTES: Final = 4 * MIB
+CAREFUL_BYTES: Final = 64 * KIB  # how much is read behind damage, where more damage is likely
+EXTENT_SHIFT: Final = 17  # a stream's index has at most one entry per 128 KiB of file
+NEAR_BYTES: Final = 64 * KIB  # reading on over others' records is cheaper than a read of its own
+
+_FIELDS: Final = np.dtype(
+    [("marker", "<u4"), ("length", "<u4"), ("stream", "<u8"), ("first", "<i8"), ("last", "<i8")]
+)
+Headers = NDArray[np.void]
+Offsets = NDArray[np.int64]
+ReadAt = Callable[[int, int], bytes]
+
+
+def pack(marker: int, stream: int, first: int, last: int, data: bytes) -> tuple[bytes, bytes, bytes]:
+    header = HEADER.pack(marker, len(data), stream, first, last)
+    return header, data, extend(extend(RESIDUE, header), data).to_bytes(TRAILER_BYTES, "little")
+
+
+def segment_name(number: int, marker: int) -> str:
+    return f"{number:012d}-{marker:08x}.log"
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """Number and marker of a segment file, None for any other file."""
+    number, marker = name[:12], name[13:21]
+    if number.isdecimal() and _is_hex(marker) and name == segment_name(int(number), int(marker, 16)):
+        return int(number), int(marker, 16)
+    return None
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == 8 and all(character in "0123456789abcdef" for character in text)
+
+
+# -- scanning
+
+
+@dataclass(slots=True)
+class Scan:
+    """The records of a stretch of file: where they begin, their headers; and what is not a record."""
+
+    offsets: Offsets
+    headers: Headers
+    damage: list[tuple[int, int]]
+
+    def ends(self) -> Offsets:
+        ends: Offsets = self.offsets + OVERHEAD + self.headers["length"]
+        return ends
+
+
+class Buffer:
+    """Bytes already read, as something to scan."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, offset: int, size: int) -> bytes:
+        if offset == 0 and size >= len(self.data):
+            return self.data
+        return self.data[offset : offset + size]
+
+
+def scan(read: ReadAt, size: int, marker: int) -> Scan:
+    """Find and prove every record in the first `size` bytes."""
+    offsets: list[Offsets] = []
+    headers: list[Headers] = []
+    damage: list[tuple[int, int]] = []
+    position, step = 0, SCAN_BYTES
+    while position < size:
+        buffer = read(position, min(step, size - position))
+        step = min(step * 2, SCAN_BYTES)
+        starts, stop = _walk(buffer, marker)
+        if stop and extend(RESIDUE, buffer if stop == len(buffer) else buffer[:stop]) != RESIDUE:
+            starts, stop = _prove_each(buffer, starts)
+        if not stop:
+            length = _proved_length(read, position, size, marker)
+            if length:
+                buffer, starts, stop = read(position, HEADER.size), [0], length
+        if stop:
+            places = np.array(starts, dtype=np.int64)
+            offsets.append(places + position)
+            headers.append(_headers(buffer, places))
+            position += stop
+        else:
+            found = _next_record(read, position + 1, size, marker)
+            damage.append((position, found))
+            position, step = found, CAREFUL_BYTES
+    if not offsets:
+        return Scan(np.empty(0, dtype=np.int64), np.empty(0, dtype=_FIELDS), damage)
+    return Scan(np.concatenate(offsets), np.concatenate(headers), damage)
+
+
+def _walk(buffer: bytes, marker: int) -> tuple[list[int], int]:
+    """Follow the lengths over whole records; nothing is proved yet."""
+    starts: list[int] = []
+    position, size, unpack = 0, len(buffer), PREFIX.unpack_from
+    add = starts.append
+    other = marker | OPENS_COMMIT
+    while position + OVERHEAD <= size:
+        mark, length = unpack(buffer, position)
+        if mark != marker and mark != other:
+            break
+        following = position + OVERHEAD + length
+        if following > size:
+            break
+        add(position)
+        position = following
+    return starts, position
+
+
+def _prove_each(buffer: bytes, starts: list[int]) -> tuple[list[int], int]:
+    """The records before the first that does not prove itself."""
+    for index, start in enumerate(starts):
+        following = start + OVERHEAD + PREFIX.unpack_from(buffer, start)[1]
+        if extend(RESIDUE, buffer[start:following]) != RESIDUE:
+            return starts[:index], start
+    return starts, following
+
+
+def _proved_length(read: ReadAt, position: int, size: int, marker: int) -> int:
+    """The whole size of the record at this position, 0 if there is none."""
+    prefix = read(position, PREFIX.size)
+    if position + OVERHEAD > size or len(prefix) < PREFIX.size:
+        return 0
+    mark, length = PREFIX.unpack(prefix)
+    whole: int = OVERHEAD + length
+    if mark & ~OPENS_COMMIT != marker or length > MAX_RECORD_BYTES or position + whole > size:
+        return 0
+    record = read(position, whole)
+    return whole if len(record) == whole and extend(RESIDUE, record) == RESIDUE else 0
+
+
+def _next_record(read: ReadAt, position: int, size: int, marker: int) -> int:
+    """Where the next record lies that proves itself; `size` if none does."""
+    constant = marker.to_bytes(4, "little")[1:]  # the first byte holds the commit bit
+    while position < size:
+        buffer = read(position, min(SCAN_BYTES, size - position))
+        at = buffer.find(constant, 1)
+        while at != -1:
+            if _proved_length(read, position + at - 1, size, marker):
+                return position + at - 1
+            at = buffer.find(constant, at + 1)
+        if len(buffer) <= PREFIX.size:
+            break
+        position += len(buffer) - len(constant)  # a marker may lie across the edge
+    return size
+
+
+def _headers(buffer: bytes, places: Offsets) -> Headers:
+    raw = np.frombuffer(buffer, dtype=np.uint8)
+    headers: Headers = raw[places[:, None] + np.arange(HEADER.size)].view(_FIELDS).ravel()
+    return headers
+
+
+# -- the index of one file
+
+
+class Entry(NamedTuple):
+    """Some consecutive records of one stream in one stretch of file; others' may lie between them."""
+
+    first: int
+    last: int
+    offset: int
+    end: int
+    own_bytes: int
+    records: int
+
+
+class StreamIndex:
+    """Where in one file the records of one stream lie, sparsely, in tick order."""
+
+    __slots__ = ("ends", "firsts", "lasts", "offsets", "own", "records")
+
+    def __init__(self) -> None:
+        self.firsts = array("q")
+        self.lasts = array("q")
+        self.offsets = array("I")
+        self.ends = array("I")
+        self.own = array("I")
+        self.records = 0
+
+    def add(self, entry: Entry) -> None:
+        self.records += entry.records
+        if self.offsets and self.offsets[-1] >> EXTENT_SHIFT == entry.offset >> EXTENT_SHIFT:
+            self.lasts[-1] = entry.last
+            self.ends[-1] = entry.end
+            self.own[-1] += entry.own_bytes
+            return
+        self.firsts.append(entry.first)
+        self.lasts.append(entry.last)
+        self.offsets.append(entry.offset)
+        self.ends.append(entry.end)
+        self.own.append(entry.own_bytes)
+
+    @property
+    def last(self) -> int:
+        return self.lasts[-1]
+
+    def live_bytes(self, chopped: int) -> int:
+        return sum(self.own[bisect_right(self.lasts, chopped) :])
+
+    def stretches(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """(offset, end) of the stretches that hold records overlapping (start, end]."""
+        for index in range(bisect_right(self.lasts, start), len(self.lasts)):
+            if self.firsts[index] >= end:
+                return
+            yield self.offsets[index], self.ends[index]
+
+
+class Segment:
+    """One file: its name, its size and who has records in it."""
+
+    __slots__ = ("harmed", "index", "live", "live_bytes", "marker", "name", "number", "sealed", "size")
+
+    def __init__(self, number: int, marker: int) -> None:
+        self.number = number
+        self.marker = marker
+        self.name = segment_name(number, marker)
+        self.size = 0
+        self.sealed = False
+        self.harmed = False  # holds damage, which is evidence: not rewritten
+        self.index: dict[int, StreamIndex] = {}
+        self.live: dict[int, int] = {}  # stream -> bytes not chopped, about; none left: the file is dead
+        self.live_bytes = 0
+
+    def add(self, stream: int, entry: Entry) -> None:
+        found = self.index.get(stream)
+        if found is None:
+            found = self.index[stream] = StreamIndex()
+        found.add(entry)
+        self.live[stream] = self.live.get(stream, 0) + entry.own_bytes
+        self.live_bytes += entry.own_bytes
+
+    def chop(self, stream: int, tick: int) -> None:
+        """The stream's records up to this tick are dead."""
+        self.live_bytes -= self.live.pop(stream)
+        found = self.index[stream]
+        if found.last > tick:
+            self.live[stream] = found.live_bytes(tick)
+            self.live_bytes += self.live[stream]
+
+
+def entries(found: Scan, after: Callable[[int], int]) -> Iterator[tuple[int, Entry]]:
+    """Index entries of what a scan found, stream by stream, without the records up to tick after(stream).
+
+    Those are copies: a merge of files that a crash cut short leaves the same records in two of them.
+    """
+    ends = found.ends()
+    order = np.argsort(found.headers["stream"], kind="stable")
+    streams = found.headers["stream"][order]
+    for part in np.split(order, np.flatnonzero(np.diff(streams)) + 1) if len(order) else ():
+        stream = int(found.headers["stream"][part[0]])
+        part = part[_rising(found.headers["last"][part], after(stream))]
+        blocks = found.offsets[part] >> EXTENT_SHIFT
+        for run in np.split(part, np.flatnonzero(np.diff(blocks)) + 1) if len(part) else ():
+            head, tail = run[0], run[-1]
+            own = int((ends[run] - found.offsets[run]).sum())
+            yield (
+                stream,
+                Entry(
+                    first=int(found.headers["first"][head]),
+                    last=int(found.headers["last"][tail]),
+                    offset=int(found.offsets[head]),
+                    end=int(ends[tail]),
+                    own_bytes=own,
+                    records=len(run),
+                ),
+            )
+
+
+def _rising(lasts: NDArray[np.int64], after: int) -> NDArray[np.bool_]:
+    """Which of the ticks are greater than all before them."""
+    before = np.maximum.accumulate(np.concatenate(([after], lasts[:-1])))
+    return np.asarray(lasts > before)
+
+
+def join(stretches: Iterable[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    """Near stretches as one read, as long as it stays within `limit`."""
+    joined: list[tuple[int, int]] = []
+    for offset, end in stretches:
+        if joined and offset <= joined[-1][1] + NEAR_BYTES and end - joined[-1][0] <= limit:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((offset, end))
+    return joined

@@ -1,0 +1,273 @@
+"""The attachment map: who was attached when (spec T4, T10; paper 3.2 and 4.3).
+
+It tells a trace which subscribers, and which neighbours, to look for. Changes are appended with the clock of
+this broker, while a trace reads with the time of the message; so it is read with the greatest skew on both
+sides, and with the longest way of a message after it. Who is attached only later can still get the message
+(a durable subscriber that catches up, a retransmission): `late` notes the message times so delivered, in
+whole minutes, so that a long catch-up costs few changes.
+
+The map starts over with each process: a process that died detached everybody, and from the last thing it
+stored until the next process began, nothing is known (`lost`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import google_crc32c
+import msgspec
+
+from postroad.errors import BugError
+from postroad.units import MILLISECOND_US, SECOND_US
+
+SUBSCRIBER: Final = "subscriber"
+NEIGHBOUR: Final = "neighbour"
+MAX_INTERVALS: Final = 200_000
+MAX_LOST: Final = 1024
+LATE_ROUND_US: Final = 60 * SECOND_US
+_FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One line of the map's log.
+
+    what: attach or detach (who, at), late (who, message times from at to until), start and stop of the
+    process (at), lost (from at to until nothing is known), begin (nothing older than at is kept).
+    """
+
+    what: str
+    at_us: int
+    kind: str = ""
+    who: str = ""
+    until_us: int = 0
+
+
+class _Interval(msgspec.Struct):
+    start_us: int
+    end_us: int | None  # None while attached
+
+
+_CHANGES: Final = msgspec.msgpack.Decoder(Change)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def encode_changes(changes: Iterable[Change]) -> bytes:
+    out: list[bytes] = []
+    for change in changes:
+        body = _ENCODER.encode(change)
+        out += (_FRAME.pack(len(body), int(google_crc32c.value(body))), body)
+    return b"".join(out)
+
+
+def decode_changes(data: bytes) -> tuple[list[Change], int]:
+    """The changes of a log up to its end or the first that is torn; and how many bytes were whole."""
+    changes: list[Change] = []
+    position = 0
+    while position + _FRAME.size <= len(data):
+        length, crc = _FRAME.unpack_from(data, position)
+        body = data[position + _FRAME.size : position + _FRAME.size + length]
+        if len(body) < length or int(google_crc32c.value(body)) != crc:
+            break
+        try:
+            changes.append(_CHANGES.decode(body))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break
+        position += _FRAME.size + length
+    return changes, position
+
+
+class AttachmentMap:
+    """Every mutator returns the changes to store, none when nothing changed."""
+
+    __slots__ = ("_count", "_intervals", "_late", "begins_us", "lost")
+
+    def __init__(self) -> None:
+        self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
+        self._late: dict[tuple[str, str], list[_Interval]] = {}  # message times delivered late, closed
+        self._count = 0  # intervals in both
+        self.begins_us: int | None = None  # complete from here on; None before the first start
+        self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
+
+    # ---- the life of the process
+
+    @classmethod
+    def restored(
+        cls, changes: Iterable[Change], *, last_stored_us: int, now_us: int
+    ) -> tuple[AttachmentMap, list[Change]]:
+        """The map at the start of a process, from its log; and the changes that the start itself is."""
+        made = cls()
+        running = False  # the last process has not said goodbye
+        latest_us = last_stored_us
+        for change in changes:
+            made._apply(change)
+            if change.what in ("start", "stop"):
+                running = change.what == "start"
+            if change.what not in ("late", "lost", "begin"):
+                latest_us = max(latest_us, change.at_us)
+        news = made._end_all(min(latest_us, now_us) if not running else now_us)
+        if running:
+            news.append(Change(what="lost", at_us=min(last_stored_us or latest_us, now_us), until_us=now_us))
+            made._apply(news[-1])
+        news.append(Change(what="start", at_us=now_us))
+        made._apply(news[-1])
+        return made, news
+
+    def stopped(self, now_us: int) -> list[Change]:
+        """The process ends in order, with everything stored."""
+        return [*self._end_all(now_us), Change(what="stop", at_us=now_us)]
+
+    def _end_all(self, now_us: int) -> list[Change]:
+        attached = [name for name, spans in sorted(self._intervals.items()) if spans[-1].end_us is None]
+        news: list[Change] = []
+        for kind, who in attached:
+            news += self.detached(kind, who, now_us)
+        return news
+
+    # ---- changes
+
+    def attached(self, kind: str, who: str, now_us: int) -> list[Change]:
+        spans = self._intervals.get((kind, who))
+        if spans and spans[-1].end_us is None:
+            return []
+        return [self._apply(Change(what="attach", at_us=now_us, kind=kind, who=who))]
+
+    def detached(self, kind: str, who: str, now_us: int) -> list[Change]:
+        spans = self._intervals.get((kind, who))
+        if not spans or spans[-1].end_us is not None:
+            return []
+        return [self._apply(Change(what="detach", at_us=now_us, kind=kind, who=who))]
+
+    def late(self, kind: str, who: str, lo_ms: int, hi_ms: int) -> list[Change]:
+        """Messages of these times were handed over although they are older than the skew bound."""
+        start = lo_ms * MILLISECOND_US // LATE_ROUND_US * LATE_ROUND_US
+        end = (hi_ms * MILLISECOND_US // LATE_ROUND_US + 1) * LATE_ROUND_US
+        if any(
+            span.start_us <= start and end <= (span.end_us or 0) for span in self._late.get((kind, who), ())
+        ):
+            return []
+        return [self._apply(Change(what="late", at_us=start, until_us=end, kind=kind, who=who))]
+
+    def _apply(self, change: Change) -> Change:
+        name = (change.kind, change.who)
+        match change.what:
+            case "attach":
+                self._intervals.setdefault(name, []).append(_Interval(change.at_us, None))
+                self._count += 1
+            case "detach":
+                spans = self._intervals.get(name)
+                if spans and spans[-1].end_us is None:
+                    spans[-1].end_us = max(change.at_us, spans[-1].start_us)
+            case "late":
+                self._add_late(name, change.at_us, change.until_us)
+            case "lost":
+                self.lost = [*self.lost, (change.at_us, change.until_us)][-MAX_LOST:]
+            case "begin":
+                self.begins_us = max(change.at_us, self.begins_us or 0)
+            case "start":
+                if self.begins_us is None:
+                    self.begins_us = change.at_us
+        return change
+
+    def _add_late(self, name: tuple[str, str], start: int, end: int) -> None:
+        held = self._late.get(name, [])
+        apart = [span for span in held if (span.end_us or 0) < start or span.start_us > end]
+        touching = [span for span in held if not ((span.end_us or 0) < start or span.start_us > end)]
+        merged = _Interval(
+            min([start, *(span.start_us for span in touching)]),
+            max([end, *(span.end_us or 0 for span in touching)]),
+        )
+        self._late[name] = sorted([*apart, merged], key=lambda span: span.start_us)
+        self._count += len(self._late[name]) - len(held)
+
+    # ---- reading
+
+    def at(self, kind: str, time_ms: int, *, skew_us: int, delay_us: int = 0) -> list[str]:
+        """Who may have been handed a message of that time, sorted.
+
+        It was handed over at some moment of this broker's clock from time - skew to time + skew + delay.
+        """
+        first = time_ms * MILLISECOND_US - skew_us
+        last = time_ms * MILLISECOND_US + MILLISECOND_US - 1 + skew_us + delay_us
+        found = {
+            who
+            for (of_kind, who), spans in self._intervals.items()
+            if of_kind == kind and _overlaps(spans, first, last)
+        }
+        found |= {
+            who
+            for (of_kind, who), spans in self._late.items()
+            if of_kind == kind and _overlaps(spans, first, last)
+        }
+        return sorted(found)
+
+    def lost_at(self, time_ms: int, *, skew_us: int, delay_us: int = 0) -> bool:
+        """Whether what happened to a message of that time may have died with a process."""
+        first = time_ms * MILLISECOND_US - skew_us
+        last = time_ms * MILLISECOND_US + skew_us + delay_us
+        return any(start < last and first <= end for start, end in self.lost)
+
+    # ---- retention
+
+    @property
+    def crowded(self) -> bool:
+        return self._count > MAX_INTERVALS
+
+    def forget(self, before_us: int) -> int:
+        """Drop what ended before; returns how many intervals went. `snapshot` is then what to store."""
+        dropped = 0
+        for table in (self._intervals, self._late):
+            for name in sorted(table):
+                kept = [span for span in table[name] if span.end_us is None or span.end_us >= before_us]
+                dropped += len(table[name]) - len(kept)
+                if kept:
+                    table[name] = kept
+                else:
+                    del table[name]
+        self._count -= dropped
+        self.lost = [(start, end) for start, end in self.lost if end >= before_us]
+        return dropped
+
+    def begin_at(self, at_us: int) -> list[Change]:
+        """Retention reached this far."""
+        if self.begins_us is not None and at_us <= self.begins_us:
+            return []
+        return [self._apply(Change(what="begin", at_us=at_us))]
+
+    def snapshot(self, now_us: int) -> list[Change]:
+        """The whole map as changes, to replace its log with."""
+        changes: list[Change] = []
+        for (kind, who), spans in self._intervals.items():
+            for span in spans:
+                changes.append(Change(what="attach", at_us=span.start_us, kind=kind, who=who))
+                if span.end_us is not None:
+                    changes.append(Change(what="detach", at_us=span.end_us, kind=kind, who=who))
+        for (kind, who), spans in self._late.items():
+            changes += [
+                Change(what="late", at_us=span.start_us, until_us=span.end_us or 0, kind=kind, who=who)
+                for span in spans
+            ]
+        changes.sort(key=lambda change: change.at_us)
+        head = [Change(what="begin", at_us=self.begins_us or now_us)]
+        head += [Change(what="lost", at_us=start, until_us=end) for start, end in self.lost]
+        return [*head, *changes, Change(what="start", at_us=now_us)]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """(kind, who) of those attached now."""
+        return (name for name, spans in sorted(self._intervals.items()) if spans[-1].end_us is None)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def check(self) -> None:
+        tables = (self._intervals, self._late)
+        if self._count != sum(len(spans) for table in tables for spans in table.values()):
+            raise BugError("the attachment map has lost count of its intervals")
+        for spans in self._intervals.values():
+            if not spans or any(span.end_us is None for span in spans[:-1]):
+                raise BugError("somebody is attached twice at once")
+
+
+def _overlaps(spans: list[_Interval], first: int, last: int) -> bool:
+    return any(span.start_us <= last and (span.end_us is None or first <= span.end_us) for span in spans)

@@ -1,0 +1,68 @@
+"""What a filter is about, and the 16-byte keys that go into it (spec T4; paper 3.2 and 3.3).
+
+| kind | keys | the paper's |
+|---|---|---|
+| publish | id | publisher history Hp |
+| routing, per origin and neighbour it came from | id | routing history Hb |
+| forwarding, per origin and neighbour it went to | id | Hb,d, the first optimisation of 3.3 |
+| forwarding, per origin | id with the set of neighbours | the D-bit routing set, the second |
+| delivery, per origin | id with the subscriber | all Hb,s of one origin in one |
+| delivery, per origin and subscriber | id | subscriber history Hb,s |
+| log | none: the exact strategy's records | |
+
+A broker has one parent for an origin at a time, so routing histories with the neighbour in their name are as
+few and as full as without it, and tell where the message came from.
+
+"id with X" is the id XOR a 128-bit tag of X (BLAKE2b), as long as an id, so the kernel's filters take it as
+it is. A set's tag is the XOR of its members' tags: no neighbour needs a number that must last for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from postroad.ids import ID_BYTES
+
+PUBLISH: Final = "publish"
+ROUTING: Final = "routing"
+FORWARDING: Final = "forwarding"
+DELIVERY: Final = "delivery"
+LOG: Final = "log"
+NO_TAG: Final = bytes(ID_BYTES)
+
+
+class HistoryKey(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """The name of one history of one broker."""
+
+    kind: str
+    origin: int = 0
+    neighbour: int = 0  # routing: where it came from; forwarding: where it went to, 0 for the set
+    subscriber: str = ""  # delivery: "" for all
+
+
+def subscriber_tag(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=ID_BYTES, person=b"subscriber").digest()
+
+
+def neighbour_tag(number: int) -> bytes:
+    return blake2b(number.to_bytes(4, "little"), digest_size=ID_BYTES, person=b"neighbour").digest()
+
+
+def set_tag(neighbours: Sequence[int]) -> bytes:
+    value = 0
+    for number in neighbours:
+        value ^= int.from_bytes(neighbour_tag(number), "big")
+    return value.to_bytes(ID_BYTES, "big")
+
+
+def tagged(ids: bytes, tags: bytes) -> bytes:
+    """Every id with every tag: keys, tag by tag."""
+    if len(ids) == len(tags) == ID_BYTES:
+        return (int.from_bytes(ids, "big") ^ int.from_bytes(tags, "big")).to_bytes(ID_BYTES, "big")
+    rows = np.frombuffer(ids, np.uint64).reshape(1, -1, 2)
+    return (np.frombuffer(tags, np.uint64).reshape(-1, 1, 2) ^ rows).tobytes()

@@ -1,0 +1,60 @@
+"""The two messages of a trace between brokers (spec T6), carried in frames by `wire`.
+
+One question holds everything the asker wants of one broker in one round, and is answered once, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MAX_ITEMS: Final = 256  # ids in one question
+MAX_RECEIVERS: Final = 4096  # named in one finding
+MAX_NEIGHBOURS: Final = 1024
+ANY_ORIGIN: Final = 0
+
+
+class TraceItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    id: bytes
+    origin: int  # the broker whose histories to look in; ANY_ORIGIN for all
+
+
+class TraceQuestion(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    items: tuple[TraceItem, ...]
+
+
+class Sighting(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A routing history that claims the message. `fpp`: how likely it claims one it never saw."""
+
+    origin: int
+    neighbour: int  # where it came from
+    fpp: float
+
+
+class Forwarding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    neighbour: int
+    fpp: float
+
+
+class Receiver(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    subscriber: str
+    fpp: float
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What one broker knows about one message."""
+
+    published: float | None = None  # the fpp of the publisher history that claims it
+    routed: tuple[Sighting, ...] = ()
+    forwarded: tuple[Forwarding, ...] | None = None  # None: not recorded, any neighbour may have it
+    delivered: tuple[Receiver, ...] = ()
+    candidates: int = 0  # subscribers that were attached around the time
+    more: int = 0  # receivers left out of `delivered`
+    neighbours: tuple[int, ...] = ()  # linked around the time, or now
+    begins_ms: int = 0  # the record is complete from this time on
+    lost: str = ""  # why the record of this time is incomplete; "" when it is whole
+
+
+class TraceAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    findings: tuple[Finding, ...]

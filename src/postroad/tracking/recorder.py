@@ -1,0 +1,265 @@
+"""What the exact and the Bloom strategy share: stored records, the attachment map, retention, the frame of an
+answer. A strategy adds what it records and how it looks a message up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from postroad.errors import PeerError
+from postroad.ids import ID_BYTES, MessageId
+from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change, encode_changes
+from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.keys import LOG
+from postroad.tracking.messages import (
+    ANY_ORIGIN,
+    MAX_ITEMS,
+    MAX_NEIGHBOURS,
+    MAX_RECEIVERS,
+    Finding,
+    Forwarding,
+    Receiver,
+    Sighting,
+    TraceAnswer,
+    TraceItem,
+    TraceQuestion,
+)
+from postroad.tracking.moments import Times
+from postroad.tracking.record import FilterMeta, encode_record
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.shelf import Shelf
+from postroad.units import MILLISECOND_US, SECOND_US
+
+EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
+MAX_LOG_BYTES: Final = 4 << 20  # changes appended to the attachment log before it is written anew
+
+
+class Look:
+    """One message looked up: the records read for it, and whether any could not be."""
+
+    __slots__ = ("id", "records", "time_ms", "unread")
+
+    def __init__(self, identity: bytes, records: Mapping[int, bytes]) -> None:
+        self.id = identity
+        self.time_ms = MessageId.from_bytes(identity).time_ms
+        self.records = records
+        self.unread: dict[int, FilterMeta] = {}  # stored, matching, and not among `records`
+
+
+class Recorder:
+    """The frame; `BloomTracking` and `ExactTracking` fill it."""
+
+    def __init__(
+        self,
+        config: TrackingConfig,
+        *,
+        me: int,
+        stored: Iterable[FilterMeta],
+        changes: Iterable[Change],
+        now_us: int,
+    ) -> None:
+        self._config = config
+        self._me = me
+        self._shelf = Shelf(stored, cache_bytes=config.cache_bytes)
+        self._sequence = self._shelf.last_sequence
+        self._out: list[TrackingEffect] = []
+        self._news: list[Change] = []  # of the attachment map, not stored yet
+        self._log_bytes = 0  # appended to the attachment log since it was last written anew
+        self._expire_us = now_us + EXPIRE_US
+        self._map, news = AttachmentMap.restored(
+            changes, last_stored_us=self._shelf.last_stored_us, now_us=now_us
+        )
+        self._news += news
+        self._stored_bytes = self._stored_filters = 0
+
+    def next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    # ---- who was there
+
+    def attached(self, subscriber: str, now_us: int) -> None:
+        self._news += self._map.attached(SUBSCRIBER, subscriber, now_us)
+
+    def detached(self, subscriber: str, now_us: int) -> None:
+        self._news += self._map.detached(SUBSCRIBER, subscriber, now_us)
+
+    def linked(self, neighbour: int, now_us: int) -> None:
+        self._news += self._map.attached(NEIGHBOUR, str(neighbour), now_us)
+
+    def unlinked(self, neighbour: int, now_us: int) -> None:
+        self._news += self._map.detached(NEIGHBOUR, str(neighbour), now_us)
+
+    def _note_late(self, subscribers: Sequence[str], times: Times, now_us: int) -> None:
+        """Deliveries of messages so old that the map, read at their time, would not name these."""
+        bound_ms = (now_us - self._config.skew_us - self._config.jitter_us) // MILLISECOND_US
+        if times.lo_ms < bound_ms:
+            hi_ms = min(times.hi_ms, bound_ms)
+            for subscriber in subscribers:
+                self._news += self._map.late(SUBSCRIBER, subscriber, times.lo_ms, hi_ms)
+
+    # ---- storing
+
+    def _store(self, meta: FilterMeta, body: bytes, *, fill: float = 0.0) -> None:
+        record = encode_record(meta, body, compress=self._config.compress, fill=fill)
+        self._shelf.put(meta, body, len(record))
+        self._stored_bytes += len(record)
+        self._stored_filters += 1
+        self._out.append(
+            StoreFilter(
+                key=meta.key,
+                sequence=meta.sequence,
+                record=record,
+                replaces=meta.replaces,
+                final=meta.final,
+            )
+        )
+
+    def _collect(self, now_us: int) -> list[TrackingEffect]:
+        """Everything to do in the driver since the last call."""
+        if now_us >= self._expire_us:
+            self._expire(now_us)
+        if self._news:
+            record = encode_changes(self._news)
+            self._news = []
+            self._log_bytes += len(record)
+            self._out.append(StoreAttachments(record=record))
+        if not self._out:
+            return []
+        out, self._out = self._out, []
+        return out
+
+    def _expire(self, now_us: int) -> None:
+        self._expire_us = now_us + EXPIRE_US
+        config = self._config
+        gone = self._shelf.expire(now_us, keep_us=config.keep_us, keep_bytes=config.keep_bytes)
+        if gone:
+            self._out.append(DropFilters(sequences=gone))
+            self._news += self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
+        horizon_us = max(now_us - config.keep_us, self._map.begins_us or 0)
+        forgotten = self._map.forget(horizon_us - self._slack_us)
+        if self._map.crowded:
+            # The bound holds whatever the configuration keeps: the older half of the time goes.
+            horizon_us = (horizon_us + now_us) // 2
+            self._news += self._map.begin_at(horizon_us)
+            forgotten += self._map.forget(horizon_us - self._slack_us)
+        if (forgotten and self._log_bytes > MAX_LOG_BYTES) or forgotten > len(self._map):
+            self._news = []
+            self._log_bytes = 0
+            self._out.append(
+                StoreAttachments(record=encode_changes(self._map.snapshot(now_us)), replace=True)
+            )
+
+    @property
+    def _slack_us(self) -> int:
+        return self._config.skew_us + self._config.jitter_us
+
+    # ---- looking up
+
+    def _publication(self, look: Look) -> float | None:
+        raise NotImplementedError
+
+    def _sightings(self, look: Look, origin: int) -> list[Sighting]:
+        raise NotImplementedError
+
+    def _forwardings(
+        self, look: Look, origins: list[int], neighbours: list[int]
+    ) -> tuple[Forwarding, ...] | None:
+        raise NotImplementedError
+
+    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
+        raise NotImplementedError
+
+    def _flush_before_question(self, now_us: int) -> None:
+        """A chance to make what is in memory searchable."""
+
+    def wanted(self, question: TraceQuestion, now_us: int) -> tuple[int, ...]:
+        self._check(question)
+        self._flush_before_question(now_us)
+        unread: set[int] = set()
+        for item in question.items:
+            look = Look(item.id, {})
+            self._find(look, item, everything=True)
+            unread |= set(look.unread)
+        return tuple(sorted(unread))
+
+    def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer:
+        self._check(question)
+        self._flush_before_question(now_us)
+        return TraceAnswer(
+            findings=tuple(
+                self._find(Look(item.id, records), item, everything=False) for item in question.items
+            )
+        )
+
+    def _check(self, question: TraceQuestion) -> None:
+        if not 1 <= len(question.items) <= MAX_ITEMS:
+            raise PeerError(f"a trace question about {len(question.items)} messages, at most {MAX_ITEMS}")
+        if any(len(item.id) != ID_BYTES for item in question.items):
+            raise PeerError("a trace question about an id of the wrong length")
+
+    def _find(self, look: Look, item: TraceItem, *, everything: bool) -> Finding:
+        """What is known about one message. `everything`: go on even where nothing was found, to see what
+        would have to be read."""
+        config, time_ms = self._config, look.time_ms
+        around: Callable[[str], list[str]] = lambda kind: self._map.at(  # noqa: E731
+            kind, time_ms, skew_us=config.skew_us, delay_us=config.jitter_us
+        )
+        published = self._publication(look)
+        routed = self._sightings(look, item.origin)
+        neighbours = sorted(
+            {int(who) for who in around(NEIGHBOUR)} | {int(who) for kind, who in self._map if kind == NEIGHBOUR}
+        )[:MAX_NEIGHBOURS]
+        # Routing history first: only who routed it, or took it from the publisher, can have passed it on.
+        origins = {sighting.origin for sighting in routed}
+        if published is not None:
+            origins.add(self._me)
+        if everything:
+            origins |= {self._me, item.origin} - {ANY_ORIGIN}
+        forwarded: tuple[Forwarding, ...] | None = None
+        received: list[Receiver] = []
+        candidates: list[str] = []
+        if origins:
+            ordered = sorted(origins)
+            forwarded = self._forwardings(look, ordered, neighbours)
+            candidates = around(SUBSCRIBER)
+            received = self._deliveries(look, ordered, candidates)
+        return Finding(
+            published=published,
+            routed=tuple(routed),
+            forwarded=forwarded,
+            delivered=tuple(received[:MAX_RECEIVERS]),
+            candidates=len(candidates),
+            more=max(0, len(received) - MAX_RECEIVERS),
+            neighbours=tuple(neighbours),
+            begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,
+            lost=self._why_incomplete(look),
+        )
+
+    def _why_incomplete(self, look: Look) -> str:
+        if look.unread:
+            return f"{len(look.unread)} stored filters could not be read"
+        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
+        if self._map.lost_at(look.time_ms, **slack):
+            return "the broker died and its last records of that time with it"
+        return ""
+
+    # ---- inspection
+
+    def metrics(self) -> dict[str, int | float]:
+        return {
+            "tracking_stored_bytes_total": self._stored_bytes,
+            "tracking_stored_filters_total": self._stored_filters,
+            "tracking_kept_bytes": self._shelf.bytes,
+            "tracking_kept_filters": len(self._shelf),
+            "tracking_attachments": len(self._map),
+        }
+
+    def check(self) -> None:
+        self._shelf.check()
+        self._map.check()
+
+
+def is_log(meta: FilterMeta) -> bool:
+    return meta.key.kind == LOG

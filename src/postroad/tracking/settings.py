@@ -1,0 +1,67 @@
+"""What a broker is told about tracking (spec T3, T7, T11); docs/tracking.md explains each setting.
+
+The defaults are those of `postroad plan tracking --accuracy 0.999 --skew 250ms --jitter 500ms` for any rate
+up to a million events a second: filters grow and shrink with the observed rate (`adaptive`), so `capacity`
+is only the greatest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.errors import UsageError
+from postroad.tracking.bloom import Shape, filter_for, filter_rate
+from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
+
+DAY_US: Final = 86_400 * SECOND_US
+STRATEGIES: Final = ("none", "exact", "bloom")
+ROUTING: Final = ("all", "neighbours", "set")
+DELIVERIES: Final = ("origin", "subscriber")
+_DEFAULT: Final = filter_for(1_000_000, filter_rate(0.001, 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingConfig:
+    strategy: str = "bloom"
+    bits: int = _DEFAULT.m  # m of a filter
+    capacity: int = _DEFAULT.n  # n
+    hashes: int = _DEFAULT.k  # k
+    persist_us: int = 10 * SECOND_US  # Tp
+    skew_us: int = 250 * MILLISECOND_US  # Ts
+    jitter_us: int = 500 * MILLISECOND_US  # Tj: the longest way of a message, and the skew between brokers
+    adaptive: bool = True  # filters sized by the rate; else all of `bits` and `capacity`
+    least_capacity: int = 1024  # of an adaptive filter
+    retain: bool = True  # a part-full filter stays in memory when stored and is overwritten (T8)
+    retain_us: int = 3600 * SECOND_US  # but no longer than this
+    routing: str = "all"  # which neighbours a trace asks: all, or those recorded in H(b,d), or in the key
+    deliveries: str = "origin"  # one delivery history per origin, or one per origin and subscriber
+    compress: bool = False  # zlib for stored filters that are far from full
+    log_bytes: int = 128 * KIB  # the exact log is stored when it has grown by this
+    keep_us: int = 30 * DAY_US
+    keep_bytes: int = GIB
+    cache_bytes: int = 32 * MIB  # stored filters kept in memory for traces
+    max_histories: int = 4096
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("strategy", self.strategy, STRATEGIES),
+            ("routing", self.routing, ROUTING),
+            ("deliveries", self.deliveries, DELIVERIES),
+        ):
+            if value not in allowed:
+                raise UsageError(f"tracking: {name} is one of {', '.join(allowed)}, not {value!r}")
+        for name in ("persist_us", "skew_us", "retain_us", "log_bytes", "keep_us", "keep_bytes"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"tracking: {name.removesuffix('_us')} must be more than 0")
+        if self.jitter_us < 0 or self.cache_bytes < 0:
+            raise UsageError("tracking: jitter and cache_bytes cannot be negative")
+        if not 1 <= self.least_capacity <= self.capacity:
+            raise UsageError("tracking: least_capacity must be from 1 to capacity")
+        if self.max_histories < 1:
+            raise UsageError("tracking: max_histories must be at least 1")
+        self.shape.check()
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.bits, self.capacity, self.hashes)

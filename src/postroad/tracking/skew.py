@@ -1,0 +1,47 @@
+"""The broker's side of clock skew (spec T5, paper 3.2).
+
+A publisher adds an adjustment to its clock, set at connect; its ids carry the sum. For every publish frame
+the broker checks |tb - (t + delta)| <= Ts for the newest id, and if that fails sends back what to add to the
+adjustment. Older ids of a frame may be retransmissions, which say nothing about the clock. A publisher is
+corrected at most once per `REPEAT_US`: what it sent before the correction arrived is no new evidence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from postroad.tracking.history import times_of
+from postroad.units import MILLISECOND_US, SECOND_US
+
+REPEAT_US: Final = SECOND_US
+MAX_CORRECTED: Final = 10_000  # publishers whose last correction is remembered
+
+
+class SkewCheck:
+    __slots__ = ("_corrected", "_tolerance_us", "corrections")
+
+    def __init__(self, tolerance_us: int) -> None:
+        self._tolerance_us = tolerance_us
+        self._corrected: OrderedDict[int, int] = OrderedDict()  # publisher -> when, oldest first
+        self.corrections = 0
+
+    def correction_us(self, publisher: int, ids: bytes, now_us: int) -> int | None:
+        """What the publisher must add to its adjustment, or None while it is within the tolerance."""
+        # Ids have whole milliseconds, rounded down: the truth is half of one later on average.
+        ahead_us = times_of(ids).hi_ms * MILLISECOND_US + MILLISECOND_US // 2 - now_us
+        if abs(ahead_us) <= self._tolerance_us:
+            return None
+        last_us = self._corrected.get(publisher)
+        if last_us is not None and 0 <= now_us - last_us < REPEAT_US:
+            return None
+        self._corrected[publisher] = now_us
+        self._corrected.move_to_end(publisher)
+        if len(self._corrected) > MAX_CORRECTED:
+            self._corrected.popitem(last=False)
+        self.corrections += 1
+        return -ahead_us
+
+    def forget(self, publisher: int) -> None:
+        """It is gone."""
+        self._corrected.pop(publisher, None)

@@ -1,0 +1,132 @@
+"""The one interface behind which a broker records what happens to messages (spec T11).
+
+Three strategies: none; exact, a log of (id, what, who); bloom, the paper's filter histories. The broker tells
+what happened, batch by batch, as concatenated ids; nothing here loops over events. `tick` returns what to
+store. A trace's question is answered in two steps, since stored filters are on a disk: `wanted` names the
+records to read, `answer` takes them. What is in memory, which is everything recent, needs no reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from postroad.tracking.attachment import Change
+from postroad.tracking.bloom_strategy import BloomTracking
+from postroad.tracking.effects import TrackingEffect
+from postroad.tracking.exact_strategy import ExactTracking
+from postroad.tracking.messages import Finding, TraceAnswer, TraceQuestion
+from postroad.tracking.record import FilterMeta
+from postroad.tracking.settings import TrackingConfig
+
+
+class Tracking(Protocol):
+    """What every strategy does."""
+
+    def published(self, ids: bytes, now_us: int) -> None:
+        """A publisher connected here sent these."""
+
+    def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        """These came from that neighbour; `origin` is the broker that published them."""
+
+    def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
+        """These went to all of these neighbours. Further ones may be told later."""
+
+    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
+        """These went to each of these subscribers, attached before."""
+
+    def attached(self, subscriber: str, now_us: int) -> None: ...
+
+    def detached(self, subscriber: str, now_us: int) -> None: ...
+
+    def linked(self, neighbour: int, now_us: int) -> None: ...
+
+    def unlinked(self, neighbour: int, now_us: int) -> None: ...
+
+    def tick(self, now_us: int) -> list[TrackingEffect]:
+        """Once per turn: what to store or drop, in order."""
+
+    def next_deadline(self) -> int | None: ...
+
+    def close(self, now_us: int) -> list[TrackingEffect]:
+        """The process ends: everything that is not stored yet."""
+
+    def wanted(self, question: TraceQuestion, now_us: int) -> tuple[int, ...]:
+        """The stored records, by sequence, that `answer` needs to see."""
+
+    def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer: ...
+
+    def metrics(self) -> dict[str, int | float]: ...
+
+    def check(self) -> None: ...
+
+
+class NoTracking:
+    """Strategy none: the paper's NULL."""
+
+    def published(self, ids: bytes, now_us: int) -> None:
+        pass
+
+    def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        pass
+
+    def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
+        pass
+
+    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
+        pass
+
+    def attached(self, subscriber: str, now_us: int) -> None:
+        pass
+
+    def detached(self, subscriber: str, now_us: int) -> None:
+        pass
+
+    def linked(self, neighbour: int, now_us: int) -> None:
+        pass
+
+    def unlinked(self, neighbour: int, now_us: int) -> None:
+        pass
+
+    def tick(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
+        return []
+
+    def next_deadline(self) -> int | None:
+        return None
+
+    def close(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
+        return []
+
+    def wanted(self, question: TraceQuestion, now_us: int) -> tuple[int, ...]:  # noqa: ARG002
+        return ()
+
+    def answer(
+        self,
+        question: TraceQuestion,
+        records: Mapping[int, bytes],  # noqa: ARG002
+        now_us: int,  # noqa: ARG002
+    ) -> TraceAnswer:
+        nothing = Finding(lost="this broker does not track messages")
+        return TraceAnswer(findings=(nothing,) * len(question.items))
+
+    def metrics(self) -> dict[str, int | float]:
+        return {}
+
+    def check(self) -> None:
+        pass
+
+
+def make_tracking(
+    config: TrackingConfig,
+    *,
+    me: int,
+    stored: Iterable[FilterMeta],
+    changes: Iterable[Change],
+    now_us: int,
+) -> Tracking:
+    """The strategy of the configuration, going on from what an earlier process stored."""
+    if config.strategy == "none":
+        return NoTracking()
+    if config.strategy == "exact":
+        return ExactTracking(config, me=me, stored=stored, changes=changes, now_us=now_us)
+    return BloomTracking(config, me=me, stored=stored, changes=changes, now_us=now_us)

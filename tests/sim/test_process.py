@@ -1,0 +1,207 @@
+"""A process of the simulated world, around a small core: turns, crashes, clocks, disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from postroad.broker import Closed, DialFailed, Input, Opened, Received
+from postroad.errors import BugError, PeerError
+from postroad.overlay.effects import Close, Dial, Effect, Note, Send
+from postroad.sim.disk import Append, CrashStyle, DiskEffect, Sync, Synced
+from postroad.sim.network import Network
+from postroad.sim.process import Core, Process
+from postroad.sim.violation import Violation
+from postroad.sim.world import EPOCH_US, Clock, World
+from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Ping, encode
+
+
+class Echo:
+    """Dials its peers at its first turn, sends back what it gets, and writes down every input."""
+
+    def __init__(self, process: Process, dial: tuple[str, ...] = ()) -> None:
+        self.seen: list[object] = []
+        self.turns: list[int] = []
+        self.deadline: int | None = None
+        self.effects: list[Effect | DiskEffect] = [Dial(address) for address in dial]
+        process.disk.save("boot", bytes(len(process.boots) + 1))
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect | DiskEffect]:
+        self.turns.append(now_us)
+        self.seen += inputs
+        self.deadline = None
+        out, self.effects = self.effects, []
+        out += [Send(item.connection, item.frame) for item in inputs if isinstance(item, Received)]
+        return out
+
+    def next_deadline(self) -> int | None:
+        return self.deadline
+
+    def check(self) -> None:
+        if None in self.seen:
+            raise BugError("nothing was handed in")
+
+    def shutdown(self, now_us: int) -> Sequence[Effect]:
+        return [Note("info", f"goodbye at {now_us}")]
+
+    def status(self, now_us: int) -> dict[str, object]:
+        return {"now": now_us}
+
+    def metrics(self) -> dict[str, int | float]:
+        return {}
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.world = World(1)
+        self.network = Network(self.world)
+        self.a = self.process("a", ("b:1",))
+        self.b = self.process("b")
+
+    def process(self, name: str, dial: tuple[str, ...] = ()) -> Process:
+        def build(process: Process) -> tuple[Core, int]:
+            return Echo(process, dial), len(process.boots) + 1
+
+        clock = Clock(self.world)
+        return Process(
+            self.world, self.network, name=name, address=f"{name}:1", build=build, clock=clock, check_every=1
+        )
+
+    def run(self, us: int = SECOND_US) -> None:
+        self.world.run(self.world.now_us + us)
+
+
+def echo(process: Process) -> Echo:
+    assert isinstance(process.core, Echo)
+    return process.core
+
+
+def started() -> Stage:
+    stage = Stage()
+    stage.b.start()
+    stage.a.start()
+    stage.run()
+    return stage
+
+
+def test_a_dial_opens_both_ends() -> None:
+    stage = started()
+    assert echo(stage.a).seen == [Opened(connection=2, dialled="b:1", certificate=None, loopback=True)]
+    assert echo(stage.b).seen == [Opened(connection=3, dialled=None, certificate=None, loopback=True)]
+
+
+def test_what_comes_while_it_is_busy_is_one_turn() -> None:
+    stage = started()
+    frames = b"".join(encode(Ping(time_us=time)) for time in range(10))
+    current = stage.a.current
+    assert current is not None
+    before = len(echo(stage.b).turns)
+    stage.network.send(current, 2, frames)
+    stage.run(2 * MILLISECOND_US)
+    assert len(echo(stage.b).seen) == 11
+    assert len(echo(stage.b).turns) - before <= 4
+
+
+def test_a_crash_loses_waiting_inputs_and_the_next_start_reads_the_disk() -> None:
+    stage = started()
+    stage.a.crash(silently=False, style=CrashStyle())
+    assert not stage.a.running
+    with pytest.raises(BugError):
+        stage.a.core.check()
+    stage.run()
+    assert echo(stage.b).seen[-1] == Closed(connection=3)
+    stage.a.start()
+    assert stage.a.disk.read("boot") == bytes(2)
+    assert [boot for boot, _, _ in stage.a.boots] == [1, 2]
+    with pytest.raises(BugError, match="runs already"):
+        stage.a.start()
+
+
+def test_a_crash_within_a_turn_performs_only_the_first_effects() -> None:
+    stage = started()
+    echo(stage.a).effects = [Send(2, encode(Ping(time_us=time))) for time in range(5)]
+    current = stage.a.current
+    assert current is not None
+    stage.a.crash(silently=False, style=CrashStyle(), within_turn=2)
+    assert stage.a.running
+    current.schedule()
+    stage.run()
+    assert not stage.a.running
+    assert sum(isinstance(item, Received) for item in echo(stage.b).seen) == 2
+
+
+def test_a_spared_process_goes_on() -> None:
+    stage = started()
+    stage.a.crash(silently=False, style=CrashStyle(), within_turn=0)
+    stage.a.spare()
+    current = stage.a.current
+    assert current is not None
+    current.schedule()
+    stage.run()
+    assert stage.a.running
+
+
+def test_deadlines_come_by_the_clock_of_the_node() -> None:
+    stage = started()
+    core, current = echo(stage.b), stage.b.current
+    assert current is not None
+    stage.b.step_clock(500)
+    core.deadline = stage.b.clock.now_us() + 10_000
+    current.wake()
+    stage.run()
+    assert core.deadline is None
+    assert 0 <= core.turns[-1] - (EPOCH_US + SECOND_US + 500 + 10_000) < 200
+    stage.b.clock.now_us()
+    stage.b.step_clock(-20_000)  # stands still for 20 ms of true time
+    core.deadline = stage.b.clock.now_us() + 10_000
+    current.wake()
+    turns = len(core.turns)
+    stage.run(25 * MILLISECOND_US)
+    assert len(core.turns) == turns
+    stage.run()
+    assert len(core.turns) == turns + 1
+
+
+def test_a_failed_dial_is_an_input() -> None:
+    stage = Stage()
+    stage.a.start()
+    stage.run()
+    assert echo(stage.a).seen == [DialFailed(address="b:1")]
+
+
+def test_a_core_that_raises_or_never_rests_is_a_violation() -> None:
+    stage = started()
+    echo(stage.a).seen.append(None)
+    current = stage.a.current
+    assert current is not None
+    current.schedule()
+    with pytest.raises(Violation, match="nothing was handed in"):
+        stage.run()
+
+
+def test_a_complaint_about_a_peer_is_a_violation() -> None:
+    stage = started()
+    current = stage.a.current
+    assert current is not None
+    with pytest.raises(Violation, match="protocol: a closed 2: nonsense"):
+        stage.a.perform(current, [Close(2, PeerError("nonsense"))])
+
+
+def test_the_disk_answers_as_an_input() -> None:
+    stage = started()
+    current = stage.a.current
+    assert current is not None
+    stage.a.perform(current, [Append(file="log", data=b"x"), Sync(token=7)])
+    stage.run()
+    assert echo(stage.a).seen[-1] == Synced(token=7)
+
+
+def test_a_stop_is_in_good_order() -> None:
+    stage = started()
+    stage.a.stop()
+    stage.run()
+    assert not stage.a.running
+    assert "goodbye" in "".join(stage.world.trace.story(["a"]))
+    assert echo(stage.b).seen[-1] == Closed(connection=3)

@@ -1,0 +1,33 @@
+"""A fixed set of seeds, every one a small history of a network in trouble; `make soak` runs fresh ones.
+
+Seeds that once found something stay here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from postroad.errors import UsageError
+from postroad.sim.scenario import Scenario
+
+SEEDS = (1, 2, 5, 6, 8, 10, 13, 16, 24, 30, 38, 40)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_rule_holds(seed: int) -> None:
+    outcome = Scenario(seed=seed, minutes=1.6).run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert outcome.published == outcome.accepted > 0
+
+
+def test_a_calm_world_delivers_everything_without_gaps() -> None:
+    outcome = Scenario(seed=1, minutes=0.3, brokers=8, faults=False).run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert outcome.owed > 0
+
+
+def test_a_world_has_a_size_and_takes_time() -> None:
+    with pytest.raises(UsageError, match="brokers"):
+        Scenario(seed=1, minutes=1, brokers=9)
+    with pytest.raises(UsageError, match="time"):
+        Scenario(seed=1, minutes=0)

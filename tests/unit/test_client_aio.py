@@ -1,0 +1,272 @@
+"""The async client's shell against a scripted broker on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import postroad
+from postroad.config import DEFAULT_LIMITS
+from postroad.events import EventBatch
+from postroad.wire import frames as wire
+from postroad.wire.frames import Kind
+
+
+class FakeBroker:
+    """Welcomes everybody and answers as the test says; by default it accepts and agrees."""
+
+    def __init__(self) -> None:
+        self.accepting = True
+        self.rejecting = ""  # a topic
+        self.published: list[EventBatch] = []
+        self.connections = 0
+        self.address = ""
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> FakeBroker:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.drop()
+        await asyncio.sleep(0.01)
+
+    def drop(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def say(self, message: wire.Message | bytes) -> None:
+        self._writers[-1].write(message if isinstance(message, bytes) else wire.encode(message))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.append(writer)
+        splitter = wire.Splitter(DEFAULT_LIMITS.batch_bytes)
+        try:
+            while data := await reader.read(65536):
+                for frame in splitter.feed(data):
+                    self._answer(writer, frame)
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    def _answer(self, writer: asyncio.StreamWriter, frame: bytes) -> None:
+        if frame[4] == Kind.PUBLISH:
+            batch = EventBatch.parse(frame, DEFAULT_LIMITS)
+            self.published.append(batch)
+            if self.rejecting and any(event.topic == self.rejecting for event in batch.events()):
+                answer: wire.Message = wire.Rejected(sequence=batch.channel, code="denied", reason="no")
+            else:
+                answer = wire.Accepted(sequence=batch.channel)
+            if self.accepting:
+                writer.write(wire.encode(answer))
+            return
+        message = wire.decode(frame)
+        if isinstance(message, wire.Hello):
+            writer.write(wire.encode(welcome()))
+        elif isinstance(message, wire.Subscribe) and self.accepting:
+            writer.write(wire.encode(wire.Subscribed(number=message.number)))
+
+
+def welcome() -> wire.Welcome:
+    return wire.Welcome(
+        version=1,
+        name="fake",
+        broker=7,
+        node=b"n" * 16,
+        boot=1,
+        cost=1,
+        limits=DEFAULT_LIMITS,
+        window=1 << 20,
+        time_us=time.time_ns() // 1000,
+        publisher=42,
+    )
+
+
+def run(test: Callable[[FakeBroker], Awaitable[Any]]) -> None:
+    async def work() -> None:
+        async with asyncio.timeout(20), FakeBroker() as broker:
+            await test(broker)
+            # Nothing of a closed client may still be running.
+            left = [task for task in asyncio.all_tasks() if "_dial" in repr(task)]
+            assert left == []
+
+    asyncio.run(work())
+
+
+def test_events_of_one_turn_leave_in_one_frame() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            for number in range(10):
+                await client.publish("a", str(number))
+            await client.flush()
+            assert [batch.count for batch in broker.published] == [10]
+
+    run(test)
+
+
+def test_a_loop_that_never_waits_still_sends_early() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            for _ in range(5000):
+                await client.publish("a", b"x" * 100)
+            assert len(broker.published) >= 3
+            await client.flush()
+            assert sum(batch.count for batch in broker.published) == 5000
+
+    run(test)
+
+
+def test_a_rejection_surfaces_once_at_the_next_call() -> None:
+    async def test(broker: FakeBroker) -> None:
+        broker.rejecting = "secret"
+        async with postroad.connect(broker.address) as client:
+            await client.publish("secret", b"")
+            with pytest.raises(postroad.DeniedError, match="an event was not taken: no"):
+                await client.flush()
+            await client.publish("open", b"")
+            await client.flush()
+            await client.publish("secret", b"")
+            await asyncio.sleep(0.2)
+            with pytest.raises(postroad.DeniedError):
+                await client.publish("open", b"")
+        client = await postroad.connect(broker.address)
+        await client.publish("secret", b"")
+        with pytest.raises(postroad.DeniedError):
+            await client.close()
+
+    run(test)
+
+
+def test_an_exception_in_the_block_does_not_wait_for_acceptance() -> None:
+    async def test(broker: FakeBroker) -> None:
+        broker.accepting = False
+
+        async def fail() -> None:
+            async with postroad.connect(broker.address) as client:
+                await client.publish("a", b"")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+
+    run(test)
+
+
+def test_publish_waits_for_room_and_can_be_cancelled() -> None:
+    async def test(broker: FakeBroker) -> None:
+        broker.accepting = False
+        client = await postroad.connect(broker.address)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await client.publish_many(("a", b"x" * 1000) for _ in range(100_000))
+        assert client._outbox.held_bytes < 9 << 20
+        assert client._waiters == []
+        await client._shut()
+
+    run(test)
+
+
+def test_what_was_in_flight_is_sent_again_after_a_reconnect() -> None:
+    async def test(broker: FakeBroker) -> None:
+        broker.accepting = False
+        async with postroad.connect(broker.address) as client:
+            receipt = await client.publish("a", b"x")
+            await asyncio.sleep(0.1)
+            broker.accepting = True
+            broker.drop()
+            await client.flush()
+            assert broker.connections == 2
+            assert [batch.event(0).id for batch in broker.published] == [receipt.id, receipt.id]
+
+    run(test)
+
+
+def test_closing_ends_readers_and_requests() -> None:
+    async def test(broker: FakeBroker) -> None:
+        client = await postroad.connect(broker.address)
+        events = await client.subscribe("a")
+
+        async def read() -> list[object]:
+            return [event async for event in events]
+
+        reading = asyncio.ensure_future(read())
+        asking = asyncio.ensure_future(client.request("status"))
+        await asyncio.sleep(0.05)
+        with pytest.raises(postroad.UsageError, match="another task"):
+            await anext(events)
+        await client.close()
+        assert await reading == []
+        with pytest.raises(postroad.UnavailableError):
+            await asking
+        with pytest.raises(postroad.UsageError):
+            await client._open()
+
+    run(test)
+
+
+def test_a_subscription_that_is_not_confirmed_can_be_given_up() -> None:
+    async def test(broker: FakeBroker) -> None:
+        broker.accepting = False
+        async with postroad.connect(broker.address) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.subscribe("a")
+            assert client._subscriptions == {}
+
+    run(test)
+
+
+def test_a_broker_that_talks_nonsense_is_left_and_tried_again() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            broker.say(b"\xff" * 64)
+            await asyncio.sleep(0.1)
+            await client.publish("a", b"x")
+            await client.flush()
+            assert broker.connections == 2
+
+    run(test)
+
+
+def test_a_final_refusal_fails_everything_with_its_reason() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            events = await client.subscribe("a")
+            broker.say(wire.Refuse(code="denied", reason="your token was withdrawn"))
+            with pytest.raises(postroad.DeniedError, match="withdrawn"):
+                await anext(events)
+            with pytest.raises(postroad.DeniedError, match="withdrawn"):
+                await client.publish("a", b"x")
+
+    run(test)
+
+
+def test_payloads_are_bytes_or_text() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            await client.publish("a", "grüße")
+            await client.publish("a", bytearray(b"raw"))  # type: ignore[arg-type]
+            with pytest.raises(postroad.UsageError, match="not int"):
+                await client.publish("a", 5)  # type: ignore[arg-type]
+            await client.flush()
+            payloads = [event.payload for batch in broker.published for event in batch.events()]
+            assert payloads == ["grüße".encode(), b"raw"]
+
+    run(test)
+
+
+def test_the_public_names_are_there() -> None:
+    for name in postroad.__all__:
+        assert getattr(postroad, name) is not None
+    assert set(postroad.__all__) <= set(dir(postroad))
+    with pytest.raises(AttributeError):
+        _ = postroad.nonsense

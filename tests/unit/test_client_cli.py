@@ -1,0 +1,82 @@
+"""What `pub`, `sub` and `demo` do before and after they talk to a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from postroad.cli.demo import plan
+from postroad.cli.pub import guess, parse_attributes
+from postroad.cli.sub import event_json, event_line
+from postroad.errors import UsageError
+from postroad.events import Event
+from postroad.ids import MessageId
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("120", 120),
+        ("-7", -7),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("1e3", 1000.0),
+        ("true", True),
+        ("false", False),
+        ("True", "True"),
+        ("", ""),
+        ("nan", "nan"),
+        ("-inf", "-inf"),
+        ("1_000", "1_000"),
+        (" 1", " 1"),
+        ("1.2.3", "1.2.3"),
+        ("12 Main St", "12 Main St"),
+        ("٣", "٣"),
+    ],
+)
+def test_attribute_values_have_the_type_they_look_like(text: str, value: object) -> None:
+    found = guess(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_attributes_are_named_once_and_text_on_demand() -> None:
+    assert parse_attributes(["a=1", "b=x=y"], ["c=1"]) == {"a": 1, "b": "x=y", "c": "1"}
+    for wrong in (["a"], ["=1"], ["a=1", "a=2"]):
+        with pytest.raises(UsageError):
+            parse_attributes(wrong, [])
+
+
+def event(payload: bytes) -> Event:
+    return Event(id=MessageId(1, 2, 1_700_000_000_123, 4), topic="a/b", attributes={"n": 1}, payload=payload)
+
+
+def test_json_tells_everything_and_says_how_the_payload_is_written() -> None:
+    assert event_json(event("grüße".encode())) == {
+        "id": "00000001-00000002-018bcfe5687b-0004",
+        "topic": "a/b",
+        "attributes": {"n": 1},
+        "payload": "grüße",
+        "encoding": "utf-8",
+        "published_at": "2023-11-14T22:13:20.123000+00:00",
+        "pubend": None,
+        "tick": None,
+    }
+    assert event_json(event(b"\xff\x00")) | {} == event_json(event(b"")) | {
+        "payload": "/wA=",
+        "encoding": "base64",
+    }
+
+
+def test_a_line_for_people_stays_one_line() -> None:
+    assert event_line(event(b"one\ntwo\x1b[2J")) == "a/b  one\\ntwo\\x1b[2J  n=1"
+
+
+def test_the_demo_is_a_ring_with_a_chord() -> None:
+    assert [(station.name, station.links) for station in plan(5)] == [
+        ("b1", ()),
+        ("b2", ("b1",)),
+        ("b3", ("b2", "b1")),
+        ("b4", ("b3",)),
+        ("b5", ("b4", "b1")),
+    ]
+    assert [station.links for station in plan(1)] == [()]
+    assert [station.links for station in plan(2)] == [(), ("b1",)]
