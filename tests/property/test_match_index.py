@@ -160,7 +160,7 @@ def compare(index: MatchIndex, subscriptions: dict[int, tuple[Selector, int]], r
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(SELECTORS, st.integers(0, 6)), max_size=25),
     st.lists(events(), max_size=12),

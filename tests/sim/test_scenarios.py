@@ -12,12 +12,25 @@ from postroad.sim.scenario import Scenario
 
 SEEDS = (1, 2, 5, 6, 8, 10, 13, 16, 24, 30, 38, 40)
 
+# (seed, minutes): what it found
+FOUND = (
+    (103, 2.0),  # L never superseded cached knowledge that was filtered too narrowly: nacked for ever
+    (115, 2.0),  # the same, with the stale knowledge at an intermediate broker
+    (131, 2.0),  # answers for a pubend that died were sent without spending credit
+)
+
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_rule_holds(seed: int) -> None:
     outcome = Scenario(seed=seed, minutes=1.6).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert outcome.published == outcome.accepted > 0
+
+
+@pytest.mark.parametrize(("seed", "minutes"), FOUND)
+def test_what_was_found_stays_repaired(seed: int, minutes: float) -> None:
+    outcome = Scenario(seed=seed, minutes=minutes).run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 
 def test_a_calm_world_delivers_everything_without_gaps() -> None:

@@ -9,7 +9,8 @@ cdef class Index:
     cdef dict slots  # name -> slot
     cdef list slot_names  # by slot
     cdef list free_slots
-    cdef Value* values  # by slot: the row being matched
+    cdef Value* values  # of the rows being matched, `rows` times `slot_count`
+    cdef uint32_t rows
     cdef uint32_t* slot_users  # by slot: checks that read it
     cdef uint32_t slot_count
     cdef dict signatures  # (slot, prefix) pairs -> number
@@ -45,6 +46,7 @@ cdef class Index:
         self.free_targets = []
         self.lists = {}
         self.matcher = Matcher()
+        self.rows = CHUNK  # as long as nobody asks about attributes
 
     def __dealloc__(self):
         cdef uint32_t at
@@ -65,7 +67,7 @@ cdef class Index:
                     name = later
         table_end(&self.keys)
         table_end(&self.names)
-        give(self.values, self.slot_count * sizeof(Value))
+        give(self.values, <size_t>self.rows * self.slot_count * sizeof(Value))
         give(self.slot_users, self.slot_count * sizeof(uint32_t))
         give(self.signature, self.signature_count * sizeof(Signature))
         give(self.selection, self.selection_count * sizeof(Selection))
@@ -211,7 +213,7 @@ cdef class Index:
 
     cdef uint32_t use_slot(self, bytes name) except? 0xFFFFFFFF:
         cdef object known = self.slots.get(name)
-        cdef uint32_t slot, wider
+        cdef uint32_t slot, wider, rows
         cdef Name* made
         if known is not None:
             slot = known
@@ -219,7 +221,15 @@ cdef class Index:
             return slot
         if not self.free_slots:
             wider = 2 * self.slot_count if self.slot_count else 8
-            self.values = <Value*>resize(self.values, self.slot_count * sizeof(Value), wider * sizeof(Value))
+            rows = max(1, min(CHUNK, CHUNK_VALUES // wider))
+            self.values = <Value*>resize(
+                self.values,
+                <size_t>self.rows * self.slot_count * sizeof(Value),
+                <size_t>rows * wider * sizeof(Value),
+            )
+            # Stamps are never 0, so that nothing is read before it is written.
+            memset(self.values, 0, <size_t>rows * wider * sizeof(Value))
+            self.rows = rows
             self.slot_users = <uint32_t*>resize(
                 self.slot_users, self.slot_count * sizeof(uint32_t), wider * sizeof(uint32_t)
             )
@@ -227,7 +237,6 @@ cdef class Index:
             self.slot_names += [None] * (wider - self.slot_count)
             self.slot_count = wider
         slot = self.free_slots.pop()
-        memset(&self.values[slot], 0, sizeof(Value))
         self.slot_users[slot] = 1
         self.slots[name] = slot
         self.slot_names[slot] = name

@@ -3,10 +3,16 @@
 cdef class Matcher:
     """Working room for `match`, kept between batches."""
 
-    cdef uint64_t* hash
-    cdef uint64_t hashes
-    cdef Conjunction** candidate
+    cdef Row row[CHUNK]  # the rows matched together
+    cdef Pattern** pattern  # what their topics match, row after row
+    cdef uint64_t pattern_room
+    cdef uint64_t* hash  # the keys to look for; once found, their items
+    cdef uint64_t hash_room
+    cdef Conjunction** candidate  # what was found, row after row
     cdef uint64_t candidates
+    cdef Hit* hit  # what was verified
+    cdef uint64_t hits
+    cdef uint64_t hit_room
     cdef Unit* unit
     cdef uint64_t units
     cdef uint64_t unit_room
@@ -21,7 +27,9 @@ cdef class Matcher:
         self.singles = []
 
     def __dealloc__(self):
-        give(self.hash, self.hashes * sizeof(uint64_t))
+        give(self.pattern, self.pattern_room * sizeof(Pattern*))
+        give(self.hash, self.hash_room * sizeof(uint64_t))
+        give(self.hit, self.hit_room * sizeof(Hit))
         give(self.candidate, self.candidates * sizeof(Conjunction*))
         give(self.unit, self.unit_room * sizeof(Unit))
         give(self.link, self.link_room * sizeof(Link))
@@ -30,12 +38,7 @@ cdef class Matcher:
         cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(frame)
         cdef uint64_t size = PyBytes_GET_SIZE(frame)
         cdef const uint8_t* offsets = <const uint8_t*>PyBytes_AS_STRING(extents)
-        cdef const uint8_t* header
-        cdef uint32_t count, row, begin, end
-        cdef uint64_t number
-        cdef uint16_t topic_length, attributes_length, attributes
-        cdef uint64_t found
-        cdef Memo* memo
+        cdef uint32_t count, start, rows, at
         if size < 48:
             raise BugError("a batch is shorter than its header")
         memcpy(&count, data + 8, 4)
@@ -46,30 +49,65 @@ cdef class Matcher:
         index.batch += 1
         self.units = self.links = 0
         self.seen_count = 0
-        for row in range(count):
-            header = data + 48 + 48 * <uint64_t>row
-            memcpy(&begin, offsets + 4 * <uint64_t>row, 4)
-            memcpy(&end, offsets + 4 * <uint64_t>row + 4, 4)
-            memcpy(&number, header + 24, 8)
-            memcpy(&topic_length, header + 32, 2)
-            memcpy(&attributes_length, header + 34, 2)
-            memcpy(&attributes, header + 42, 2)
-            if end > size or <uint64_t>begin + topic_length + attributes_length > end:
-                raise BugError("an event reaches outside its batch")
-            index.stamp += 1
-            memo = index.topics.lookup(number, data + begin, topic_length)
-            if memo.patterns == 0:
-                continue
-            begin += topic_length
-            number = self.read(index, data + begin, attributes_length, attributes) if attributes else 0
-            found = self.probe(index, memo, number)
-            if found:
-                self.collect(index, found, row, frame, begin, attributes)
+        start = 0
+        while start < count:
+            # Step by step for many rows at once: while one row's memory is on its way, the others work.
+            rows = min(index.rows, count - start)
+            for at in range(rows):
+                self.prepare(index, at, start + at, data, size, offsets)
+            self.find(index, rows)
+            self.open_all(index, rows)
+            self.verify_all(index, rows, frame)
+            self.settle(index)
+            start += rows
         return self.groups(index) if self.units else []
+
+    cdef int prepare(
+        self, Index index, uint32_t at, uint32_t number, const uint8_t* data, uint64_t size, const uint8_t* offsets
+    ) except -1:
+        """One row: what its topic matches, its values, the keys to look for."""
+        cdef const uint8_t* header = data + 48 + 48 * <uint64_t>number
+        cdef Row* row = &self.row[at]
+        cdef uint32_t begin, end
+        cdef uint64_t topic, mask = 0
+        cdef uint16_t topic_length, attributes_length, attributes
+        cdef Memo* memo
+        memcpy(&begin, offsets + 4 * <uint64_t>number, 4)
+        memcpy(&end, offsets + 4 * <uint64_t>number + 4, 4)
+        memcpy(&topic, header + 24, 8)
+        memcpy(&topic_length, header + 32, 2)
+        memcpy(&attributes_length, header + 34, 2)
+        memcpy(&attributes, header + 42, 2)
+        if end > size or <uint64_t>begin + topic_length + attributes_length > end:
+            raise BugError("an event reaches outside its batch")
+        index.stamp += 1
+        row.stamp = index.stamp
+        row.number = number
+        row.begin = begin + topic_length
+        row.attributes = attributes
+        row.values = index.values + <size_t>at * index.slot_count if index.slot_count else NULL
+        row.patterns = self.row[at - 1].patterns if at else 0
+        row.hashes = self.row[at - 1].hashes if at else 0
+        memo = index.topics.lookup(topic, data + begin, topic_length)
+        if memo.patterns == 0:
+            return 0
+        # The memo may be gone when the next row's topic is looked up; the patterns stay.
+        if row.patterns + memo.patterns > self.pattern_room:
+            self.pattern = <Pattern**>resize(
+                self.pattern,
+                self.pattern_room * sizeof(Pattern*),
+                2 * (row.patterns + memo.patterns) * sizeof(Pattern*),
+            )
+            self.pattern_room = 2 * (row.patterns + memo.patterns)
+        memcpy(&self.pattern[row.patterns], patterns_of(memo), memo.patterns * sizeof(Pattern*))
+        row.patterns += memo.patterns
+        if attributes and index.slot_count:
+            mask = self.read(index, row, data + row.begin, attributes_length)
+        return self.hash_row(index, row, row.patterns - memo.patterns, mask)
 
     # ------------------------------------------------------------ a row's values
 
-    cdef uint64_t read(self, Index index, const uint8_t* at, uint32_t length, uint32_t count) except? 0:
+    cdef uint64_t read(self, Index index, Row* row, const uint8_t* at, uint32_t length) except? 0:
         """Puts the values that some selector asks about into their slots; bit per slot below 64."""
         cdef const uint8_t* end = at + length
         cdef uint64_t mask = 0
@@ -77,7 +115,7 @@ cdef class Matcher:
         cdef int32_t slot
         cdef uint8_t type
         cdef Value* value
-        for place in range(count):
+        for place in range(row.attributes):
             if at == end or end - at < 2 + at[0]:
                 raise BugError("an attribute reaches outside its event")
             name_length = at[0]
@@ -88,9 +126,9 @@ cdef class Matcher:
             if size == 0:
                 raise BugError("an attribute's value reaches outside its event")
             if slot >= 0:
-                value = &index.values[slot]
+                value = &row.values[slot]
                 take_value(value, type, at, size)
-                value.stamp = index.stamp
+                value.stamp = row.stamp
                 if slot < 64:
                     mask |= <uint64_t>1 << slot
             at += size
@@ -116,43 +154,55 @@ cdef class Matcher:
 
     # ------------------------------------------------------------ candidates
 
-    cdef int64_t probe(self, Index index, Memo* memo, uint64_t mask) except -1:
-        """Fills `candidate` with the conjunctions found by hash; their number.
-
-        In three steps, so that the table's cells and the conjunctions are on their way from memory
-        while the rest is being hashed.
-        """
-        cdef uint64_t wanted = 0, present = 0, at, found = 0
+    cdef int hash_row(self, Index index, Row* row, uint32_t first, uint64_t mask) except -1:
         cdef uint32_t one, use
+        cdef uint64_t wider
         cdef Pattern* pattern
         cdef Signature* signature
-        cdef Cell* cell
-        for one in range(memo.patterns):
-            pattern = patterns_of(memo)[one]
-            pattern.stamp = index.stamp
-            if wanted + pattern.used > self.hashes:
-                at = 2 * (wanted + pattern.used)
+        for one in range(first, row.patterns):
+            pattern = self.pattern[one]
+            if <uint64_t>row.hashes + pattern.used > self.hash_room:
+                wider = 2 * (<uint64_t>row.hashes + pattern.used)
                 self.hash = <uint64_t*>resize(
-                    self.hash, self.hashes * sizeof(uint64_t), at * sizeof(uint64_t)
+                    self.hash, self.hash_room * sizeof(uint64_t), wider * sizeof(uint64_t)
                 )
-                self.hashes = at
+                self.hash_room = wider
             for use in range(pattern.used):
                 signature = &index.signature[pattern.uses[use].signature]
-                if signature.mask & ~mask == 0:
-                    if key_of(&self.hash[wanted], pattern.uses[use].base, signature, index.values, index.stamp):
-                        POSTROAD_PREFETCH(&index.keys.cell[self.hash[wanted] & index.keys.mask])
-                        wanted += 1
-        # The keys that are there; their items take the place of the hashes.
-        for at in range(wanted):
-            cell = table_find(&index.keys, self.hash[at])
-            if cell.item != NULL:
-                POSTROAD_PREFETCH(as_bucket(cell.item))
-                POSTROAD_PREFETCH(<char*>as_bucket(cell.item) + 64)
-                self.hash[present] = <uint64_t><uintptr_t>cell.item
-                present += 1
-        for at in range(present):
-            found = self.open(<void*><uintptr_t>self.hash[at], index.values, index.stamp, found)
-        return found
+                if signature.mask & ~mask == 0 and key_of(
+                    &self.hash[row.hashes], pattern.uses[use].base, signature, row.values, row.stamp
+                ):
+                    POSTROAD_PREFETCH(&index.keys.cell[self.hash[row.hashes] & index.keys.mask])
+                    row.hashes += 1
+        return 0
+
+    cdef void find(self, Index index, uint32_t rows) noexcept:
+        """Puts the items of the keys that are there in the place of the hashes."""
+        cdef uint32_t at, place, start = 0, end, present = 0
+        cdef Cell* cell
+        for at in range(rows):
+            end = self.row[at].hashes
+            for place in range(start, end):
+                cell = table_find(&index.keys, self.hash[place])
+                if cell.item != NULL:
+                    POSTROAD_PREFETCH(as_bucket(cell.item))
+                    POSTROAD_PREFETCH(<char*>as_bucket(cell.item) + 64)
+                    self.hash[present] = <uint64_t><uintptr_t>cell.item
+                    present += 1
+            start = end
+            self.row[at].hashes = present
+
+    cdef int open_all(self, Index index, uint32_t rows) except -1:
+        cdef uint32_t at, place, start = 0
+        cdef uint64_t found = 0
+        cdef Row* row
+        for at in range(rows):
+            row = &self.row[at]
+            for place in range(start, row.hashes):
+                found = self.open(<void*><uintptr_t>self.hash[place], row.values, row.stamp, found)
+            start = row.hashes
+            row.candidates = <uint32_t>found
+        return 0
 
     cdef inline int64_t open(self, void* item, Value* values, uint64_t stamp, uint64_t found) except -1:
         """Adds the conjunctions of one key."""
@@ -214,37 +264,62 @@ cdef class Matcher:
 
     # ------------------------------------------------------------ matches
 
-    cdef int collect(
-        self, Index index, uint64_t found, uint32_t row, bytes frame, uint32_t begin, uint32_t count
-    ) except -1:
-        cdef uint64_t at, kept = 0
-        cdef uint32_t place
-        cdef uint32_t* held
+    cdef int verify_all(self, Index index, uint32_t rows, bytes frame) except -1:
+        cdef uint32_t at, place, start = 0, patterns = 0, one
+        cdef Row* row
         cdef Conjunction* conjunction
+        cdef object attributes
+        self.hits = 0
+        for at in range(rows):
+            row = &self.row[at]
+            attributes = None
+            for place in range(start, row.candidates):
+                conjunction = self.candidate[place]
+                one = patterns
+                while one < row.patterns and self.pattern[one] != conjunction.pattern:
+                    one += 1
+                if one == row.patterns or not verify(conjunction, row.values, row.stamp):
+                    continue
+                if conjunction.opaque:
+                    if attributes is None:
+                        attributes = decode_attributes(frame, row.begin, row.attributes)
+                    if index.opaque[conjunction.selector].predicate(attributes) is not True:
+                        continue
+                self.add_hit(conjunction.selector, row.number)
+                POSTROAD_PREFETCH(&index.selection[conjunction.selector])
+            start = row.candidates
+            patterns = row.patterns
+        return 0
+
+    cdef inline int add_hit(self, uint32_t selector, uint32_t row) except -1:
+        cdef uint64_t wider
+        if self.hits == self.hit_room:
+            wider = 2 * self.hit_room if self.hit_room else 256
+            self.hit = <Hit*>resize(self.hit, self.hit_room * sizeof(Hit), wider * sizeof(Hit))
+            self.hit_room = wider
+        self.hit[self.hits].selector = selector
+        self.hit[self.hits].row = row
+        self.hits += 1
+        return 0
+
+    cdef int settle(self, Index index) except -1:
+        """Gives the rows to those who want them."""
+        cdef uint64_t at
+        cdef uint32_t place, row
+        cdef uint32_t* held
         cdef Selection* selection
         cdef Target* target
-        cdef object attributes = None
-        for at in range(found):
-            conjunction = self.candidate[at]
-            if verify(conjunction, index.values, index.stamp):
-                POSTROAD_PREFETCH(&index.selection[conjunction.selector])
-                self.candidate[kept] = conjunction
-                kept += 1
-        for at in range(kept):
-            conjunction = self.candidate[at]
-            selection = &index.selection[conjunction.selector]
-            if selection.stamp == index.stamp:
-                continue
-            if conjunction.opaque:
-                if attributes is None:
-                    attributes = decode_attributes(frame, begin, count)
-                if index.opaque[conjunction.selector].predicate(attributes) is not True:
-                    continue
-            selection.stamp = index.stamp
+        for at in range(self.hits):
+            selection = &index.selection[self.hit[at].selector]
+            if selection.targets == 1:
+                POSTROAD_PREFETCH(&index.target[targets_of(selection)[0]])
+        for at in range(self.hits):
+            row = self.hit[at].row
+            selection = &index.selection[self.hit[at].selector]
             if selection.targets >= FAN and selection.shared == 0:
                 if selection.batch != index.batch:
                     selection.batch = index.batch
-                    selection.unit = self.new_unit(conjunction.selector, True)
+                    selection.unit = self.new_unit(self.hit[at].selector, True)
                 self.note(selection.unit, row)
                 continue
             held = targets_of(selection)

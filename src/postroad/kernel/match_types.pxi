@@ -28,6 +28,8 @@ cdef enum:
     MAX_MEMOS = 16384  # topics remembered
     MAX_SHOWN = 4096  # single rows for which an array is kept
     MAX_SEEN = 256  # attribute names of the last row kept
+    CHUNK = 64  # rows matched together
+    CHUNK_VALUES = 4096  # values of such rows
     FAN = 4  # a selector with at least so many targets of its own is collected as one
 
 ctypedef union Bits:
@@ -86,7 +88,6 @@ ctypedef struct Use:
 ctypedef struct Pattern:
     Pattern* next  # of the same hash
     uint64_t hash
-    uint64_t stamp  # of the last row whose topic it matched
     uint64_t number
     Use* uses
     uint32_t used
@@ -176,7 +177,6 @@ ctypedef struct Memo:  # followed by the patterns, then the topic's bytes
     uint32_t length
 
 ctypedef struct Selection:
-    uint64_t stamp  # of the last row it matched
     uint64_t batch  # the last batch in which it was a unit
     Conjunction** conjunction
     uint32_t* target  # unless there is room for one only, which is `only`
@@ -212,6 +212,20 @@ ctypedef struct Found:
     uint32_t* row
     uint32_t count
     uint32_t unit
+
+ctypedef struct Row:
+    uint64_t stamp
+    Value* values  # by slot
+    uint32_t number
+    uint32_t begin  # of its attributes in the frame
+    uint32_t attributes
+    uint32_t patterns  # where what belongs to the next row begins
+    uint32_t hashes
+    uint32_t candidates
+
+ctypedef struct Hit:
+    uint32_t selector
+    uint32_t row
 
 ctypedef struct Seen:
     const uint8_t* name

@@ -97,13 +97,11 @@ cdef inline Check* checks_of(Conjunction* conjunction) noexcept nogil:
     return <Check*>(keys_of(conjunction) + conjunction.keys)
 
 cdef bint verify(Conjunction* conjunction, Value* values, uint64_t stamp) noexcept nogil:
-    """Whether pattern and values of the row are what the conjunction asks for, opaque conditions aside."""
+    """Whether the values of the row are what the conjunction asks for, opaque conditions aside."""
     cdef Check* check = checks_of(conjunction)
     cdef Check* end = check + conjunction.checks
     cdef Value* value
     cdef const uint8_t* text
-    if conjunction.pattern.stamp != stamp:
-        return False
     while check != end:
         value = &values[check.slot]
         if check.kind == IN_DOMAIN:

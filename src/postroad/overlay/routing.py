@@ -231,12 +231,29 @@ class Routing:
     def _create_stream(self, pubend: int, start: int) -> Stream:
         if len(self._streams) >= MAX_STREAMS:
             raise PeerError(f"more than {MAX_STREAMS} streams")
+        former = self._former(pubend)
         stream = self._streams[pubend] = Stream(pubend, start=start)
         stream.waiting = dict(self._subscriptions)
+        if former is not None:
+            # Subscriptions that were in force on its broker's last stream go on with this one's first tick.
+            for key, version in self._subscriptions.items():
+                if key not in former.waiting:
+                    self._activate(stream, key, version, start)
         for neighbour in self._neighbours.values():
             if stream.origin in neighbour.attached:
                 self._feeder.begin(neighbour, stream, start)
         return stream
+
+    def _former(self, pubend: int) -> Stream | None:
+        """The stream of the same broker's previous start, if this one follows it from its beginning."""
+        if not self._follows(pubend):
+            return None
+        earlier = [
+            stream.id
+            for stream in self._streams.values()
+            if stream.origin == pubend >> 32 and is_volatile(stream.id) and stream.id < pubend
+        ]
+        return self._streams[max(earlier)] if earlier else None
 
     # ---- what neighbours say
 

@@ -91,13 +91,14 @@ class GroupCommit:
 
     # -- the core's side
 
-    def submit(self, effect: Append | Save | Chop) -> None:
-        if isinstance(effect, Chop):
-            self.volume.chop(effect.stream, effect.tick)
-            return
+    def submit(self, effects: Iterable[Append | Save | Chop]) -> None:
         with self._lock:
-            self._queue.append((self._heard, effect))
-            self._waiting_bytes += _weight(effect)
+            for effect in effects:
+                if isinstance(effect, Chop):
+                    self.volume.chop(effect.stream, effect.tick)
+                else:
+                    self._queue.append((self._heard, effect))
+                    self._waiting_bytes += _weight(effect)
 
     def take(self) -> list[StorageInput]:
         """Outcomes since the last call, to be handed to the core before its next effects are submitted."""
@@ -269,13 +270,16 @@ class Storage:
         return self._metadata.load(table)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
+        writes: list[Append | Save | Chop] = []
         for effect in effects:
             if isinstance(effect, Read):
                 self._reads.append(effect)
                 self._reading.release()
             else:
-                self._group.submit(effect)
-        self._work.release()
+                writes.append(effect)
+        if writes:
+            self._group.submit(writes)
+            self._work.release()
 
     def take(self) -> list[StorageInput]:
         return self._group.take()

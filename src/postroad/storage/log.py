@@ -424,26 +424,26 @@ class LogVolume:
 
 
 def _pack_all(
-    segment: Segment, offset: int, records: Iterable[tuple[int, int, int, bytes]]
+    segment: Segment, begin: int, records: Iterable[tuple[int, int, int, bytes]]
 ) -> tuple[list[bytes], list[tuple[int, Entry]], int]:
-    """Bytes, index entries and whole size of (stream, first, last, data) records written at `offset`."""
+    """Bytes, index entries and whole size of (stream, first, last, data) records written at `begin`."""
     parts: list[bytes] = []
     rows: list[tuple[int, Entry]] = []
-    begin, marker = offset, segment.marker | OPENS_COMMIT
-    current, opened = -1, Entry(0, 0, 0, 0, 0, 0)
+    opened, start_first, reached, count = -1, 0, 0, 0  # the entry being filled
+    start = offset = begin
+    marker = segment.marker | OPENS_COMMIT
     for stream, first, last, data in records:
+        if stream != opened or offset >> EXTENT_SHIFT != start >> EXTENT_SHIFT:
+            if count:
+                rows.append((opened, Entry(start_first, reached, start, offset, offset - start, count)))
+            opened, start_first, start, count = stream, first, offset, 0
         parts += pack(marker, stream, first, last, data)
         marker = segment.marker
-        end = offset + OVERHEAD + len(data)
-        if stream == current and offset >> EXTENT_SHIFT == opened.offset >> EXTENT_SHIFT:
-            opened = Entry(
-                opened.first, last, opened.offset, end, opened.own_bytes + end - offset, opened.records + 1
-            )
-            rows[-1] = (stream, opened)
-        else:
-            current, opened = stream, Entry(first, last, offset, end, end - offset, 1)
-            rows.append((stream, opened))
-        offset = end
+        offset += OVERHEAD + len(data)
+        reached = last
+        count += 1
+    if count:
+        rows.append((opened, Entry(start_first, reached, start, offset, offset - start, count)))
     return parts, rows, offset - begin
 
 

@@ -4,16 +4,14 @@ answer. A strategy adds what it records and how it looks a message up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from postroad.errors import PeerError
 from postroad.ids import ID_BYTES, MessageId
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change, encode_changes
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
-from postroad.tracking.keys import LOG
 from postroad.tracking.messages import (
-    ANY_ORIGIN,
     MAX_ITEMS,
     MAX_NEIGHBOURS,
     MAX_RECEIVERS,
@@ -32,6 +30,7 @@ from postroad.tracking.shelf import Shelf
 from postroad.units import MILLISECOND_US, SECOND_US
 
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
+MAX_READS: Final = 1024  # stored records read for one question
 MAX_LOG_BYTES: Final = 4 << 20  # changes appended to the attachment log before it is written anew
 
 
@@ -44,7 +43,7 @@ class Look:
         self.id = identity
         self.time_ms = MessageId.from_bytes(identity).time_ms
         self.records = records
-        self.unread: dict[int, FilterMeta] = {}  # stored, matching, and not among `records`
+        self.unread: set[int] = set()  # stored, matching, and not to be had from `records`
 
 
 class Recorder:
@@ -174,23 +173,23 @@ class Recorder:
     def _flush_before_question(self, now_us: int) -> None:
         """A chance to make what is in memory searchable."""
 
-    def wanted(self, question: TraceQuestion, now_us: int) -> tuple[int, ...]:
+    def wanted(
+        self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int
+    ) -> tuple[int, ...]:
         self._check(question)
         self._flush_before_question(now_us)
         unread: set[int] = set()
         for item in question.items:
-            look = Look(item.id, {})
-            self._find(look, item, everything=True)
-            unread |= set(look.unread)
-        return tuple(sorted(unread))
+            look = Look(item.id, records)
+            self._find(look, item)
+            unread |= look.unread
+        return tuple(sorted(unread - records.keys()))[: max(0, MAX_READS - len(records))]
 
     def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer:
         self._check(question)
         self._flush_before_question(now_us)
         return TraceAnswer(
-            findings=tuple(
-                self._find(Look(item.id, records), item, everything=False) for item in question.items
-            )
+            findings=tuple(self._find(Look(item.id, records), item) for item in question.items)
         )
 
     def _check(self, question: TraceQuestion) -> None:
@@ -199,31 +198,26 @@ class Recorder:
         if any(len(item.id) != ID_BYTES for item in question.items):
             raise PeerError("a trace question about an id of the wrong length")
 
-    def _find(self, look: Look, item: TraceItem, *, everything: bool) -> Finding:
-        """What is known about one message. `everything`: go on even where nothing was found, to see what
-        would have to be read."""
+    def _find(self, look: Look, item: TraceItem) -> Finding:
+        """What is known about one message, from memory and the records read so far."""
         config, time_ms = self._config, look.time_ms
-        around: Callable[[str], list[str]] = lambda kind: self._map.at(  # noqa: E731
-            kind, time_ms, skew_us=config.skew_us, delay_us=config.jitter_us
-        )
+        window = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
         published = self._publication(look)
         routed = self._sightings(look, item.origin)
-        neighbours = sorted(
-            {int(who) for who in around(NEIGHBOUR)} | {int(who) for kind, who in self._map if kind == NEIGHBOUR}
-        )[:MAX_NEIGHBOURS]
+        linked = {who for kind, who in self._map if kind == NEIGHBOUR}
+        linked |= set(self._map.at(NEIGHBOUR, time_ms, **window))
+        neighbours = sorted(map(int, linked))[:MAX_NEIGHBOURS]
         # Routing history first: only who routed it, or took it from the publisher, can have passed it on.
         origins = {sighting.origin for sighting in routed}
         if published is not None:
             origins.add(self._me)
-        if everything:
-            origins |= {self._me, item.origin} - {ANY_ORIGIN}
         forwarded: tuple[Forwarding, ...] | None = None
         received: list[Receiver] = []
         candidates: list[str] = []
         if origins:
             ordered = sorted(origins)
             forwarded = self._forwardings(look, ordered, neighbours)
-            candidates = around(SUBSCRIBER)
+            candidates = self._map.at(SUBSCRIBER, time_ms, **window)
             received = self._deliveries(look, ordered, candidates)
         return Finding(
             published=published,
@@ -259,7 +253,3 @@ class Recorder:
     def check(self) -> None:
         self._shelf.check()
         self._map.check()
-
-
-def is_log(meta: FilterMeta) -> bool:
-    return meta.key.kind == LOG

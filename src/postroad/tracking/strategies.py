@@ -2,8 +2,9 @@
 
 Three strategies: none; exact, a log of (id, what, who); bloom, the paper's filter histories. The broker tells
 what happened, batch by batch, as concatenated ids; nothing here loops over events. `tick` returns what to
-store. A trace's question is answered in two steps, since stored filters are on a disk: `wanted` names the
-records to read, `answer` takes them. What is in memory, which is everything recent, needs no reading.
+store. A trace's question is answered in steps, since stored filters are on a disk: `wanted` names the
+records to read until there are none, `answer` takes them. What is in memory, as all that is recent, is not
+read.
 """
 
 from __future__ import annotations
@@ -51,8 +52,14 @@ class Tracking(Protocol):
     def close(self, now_us: int) -> list[TrackingEffect]:
         """The process ends: everything that is not stored yet."""
 
-    def wanted(self, question: TraceQuestion, now_us: int) -> tuple[int, ...]:
-        """The stored records, by sequence, that `answer` needs to see."""
+    def wanted(
+        self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int
+    ) -> tuple[int, ...]:
+        """The sequences of stored records to read before `answer`, given those read so far.
+
+        Ask until it is empty: which delivery histories matter is known only after the routing histories.
+        A record that cannot be read is given as b"".
+        """
 
     def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer: ...
 
@@ -97,7 +104,12 @@ class NoTracking:
     def close(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
         return []
 
-    def wanted(self, question: TraceQuestion, now_us: int) -> tuple[int, ...]:  # noqa: ARG002
+    def wanted(
+        self,
+        question: TraceQuestion,  # noqa: ARG002
+        records: Mapping[int, bytes],  # noqa: ARG002
+        now_us: int,  # noqa: ARG002
+    ) -> tuple[int, ...]:
         return ()
 
     def answer(

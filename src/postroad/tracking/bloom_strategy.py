@@ -1,0 +1,297 @@
+"""Strategy bloom: filter histories (paper 3.1 to 3.3; spec T3, T4, T6).
+
+Which histories there are, `keys` says. Only the current filter of each is in memory. Their number is bounded:
+the least recently used makes room, its filter stored. A history whose filter is stored and that stayed idle
+gives its memory back too.
+
+Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
+subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Final
+
+from postroad import kernel
+from postroad.errors import BugError
+from postroad.ids import ID_BYTES
+from postroad.tracking.adaptive import Sizing
+from postroad.tracking.attachment import SUBSCRIBER, Change
+from postroad.tracking.bloom import BloomFilter, fill_of
+from postroad.tracking.effects import TrackingEffect
+from postroad.tracking.history import Filled, FilterHistory, Pace, Window, times_of
+from postroad.tracking.keys import (
+    DELIVERY,
+    FORWARDING,
+    NO_TAG,
+    PUBLISH,
+    ROUTING,
+    HistoryKey,
+    set_tag,
+    subscriber_tag,
+    tagged,
+)
+from postroad.tracking.messages import ANY_ORIGIN, Forwarding, Receiver, Sighting
+from postroad.tracking.moments import Times
+from postroad.tracking.record import FilterMeta
+from postroad.tracking.recorder import Look, Recorder
+from postroad.tracking.settings import TrackingConfig
+
+MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
+IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
+
+_Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
+
+
+class BloomTracking(Recorder):
+    def __init__(
+        self,
+        config: TrackingConfig,
+        *,
+        me: int,
+        stored: Iterable[FilterMeta],
+        changes: Iterable[Change],
+        now_us: int,
+    ) -> None:
+        super().__init__(config, me=me, stored=stored, changes=changes, now_us=now_us)
+        self._own = Window(ahead_us=config.skew_us, behind_us=config.skew_us)
+        self._others = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
+        self._pace = Pace(persist_us=config.persist_us, retain=config.retain, retain_us=config.retain_us)
+        # Least recently used first; each is in `_due` exactly while it has something to store.
+        self._histories: OrderedDict[_Name, FilterHistory] = OrderedDict()
+        self._due: list[tuple[int, _Name]] = []  # heap; an entry whose history is not due then is void
+        self._tags: dict[str, bytes] = {}  # of the subscribers attached now
+        self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
+        self._keys = 0
+
+    # ---- recording
+
+    def published(self, ids: bytes, now_us: int) -> None:
+        self._add((PUBLISH, 0, 0, ""), ids, times_of(ids), now_us)
+
+    def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        self._add((ROUTING, origin, neighbour, ""), ids, times_of(ids), now_us)
+
+    def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
+        """Paper 3.3: H(b,d), or the set of neighbours inside the key."""
+        if self._config.routing == "neighbours":
+            for neighbour in neighbours:
+                self._add((FORWARDING, origin, neighbour, ""), ids, times_of(ids), now_us)
+        elif self._config.routing == "set":
+            keys = tagged(ids, self._set_tag(tuple(sorted(neighbours))))
+            self._add((FORWARDING, origin, 0, ""), keys, times_of(ids), now_us)
+
+    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
+        times = times_of(ids)
+        self._note_late(subscribers, times, now_us)
+        if self._config.deliveries == "subscriber":
+            for subscriber in subscribers:
+                self._add((DELIVERY, origin, 0, subscriber), ids, times, now_us)
+        else:
+            tags = self._tags
+            try:
+                joined = b"".join([tags[subscriber] for subscriber in subscribers])
+            except KeyError as error:
+                raise BugError(f"a delivery to {error}, who is not attached") from None
+            self._add((DELIVERY, origin, 0, ""), tagged(ids, joined), times, now_us)
+
+    def attached(self, subscriber: str, now_us: int) -> None:
+        super().attached(subscriber, now_us)
+        self._tags[subscriber] = subscriber_tag(subscriber)
+
+    def detached(self, subscriber: str, now_us: int) -> None:
+        super().detached(subscriber, now_us)
+        self._tags.pop(subscriber, None)
+
+    def _set_tag(self, neighbours: tuple[int, ...]) -> bytes:
+        tag = self._sets.get(neighbours)
+        if tag is None:
+            if len(self._sets) >= 1 << MAX_SET_DEGREE:
+                self._sets.clear()
+            tag = self._sets[neighbours] = set_tag(neighbours)
+        return tag
+
+    def _add(self, name: _Name, keys: bytes, times: Times, now_us: int) -> None:
+        history = self._histories.get(name)
+        if history is None:
+            history = self._open(name, now_us)
+        else:
+            self._histories.move_to_end(name)
+        clean = history.dirty_us is None
+        self._keys += len(keys) // ID_BYTES
+        for filled in history.add(keys, times, now_us):
+            clean = True
+            self._keep(filled)
+        if clean and history.due_us is not None:
+            heapq.heappush(self._due, (history.due_us, name))
+
+    def _open(self, name: _Name, now_us: int) -> FilterHistory:
+        if len(self._histories) >= self._config.max_histories:
+            _, oldest = self._histories.popitem(last=False)
+            self._keep(oldest.flush(now_us))
+        config = self._config
+        sizing = Sizing(
+            config.shape,
+            least=config.least_capacity,
+            persist_us=config.persist_us,
+            adaptive=config.adaptive,
+        )
+        opened = FilterHistory(
+            HistoryKey(*name),
+            sizing=sizing,
+            window=self._own if name[0] == PUBLISH else self._others,
+            pace=self._pace,
+            next_sequence=self.next_sequence,
+        )
+        self._histories[name] = opened
+        return opened
+
+    def _keep(self, filled: Filled | None) -> None:
+        if filled is not None:
+            fill = fill_of(filled.bits, filled.meta.m) if self._config.compress else 0.0
+            self._store(filled.meta, filled.bits, fill=fill)
+
+    def tick(self, now_us: int) -> list[TrackingEffect]:
+        while self._due and self._due[0][0] <= now_us:
+            _, name = heapq.heappop(self._due)
+            history = self._histories.get(name)
+            if history is not None:
+                self._keep(history.tick(now_us))
+        if now_us >= self._expire_us:
+            self._release_idle(now_us)
+        return self._collect(now_us)
+
+    def _release_idle(self, now_us: int) -> None:
+        bound_us = now_us - IDLE_INTERVALS * self._pace.persist_us
+        idle = [name for name, held in self._histories.items() if held.used_us < bound_us]
+        for name in idle:
+            self._keep(self._histories.pop(name).flush(now_us))
+
+    def next_deadline(self) -> int | None:
+        if self._out or self._news:
+            return 0
+        return min(self._due[0][0], self._expire_us) if self._due else self._expire_us
+
+    def close(self, now_us: int) -> list[TrackingEffect]:
+        for history in self._histories.values():
+            self._keep(history.flush(now_us))
+        self._histories.clear()
+        self._due.clear()
+        self._news += self._map.stopped(now_us)
+        return self._collect(now_us)
+
+    # ---- looking up
+
+    def _filters(self, look: Look, key: HistoryKey) -> list[BloomFilter]:
+        """M(H, t), as far as it can be read."""
+        found: list[BloomFilter] = []
+        live = self._histories.get((key.kind, key.origin, key.neighbour, key.subscriber))
+        current = None if live is None else live.matching(look.time_ms)
+        if current is not None:
+            found.append(current)
+        for meta in self._shelf.matching(key, look.time_ms):
+            if live is not None and meta.sequence == live.stored:
+                continue  # an earlier state of the current filter
+            bits = self._shelf.body(meta, look.records)
+            if bits is None:
+                look.unread.add(meta.sequence)
+            else:
+                found.append(BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count))
+        return found
+
+    def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
+        """Which of the tags some filter claims for the message, and the rate at which it claims others."""
+        keys = tagged(look.id, tags)
+        claimed = bytearray(len(tags) // ID_BYTES)
+        true_rate = 1.0
+        for one in self._filters(look, key):
+            true_rate *= 1 - one.fpp
+            for at, hit in enumerate(one.contains(keys)):
+                claimed[at] |= hit
+        return [at for at, hit in enumerate(claimed) if hit], 1 - true_rate
+
+    def _publication(self, look: Look) -> float | None:
+        hits, rate = self._test(look, HistoryKey(PUBLISH))
+        return rate if hits else None
+
+    def _names(self, kind: str, origin: int) -> list[HistoryKey]:
+        """The histories of that kind, in memory or stored; of any origin for ANY_ORIGIN."""
+        held = {HistoryKey(*name) for name in self._histories} | set(self._shelf.keys())
+        return sorted(
+            key for key in held if key.kind == kind and (origin == ANY_ORIGIN or key.origin == origin)
+        )
+
+    def _sightings(self, look: Look, origin: int) -> list[Sighting]:
+        found: list[Sighting] = []
+        for key in self._names(ROUTING, origin):
+            hits, rate = self._test(look, key)
+            if hits:
+                found.append(Sighting(origin=key.origin, neighbour=key.neighbour, fpp=rate))
+        return found
+
+    def _forwardings(
+        self, look: Look, origins: list[int], neighbours: list[int]
+    ) -> tuple[Forwarding, ...] | None:
+        mode = self._config.routing
+        if mode == "all" or (mode == "set" and len(neighbours) > MAX_SET_DEGREE):
+            return None
+        rates: dict[int, float] = {}  # neighbour -> the least rate that claims it
+        if mode == "neighbours":
+            for origin in origins:
+                for key in self._names(FORWARDING, origin):
+                    hits, rate = self._test(look, key)
+                    if hits and key.neighbour:
+                        rates[key.neighbour] = min(rate, rates.get(key.neighbour, 1.0))
+        else:
+            sets = [chosen for size in range(1, len(neighbours) + 1) for chosen in combinations(neighbours, size)]
+            tags = b"".join([self._set_tag(chosen) for chosen in sets])
+            for origin in origins if sets else ():
+                hits, rate = self._test(look, HistoryKey(FORWARDING, origin), tags)
+                # One key was added and all sets were tried.
+                rate = min(1.0, rate * len(sets))
+                for neighbour in {member for at in hits for member in sets[at]}:
+                    rates[neighbour] = min(rate, rates.get(neighbour, 1.0))
+        return tuple(Forwarding(neighbour=number, fpp=rates[number]) for number in sorted(rates))
+
+    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
+        rates: dict[str, float] = {}
+        tags = b"".join([self._tags.get(who) or subscriber_tag(who) for who in candidates])
+        for origin in origins if candidates else ():
+            hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
+            for at in hits:
+                rates[candidates[at]] = min(rate, rates.get(candidates[at], 1.0))
+            # Both forms are read, whichever is written now: the setting may have changed since.
+            names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
+            for who in candidates:
+                if who in names:
+                    own_hits, rate = self._test(look, names[who])
+                    if own_hits:
+                        rates[who] = min(rate, rates.get(who, 1.0))
+        return [Receiver(subscriber=who, fpp=rates[who]) for who in sorted(rates)]
+
+    # ---- inspection
+
+    def metrics(self) -> dict[str, int | float]:
+        return {
+            **super().metrics(),
+            "tracking_keys_total": self._keys,
+            "tracking_histories": len(self._histories),
+            "tracking_memory_bytes": sum(held.memory for held in self._histories.values()),
+        }
+
+    def check(self) -> None:
+        super().check()
+        waiting = set(self._due)
+        for name, history in self._histories.items():
+            history.check()
+            if history.due_us is not None and (history.due_us, name) not in waiting:
+                raise BugError(f"history {name} has something to store and no deadline")
+        if set(self._tags) != {who for kind, who in self._map if kind == SUBSCRIBER}:
+            raise BugError("the tags are not those of the subscribers attached")
+
+
+__all__ = ["BloomTracking"]

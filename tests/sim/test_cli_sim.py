@@ -1,0 +1,103 @@
+"""`postroad sim`: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from postroad.cli import main
+from postroad.sim import runs
+from postroad.sim.scenario import Outcome
+
+HOLDS = Outcome(
+    seed=7,
+    minutes=1.5,
+    brokers=3,
+    pinned=False,
+    digest="d1",
+    published=10,
+    accepted=9,
+    deliveries=20,
+    owed=18,
+    gaps=1,
+    subscriptions=4,
+    frames=100,
+    faults={"crash": 2, "cut": 1},
+)
+VIOLATES = replace(HOLDS, rule="once", text="s0 got it twice", story=("first", "then"))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> list[object]:
+    """Runs that end as told; the calls that were made."""
+    calls: list[object] = []
+    left = list(outcomes)
+
+    def run_seed(*call: object) -> Outcome:
+        calls.append(call)
+        return left.pop(0)
+
+    def run_seeds(seeds: object, **options: object) -> list[Outcome]:
+        calls.append((seeds, options))
+        return left
+
+    monkeypatch.setattr(runs, "run_seed", run_seed)
+    monkeypatch.setattr(runs, "run_seeds", run_seeds)
+    return calls
+
+
+def test_a_run_that_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = pretend(monkeypatch, HOLDS)
+    assert main(["sim", "--seed", "7", "--minutes", "1.5"]) == 0
+    assert calls == [(7, 1.5, None)]
+    out = capsys.readouterr().out
+    assert "seed 7 holds: 3 brokers, 10 events published, 9 accepted, 20 deliveries (18 owed)" in out
+    assert "crash 2, cut 1" in out
+    assert "d1" in out
+
+
+def test_a_violation_tells_its_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, VIOLATES)
+    assert main(["sim", "--seed", "7"]) == 1
+    out = capsys.readouterr().out
+    assert "once: s0 got it twice\n  first\n  then\n" in out
+    assert out.endswith("replay: postroad sim --seed 7 --minutes 1.5\n")
+    pretend(monkeypatch, replace(VIOLATES, pinned=True))
+    assert main(["sim", "--seed", "7", "--brokers", "3"]) == 1
+    assert capsys.readouterr().out.endswith("--brokers 3\n")
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend(monkeypatch, VIOLATES)
+    assert main(["sim", "--seed", "7", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["seed"], printed["rule"], printed["story"]) == (7, "once", ["first", "then"])
+
+
+def test_many_seeds_stop_at_the_first_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = pretend(monkeypatch, HOLDS, VIOLATES, HOLDS)
+    assert main(["sim", "--seed", "5", "--seeds", "3"]) == 1
+    assert calls == [(range(5, 8), {"minutes": 5.0, "brokers": None, "seconds": None})]
+    assert capsys.readouterr().out.count("seed 7") == 3
+
+
+def test_for_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = pretend(monkeypatch, HOLDS)
+    assert main(["sim", "--for", "10m"]) == 0
+    assert calls[0][1]["seconds"] == 600  # type: ignore[index]
+    assert main(["sim", "--for", "10m", "--seeds", "2"]) == 2
+    assert main(["sim", "--for", "soon"]) == 2
+    assert "such as" in capsys.readouterr().err
+
+
+def test_seeds_side_by_side_are_the_runs_one_by_one() -> None:
+    """Real runs, in processes of their own."""
+    found = list(runs.run_seeds([30, 34], minutes=1.3, brokers=2))
+    assert sorted(outcome.seed for outcome in found) == [30, 34]
+    alone = runs.run_seed(30, 1.3, 2)
+    assert alone in found
