@@ -342,9 +342,6 @@ def test_a_restarted_broker_met_through_its_old_advertisement_is_followed_from_i
     net.start(0)
     publisher = Client(net, 0)
     publisher.publish("t", *numbers(0, 5))
-    latecomer = Client(net, 1)
-    latecomer.subscribe(1, "#")
     net.link(1, 0)
     net.wait(2)
     assert [one for one in subscriber.got() if one != "GAP"] == ["old", *numbers(0, 5)]
-    assert latecomer.got() == []  # nothing was filtered for it yet when they were published
