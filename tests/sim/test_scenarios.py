@@ -16,7 +16,6 @@ SEEDS = (1, 2, 5, 6, 8, 10, 13, 16, 24, 30, 38, 40)
 FOUND = (
     (103, 2.0),  # L never superseded cached knowledge that was filtered too narrowly: nacked for ever
     (115, 2.0),  # the same, with the stale knowledge at an intermediate broker
-    (131, 2.0),  # answers for a pubend that died were sent without spending credit
 )
 
 

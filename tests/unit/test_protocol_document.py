@@ -11,17 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroad import errors
+from postroad import broker, errors
 from postroad.client import core as client
-from postroad.config import DEFAULT_LIMITS, StreamConfig
+from postroad.config import DEFAULT_LIMITS, DEFAULT_PORT, DeliveryConfig, StreamConfig
 from postroad.events import EventBatch, topic_number
 from postroad.events.attributes import encode_attributes
 from postroad.events.batch import HEADER_DTYPE
 from postroad.ids import MessageId, parse_pubend
 from postroad.kernel import layout
+from postroad.overlay import handshake, interest, links, streams, topology
 from postroad.overlay.connection import TAKES, LinkSettings, Phase
+from postroad.overlay.delivery import CONNECTION_BUFFERS
 from postroad.overlay.handshake import MIN_LIMITS
-from postroad.units import SECOND_US
+from postroad.units import MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import BATCH_KINDS, CONTROL, Kind, Limits
 
@@ -150,7 +152,7 @@ def test_only_trailing_fields_have_defaults() -> None:
 
 
 def test_how_arrays_are_read() -> None:
-    """Trailing defaults may be left out, surplus elements are skipped, types do not stand in for each other."""
+    """Trailing defaults may be left out, surplus elements are skipped, no type stands in for another."""
 
     def read(kind: Kind, body: Any, behind: bytes = b"") -> frames.Message:
         data = msgspec.msgpack.encode(body) + behind
@@ -210,7 +212,7 @@ def test_attribute_types() -> None:
         "float": layout.FLOAT,
         "boolean": layout.BOOLEAN,
     }
-    values = {"b": True, "f": 1.5, "i": -2, "t": "é"}
+    values: dict[str, layout.Value] = {"b": True, "f": 1.5, "i": -2, "t": "é"}
     assert encode_attributes(values, DEFAULT_LIMITS).hex(" ") == (
         "01 62 03 01 01 66 02 00 00 00 00 00 00 f8 3f 01 69 01 fe ff ff ff ff ff ff ff 01 74 00 02 00 c3 a9"
     )
@@ -267,6 +269,49 @@ def test_times() -> None:
     for row in table("times"):
         settings = LinkSettings() if hasattr(LinkSettings(), row["setting"]) else StreamConfig()
         assert getattr(settings, row["setting"]) == round(float(row["seconds"]) * SECOND_US), row
+
+
+SENTENCES = [
+    f"port {DEFAULT_PORT} by default",
+    f"at most {topology.MAX_NAME} printable characters",
+    f"1 to {topology.MAX_NAME} printable characters",
+    f"at most {handshake.MAX_TOKEN:,} characters",
+    f"{handshake.MIN_WINDOW:,} to {handshake.MAX_WINDOW:,}",
+    f"at most {handshake.MAX_KEY_BYTES} bytes",
+    f"1 to {topology.MAX_COST:,}",
+    f"its node id, {topology.NODE_BYTES} bytes",
+    f"at most {streams.MAX_NACK_SPANS} |",
+    f"The receiver keeps the {streams.MAX_STAMPS:,} newest",
+    f"at most {interest._MAX_PARTS:,} |",
+    f"at most {interest.TOPIC_BYTES:,} bytes |",
+    f"at most {interest.WHERE_BYTES:,} bytes |",
+    f"At most {interest.ENTRIES_PER_OWNER:,} entries",
+    f"and {interest.TEXT_BYTES_PER_OWNER // MIB} MiB of text",
+    f"by increasing broker, at most {topology.MAX_NEIGHBOURS:,}",
+    f"increasing, at most {topology.MAX_PUBENDS:,}",
+    f"At most {topology.MAX_BROKERS:,} brokers",
+    f"and every {topology.EXPIRE_US // topology._SWEEPS_PER_EXPIRY // SECOND_US} s",
+    f"longest unused beyond {links.MAX_PUBLISHERS:,}",
+    f"latest {broker.MAX_PUBLISHERS:,} publishers",
+    f"(0: {DeliveryConfig().buffer_bytes // MIB} MiB;",
+    f"{StreamConfig().plain_bytes // MIB} MiB by\ndefault",
+]
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_numbers_in_sentences(sentence: str) -> None:
+    assert sentence in TEXT
+
+
+def test_numbers_in_words() -> None:
+    assert links._CREDIT_SHARE == 4
+    assert "when that reaches W / 4" in TEXT
+    assert CONNECTION_BUFFERS == 4
+    assert "never more than four times" in TEXT
+    assert topology.EXPIRE_US == 3_600 * SECOND_US
+    assert "unreachable for an hour is forgotten" in TEXT
+    assert handshake.MAX_TIME_US == topology.MAX_SEQUENCE == (1 << 62) - 1
+    assert TEXT.count("0 to 2^62-1") == 2
 
 
 def test_error_codes() -> None:

@@ -452,12 +452,9 @@ def _holes(
 ) -> Iterator[tuple[int, int]]:
     """What of (start, end] no record covers; chopped ticks are never covered."""
     position = start
-    if chopped > start:
-        yield start, chopped
-        position = chopped
     for first, last, _ in records:
-        if first > position:
-            yield position, first
+        if max(first, chopped) > position:
+            yield position, max(first, chopped)
         position = max(position, last)
     if end > position:
         yield position, end

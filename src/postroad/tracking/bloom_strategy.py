@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Final
 
-from postroad import kernel
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.tracking.adaptive import Sizing
@@ -247,7 +246,9 @@ class BloomTracking(Recorder):
                     if hits and key.neighbour:
                         rates[key.neighbour] = min(rate, rates.get(key.neighbour, 1.0))
         else:
-            sets = [chosen for size in range(1, len(neighbours) + 1) for chosen in combinations(neighbours, size)]
+            sets = [
+                chosen for size in range(1, len(neighbours) + 1) for chosen in combinations(neighbours, size)
+            ]
             tags = b"".join([self._set_tag(chosen) for chosen in sets])
             for origin in origins if sets else ():
                 hits, rate = self._test(look, HistoryKey(FORWARDING, origin), tags)
@@ -292,6 +293,3 @@ class BloomTracking(Recorder):
                 raise BugError(f"history {name} has something to store and no deadline")
         if set(self._tags) != {who for kind, who in self._map if kind == SUBSCRIBER}:
             raise BugError("the tags are not those of the subscribers attached")
-
-
-__all__ = ["BloomTracking"]

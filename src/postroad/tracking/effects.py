@@ -1,4 +1,4 @@
-"""What tracking asks of its driver. All of it may be done by another thread, in order; nothing waits for it."""
+"""What tracking asks of its driver. A thread may do all of it, in order; nothing waits for it."""
 
 from __future__ import annotations
 

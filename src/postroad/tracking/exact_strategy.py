@@ -1,30 +1,204 @@
 """Strategy exact: an asynchronous log of (id, what, who), the paper's ASYNC (section 5; spec T11).
 
-Entries of 24 bytes collect in memory and are stored when they have grown to `log_bytes` or the persistence
-interval ends: 0 id | 16 who u32 | 20 what u8 | 21 zeros. `who` is a broker number, or for a delivery the
-position of the subscriber's name in the record. Each stored part has a range of message time like a filter,
-so the same index finds the parts a message can be in. Its answers are never wrong: every rate is 0.
+Entries of 20 bytes collect in memory and are stored when they have grown to `log_bytes` or the persistence
+interval ends: 0 id | 16 u32, the position in the part's list of happenings, such as "delivered 7 billing":
+what, the origin, who. Each stored part has a range of message time like a filter, so the same index finds
+the parts a message can be in. Its answers are never wrong: every rate is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
+from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.tracking.attachment import Change
 from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.history import Range, Window, times_of
 from postroad.tracking.keys import LOG, HistoryKey
 from postroad.tracking.messages import ANY_ORIGIN, Forwarding, Receiver, Sighting
-from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import Look, Recorder
 from postroad.tracking.settings import TrackingConfig
 
-ENTRY: Final = np.dtype([("id", "V16"), ("who", "<u4"), ("what", "u1"), ("origin", "V3")])
-MAX_NAMES: Final = 16_384  # subscribers named in one part
-_PUBLISHED, _ROUTED, _FORWARDED, _DELIVERED = 1, 2, 3, 4
+ENTRY: Final = np.dtype([("id", "V16"), ("what", "<u4")])
+MAX_HAPPENINGS: Final = 16_384  # listed in one part
+PUBLISHED: Final = "published"
+ROUTED: Final = "routed"
+FORWARDED: Final = "forwarded"
+DELIVERED: Final = "delivered"
 _KEY: Final = HistoryKey(LOG)
+
+
+class ExactTracking(Recorder):
+    def __init__(
+        self,
+        config: TrackingConfig,
+        *,
+        me: int,
+        stored: Iterable[FilterMeta],
+        changes: Iterable[Change],
+        now_us: int,
+    ) -> None:
+        super().__init__(config, me=me, stored=stored, changes=changes, now_us=now_us)
+        self._window = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
+        self._entries = bytearray()  # not stored yet
+        self._happenings: dict[tuple[str, int, str], int] = {}  # (what, origin, who) -> position
+        self._range = Range()
+        self._opened_us: int | None = None  # when the first entry came that is not stored
+        self._logged = 0
+
+    # ---- recording
+
+    def published(self, ids: bytes, now_us: int) -> None:
+        self._log([(PUBLISHED, self._me, "")], ids, now_us)
+
+    def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
+        self._log([(ROUTED, origin, str(neighbour))], ids, now_us)
+
+    def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
+        if self._config.routing != "all":
+            self._log([(FORWARDED, origin, str(neighbour)) for neighbour in neighbours], ids, now_us)
+
+    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
+        self._note_late(subscribers, times_of(ids), now_us)
+        self._log([(DELIVERED, origin, subscriber) for subscriber in subscribers], ids, now_us)
+
+    def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
+        if self._opened_us is None:
+            self._opened_us = now_us
+        known = self._happenings
+        numbers = [known.setdefault(happening, len(known)) for happening in happenings]
+        if len(ids) == ID_BYTES:
+            for number in numbers:
+                self._entries += ids
+                self._entries += number.to_bytes(4, "little")
+        else:
+            rows = np.empty((len(numbers), len(ids) // ID_BYTES), ENTRY)
+            rows["id"] = np.frombuffer(ids, "V16")
+            rows["what"] = np.array(numbers, np.uint32)[:, None]
+            self._entries += rows.tobytes()
+        self._range.include(times_of(ids), self._window, now_us)
+        if len(self._entries) >= self._config.log_bytes or len(known) >= MAX_HAPPENINGS:
+            self._flush(now_us)
+
+    def _flush(self, now_us: int) -> None:
+        count = len(self._entries) // ENTRY.itemsize
+        if not count:
+            return
+        meta = FilterMeta(
+            key=_KEY,
+            sequence=self.next_sequence(),
+            m=0,
+            n=0,
+            k=0,
+            count=count,
+            lo_ms=self._range.lo_ms,
+            hi_ms=self._range.hi_ms,
+            singles=tuple(self._range.singles),
+            opened_us=self._opened_us or now_us,
+            stored_us=now_us,
+            names=tuple(" ".join((what, str(origin), who)) for what, origin, who in self._happenings),
+        )
+        self._store(meta, bytes(self._entries))
+        self._logged += count
+        self._entries = bytearray()
+        self._happenings = {}
+        self._range = Range()
+        self._opened_us = None
+
+    def tick(self, now_us: int) -> list[TrackingEffect]:
+        if self._opened_us is not None and now_us >= self._opened_us + self._config.persist_us:
+            self._flush(now_us)
+        return self._collect(now_us)
+
+    def next_deadline(self) -> int | None:
+        if self._out or self._news:
+            return 0
+        if self._opened_us is None:
+            return self._expire_us
+        return min(self._opened_us + self._config.persist_us, self._expire_us)
+
+    def close(self, now_us: int) -> list[TrackingEffect]:
+        self._flush(now_us)
+        self._news += self._map.stopped(now_us)
+        return self._collect(now_us)
+
+    # ---- looking up
+
+    def _happened(self, look: Look, wanted: str) -> Iterator[tuple[int, str]]:
+        """(origin, who) of every entry of that kind about the message, each once."""
+        found: dict[tuple[int, str], None] = {}
+        if self._range.matches(look.time_ms):
+            names = [" ".join((what, str(origin), who)) for what, origin, who in self._happenings]
+            _search(bytes(self._entries), names, look.id, wanted, found)
+        for meta in self._shelf.matching(_KEY, look.time_ms):
+            body = self._shelf.body(meta, look.records)
+            if body is None:
+                look.unread.add(meta.sequence)
+            else:
+                _search(body, meta.names, look.id, wanted, found)
+        return iter(found)
+
+    def _publication(self, look: Look) -> float | None:
+        return 0.0 if any(True for _ in self._happened(look, PUBLISHED)) else None
+
+    def _sightings(self, look: Look, origin: int) -> list[Sighting]:
+        return [
+            Sighting(origin=of, neighbour=int(who), fpp=0.0)
+            for of, who in self._happened(look, ROUTED)
+            if origin in (ANY_ORIGIN, of)
+        ]
+
+    def _forwardings(
+        self,
+        look: Look,
+        origins: list[int],
+        neighbours: list[int],  # noqa: ARG002
+    ) -> tuple[Forwarding, ...] | None:
+        if self._config.routing == "all":
+            return None
+        found = sorted({int(who) for of, who in self._happened(look, FORWARDED) if of in origins})
+        return tuple(Forwarding(neighbour=number, fpp=0.0) for number in found)
+
+    def _deliveries(
+        self,
+        look: Look,
+        origins: list[int],
+        candidates: list[str],  # noqa: ARG002
+    ) -> list[Receiver]:
+        found = sorted({who for of, who in self._happened(look, DELIVERED) if of in origins})
+        return [Receiver(subscriber=who, fpp=0.0) for who in found]
+
+    # ---- inspection
+
+    def metrics(self) -> dict[str, int | float]:
+        return {
+            **super().metrics(),
+            "tracking_keys_total": self._logged + len(self._entries) // ENTRY.itemsize,
+            "tracking_memory_bytes": len(self._entries),
+        }
+
+    def check(self) -> None:
+        super().check()
+        if (self._opened_us is None) != (not self._entries):
+            raise BugError("the log has entries without a deadline, or a deadline without entries")
+
+
+def _search(
+    body: bytes, names: Sequence[str], identity: bytes, wanted: str, found: dict[tuple[int, str], None]
+) -> None:
+    at = body.find(identity)
+    while at >= 0:
+        if at % ENTRY.itemsize == 0:
+            position = int.from_bytes(body[at + ID_BYTES : at + ENTRY.itemsize], "little")
+            what, origin, who = names[position].split(" ", 2) if position < len(names) else ("", "0", "")
+            if what == wanted:
+                found[int(origin), who] = None
+            at += ENTRY.itemsize
+        else:
+            at += 1
+        at = body.find(identity, at)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from itertools import pairwise
 from typing import Final
 
 import google_crc32c
@@ -113,7 +114,7 @@ def _check_meta(meta: FilterMeta) -> None:
     spans = meta.singles
     sound = meta.sequence >= 0 and meta.count >= 0 and len(spans) <= MAX_SPANS
     sound = sound and all(lo <= hi for lo, hi in spans)
-    sound = sound and all(one[1] < two[0] for one, two in zip(spans, spans[1:], strict=False))
+    sound = sound and all(one[1] < two[0] for one, two in pairwise(spans))
     if meta.key.kind != LOG:
         sound = sound and MIN_BITS <= meta.m <= MAX_BITS and 1 <= meta.k <= MAX_HASHES and meta.n >= 1
     if not sound:

@@ -173,9 +173,7 @@ class Recorder:
     def _flush_before_question(self, now_us: int) -> None:
         """A chance to make what is in memory searchable."""
 
-    def wanted(
-        self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int
-    ) -> tuple[int, ...]:
+    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> tuple[int, ...]:
         self._check(question)
         self._flush_before_question(now_us)
         unread: set[int] = set()

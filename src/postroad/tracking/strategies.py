@@ -52,9 +52,7 @@ class Tracking(Protocol):
     def close(self, now_us: int) -> list[TrackingEffect]:
         """The process ends: everything that is not stored yet."""
 
-    def wanted(
-        self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int
-    ) -> tuple[int, ...]:
+    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> tuple[int, ...]:
         """The sequences of stored records to read before `answer`, given those read so far.
 
         Ask until it is empty: which delivery histories matter is known only after the routing histories.

@@ -1,0 +1,168 @@
+"""`postroad plan tracking`: settings for an accuracy, a rate, a memory, a clock quality and a jitter."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from postroad.errors import UsageError
+from postroad.units import MILLISECOND_US, SECOND_US, duration_us, size
+
+if TYPE_CHECKING:
+    from postroad.tracking.planner import Impossible, Plan, Wish
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Turn a wish into settings.", no_args_is_help=True)
+    group.command("tracking")(tracking)
+    app.add_typer(group, name="plan")
+
+
+def tracking(
+    accuracy: Annotated[
+        float, typer.Option("--accuracy", metavar="A", help="Share of claims that are true, such as 0.999.")
+    ] = 0.999,
+    rate: Annotated[
+        float, typer.Option("--rate", metavar="R", help="Messages a second at the peak, in one history.")
+    ] = 5000,
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="M", help="For the filter of one history, such as '128 KiB'.")
+    ] = "128 KiB",
+    skew: Annotated[
+        str, typer.Option("--skew", metavar="S", help="How far a publisher's clock is off at most.")
+    ] = "250 ms",
+    jitter: Annotated[
+        str, typer.Option("--jitter", metavar="J", help="Longest way of a message, and skew between brokers.")
+    ] = "500 ms",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> int:
+    """Print the tracking settings that meet a wish, as a piece of configuration.
+
+    If no settings can, say which wish is in the way and the nearest that is possible, and exit with 1.
+    """
+    from postroad.tracking.planner import Plan, Wish, plan
+
+    wish = Wish(
+        accuracy=accuracy,
+        rate=rate,
+        memory=size(memory if not memory.strip().isdigit() else int(memory)),
+        skew_us=duration_us(skew),
+        jitter_us=duration_us(jitter),
+    )
+    found = plan(wish)
+    if isinstance(found, Plan):
+        print(json.dumps(_as_json(found), indent=2) if as_json else _as_toml(found))
+        return 0
+    if as_json:
+        print(json.dumps(_impossible_json(found), indent=2))
+    else:
+        print(_impossible_text(found))
+    return 1
+
+
+def _duration(us: int) -> str:
+    if us % SECOND_US == 0:
+        return f"{us // SECOND_US} s"
+    return f"{us // MILLISECOND_US} ms" if us % MILLISECOND_US == 0 else f"{us} us"
+
+
+def _bytes(count: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def _settings(found: Plan) -> dict[str, Any]:
+    return {
+        "strategy": "bloom",
+        "bits": found.shape.m,
+        "capacity": found.shape.n,
+        "hashes": found.shape.k,
+        "persist": _duration(found.persist_us),
+        "skew": _duration(found.skew_us),
+        "jitter": _duration(found.wish.jitter_us),
+    }
+
+
+def _as_toml(found: Plan) -> str:
+    shape = found.shape
+    lines = [
+        f"# Meets accuracy {found.wish.accuracy} at {found.wish.rate:g} messages a second in one history:",
+        f"# at most {found.w + 1} filters match a time (w = {found.w}, Tn = {found.lifetime_us / SECOND_US:.3g} s),"
+        f" each wrong with {shape.fpp:.2g}, together {1 - found.accuracy:.2g}.",
+        f"# Stored: {_bytes(found.bytes_per_day)} a day and history, {shape.m / shape.n:.3g} bits a message."
+        f" Memory: {_bytes(shape.size)} a history.",
+        f"# Clocks may be off by {_duration(found.skew_limit_us // MILLISECOND_US * MILLISECOND_US)}"
+        f" before more filters match.",
+        "[tracking]",
+    ]
+    comments = {
+        "bits": "m",
+        "capacity": "n",
+        "hashes": "k",
+        "persist": "Tp",
+        "skew": "Ts",
+        "jitter": "Tj",
+    }
+    for name, value in _settings(found).items():
+        comment = f"  # {comments[name]}" if name in comments else ""
+        lines.append(f"{name} = {json.dumps(value)}{comment}")
+    return "\n".join(lines)
+
+
+def _as_json(found: Plan) -> dict[str, Any]:
+    return {
+        "possible": True,
+        "m": found.shape.m,
+        "n": found.shape.n,
+        "k": found.shape.k,
+        "w": found.w,
+        "Tp_ms": found.persist_us // MILLISECOND_US,
+        "Tn_ms": found.lifetime_us // MILLISECOND_US,
+        "Ts_ms": found.skew_us / MILLISECOND_US,
+        "accuracy": found.accuracy,
+        "fpp": found.shape.fpp,
+        "bytes_per_day": found.bytes_per_day,
+        "memory_bytes": found.shape.size,
+        "configuration": {"tracking": _settings(found)},
+    }
+
+
+_SHOWN = {
+    "memory": lambda wish: f"--memory '{wish.memory}'",
+    "rate": lambda wish: f"--rate {wish.rate:g}",
+    "accuracy": lambda wish: f"--accuracy {wish.accuracy:.6g}",
+    "skew": lambda wish: f"--skew '{_duration(wish.skew_us)}'",
+    "jitter": lambda wish: f"--jitter '{_duration(wish.jitter_us)}'",
+}
+
+
+def _nearest(found: Impossible) -> list[tuple[str, str, Wish]]:
+    return [(name, _SHOWN[name](wish), wish) for name, wish in found.nearest]
+
+
+def _impossible_text(found: Impossible) -> str:
+    lines = [f"impossible: {found.reason}"]
+    nearest = _nearest(found)
+    if not nearest:
+        raise UsageError(f"{found.reason}; no single wish less would make it possible")
+    lines.append("possible with one of:")
+    return "\n".join(lines + [f"  {shown}" for _, shown, _ in nearest])
+
+
+def _impossible_json(found: Impossible) -> dict[str, Any]:
+    values = {
+        "memory": lambda wish: wish.memory,
+        "rate": lambda wish: wish.rate,
+        "accuracy": lambda wish: wish.accuracy,
+        "skew": lambda wish: wish.skew_us / SECOND_US,
+        "jitter": lambda wish: wish.jitter_us / SECOND_US,
+    }
+    return {
+        "possible": False,
+        "reason": found.reason,
+        "nearest": {name: values[name](wish) for name, _, wish in _nearest(found)},
+    }

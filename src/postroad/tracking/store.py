@@ -1,0 +1,262 @@
+"""Tracking records on disk: the driver's side of `effects` (spec T3; issue 4).
+
+DATA/tracking holds three kinds of files. `full-N.flt` are appended with filters that nothing will replace.
+`part-N.flt` hold states of filters that are still filling, all those of one call in one file, so a file dies
+when each of its filters has been stored again; a file mostly dead is rewritten. `attachments.log` is the
+attachment map's. Every record checks itself (`record`). A record is durable before what it replaces goes:
+files are synced, then older ones removed. After kill -9 what was handed to `apply` is there; after a power
+cut, too; whatever was torn is cut off or skipped, and said.
+
+All methods block on the disk: call them from a thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from postroad.errors import StorageError
+from postroad.tracking.attachment import Change, decode_changes
+from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.record import MAGIC, PREFIX_BYTES, FilterMeta, decode_meta, record_extent
+from postroad.units import MIB
+
+FOLDER: Final = "tracking"
+MAX_FULL_BYTES: Final = 16 * MIB  # then the next file begins
+_ATTACHMENTS: Final = "attachments.log"
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    size: int = 0
+    live: int = 0  # bytes of records that were neither replaced nor dropped
+    sequences: set[int] = field(default_factory=set)  # of those
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What was found at the start."""
+
+    filters: list[FilterMeta]
+    changes: list[Change]
+    problems: list[str]  # one line each, for the log
+
+
+class TrackingStore:
+    def __init__(self, data: Path, *, sync: bool = True) -> None:
+        self._folder = data / FOLDER
+        self._sync = sync
+        self._files: dict[str, _File] = {}
+        self._where: dict[int, tuple[str, int, int]] = {}  # sequence -> file, offset, length
+        self._next = 1  # number of the next file
+        self._full: str | None = None  # the one that is appended to
+
+    # ---- start
+
+    def load(self) -> Loaded:
+        """Read the index of everything stored, and remove what a crash left half done."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            loaded = Loaded(filters=[], changes=[], problems=[])
+            found: dict[int, FilterMeta] = {}
+            for path in sorted(self._folder.iterdir()):
+                if path.suffix == ".tmp":
+                    path.unlink()
+                elif path.suffix == ".flt":
+                    self._load_file(path, found, loaded.problems)
+            for meta in list(found.values()):
+                if meta.replaces in found:
+                    # It was about to go when the process ended.
+                    del found[meta.replaces]
+                    self._forget(meta.replaces)
+            self._clean()
+            loaded.filters = [found[sequence] for sequence in sorted(found)]
+            loaded.changes = self._load_changes(loaded.problems)
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be read: {error}") from error
+        return loaded
+
+    def _load_file(self, path: Path, found: dict[int, FilterMeta], problems: list[str]) -> None:
+        number = path.stem.rpartition("-")[2]
+        if number.isdigit():
+            self._next = max(self._next, int(number) + 1)
+        held = self._files[path.name] = _File(path, size=path.stat().st_size)
+        with path.open("rb") as file:
+            position = 0
+            while position < held.size:
+                file.seek(position)
+                try:
+                    prefix = file.read(PREFIX_BYTES)
+                    meta_bytes, body_bytes = record_extent(prefix)
+                    meta = decode_meta(prefix + file.read(meta_bytes))
+                    length = PREFIX_BYTES + meta_bytes + body_bytes
+                    if position + length > held.size:
+                        raise StorageError("cut off in the middle of a record")
+                except StorageError as error:
+                    file.seek(position + 1)
+                    ahead = file.read().find(MAGIC)
+                    skipped = held.size - position if ahead < 0 else ahead + 1
+                    problems.append(f"{path}: {error} at byte {position}; skipped {skipped} bytes")
+                    position += skipped
+                    continue
+                found[meta.sequence] = meta
+                self._place(meta.sequence, path.name, position, length)
+                position += length
+
+    def _load_changes(self, problems: list[str]) -> list[Change]:
+        path = self._folder / _ATTACHMENTS
+        if not path.exists():
+            return []
+        data = path.read_bytes()
+        changes, whole = decode_changes(data)
+        if whole < len(data):
+            problems.append(f"{path}: torn at byte {whole} of {len(data)}; the rest is cut off")
+            with path.open("r+b") as file:
+                file.truncate(whole)
+        return changes
+
+    # ---- work
+
+    def apply(self, effects: Iterable[TrackingEffect]) -> None:
+        """Everything of one call becomes durable with at most one sync per file."""
+        full: list[StoreFilter] = []
+        part: list[StoreFilter] = []
+        dropped: list[int] = []
+        try:
+            for effect in effects:
+                if isinstance(effect, StoreFilter):
+                    (full if effect.final else part).append(effect)
+                    if effect.replaces is not None:
+                        dropped.append(effect.replaces)
+                elif isinstance(effect, DropFilters):
+                    dropped += effect.sequences
+                else:
+                    self._store_attachments(effect)
+            self._append_full(full)
+            self._write_part([(effect.sequence, effect.record) for effect in part])
+            for sequence in dropped:
+                self._forget(sequence)
+            self._clean()
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be written: {error}") from error
+
+    def _append_full(self, effects: Sequence[StoreFilter]) -> None:
+        if not effects:
+            return
+        if self._full is None or self._files[self._full].size >= MAX_FULL_BYTES:
+            self._full = self._new("full").path.name
+        held = self._files[self._full]
+        with held.path.open("ab") as file:
+            # A crash or a full disk may have left a torn record behind; records are placed after it.
+            held.size = file.tell()
+            for effect in effects:
+                file.write(effect.record)
+            self._finish(file)
+        for effect in effects:
+            self._place(effect.sequence, self._full, held.size, len(effect.record))
+            held.size += len(effect.record)
+
+    def _write_part(self, records: Sequence[tuple[int, bytes]]) -> None:
+        if not records:
+            return
+        held = self._new("part")
+        aside = held.path.with_suffix(".tmp")
+        with aside.open("wb") as file:
+            for _, record in records:
+                file.write(record)
+            self._finish(file)
+        aside.rename(held.path)
+        self._sync_folder()
+        for sequence, record in records:
+            self._place(sequence, held.path.name, held.size, len(record))
+            held.size += len(record)
+
+    def _store_attachments(self, effect: StoreAttachments) -> None:
+        path = self._folder / _ATTACHMENTS
+        target = path.with_suffix(".tmp") if effect.replace else path
+        with target.open("wb" if effect.replace else "ab") as file:
+            file.write(effect.record)
+            self._finish(file)
+        if effect.replace:
+            target.rename(path)
+            self._sync_folder()
+
+    def read(self, sequences: Iterable[int]) -> dict[int, bytes]:
+        """The records, whole; b"" for what cannot be read."""
+        found: dict[int, bytes] = {}
+        for sequence in sequences:
+            name, position, length = self._where.get(sequence, ("", 0, 0))
+            record = b""
+            if name:
+                try:
+                    with self._files[name].path.open("rb") as file:
+                        file.seek(position)
+                        record = file.read(length)
+                except OSError:
+                    record = b""
+            found[sequence] = record if len(record) == length else b""
+        return found
+
+    # ---- files
+
+    def _new(self, kind: str) -> _File:
+        path = self._folder / f"{kind}-{self._next:08d}.flt"
+        self._next += 1
+        held = self._files[path.name] = _File(path)
+        return held
+
+    def _place(self, sequence: int, name: str, position: int, length: int) -> None:
+        if sequence in self._where:
+            self._forget(sequence)
+        self._where[sequence] = (name, position, length)
+        held = self._files[name]
+        held.live += length
+        held.sequences.add(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        name, _, length = self._where.pop(sequence, ("", 0, 0))
+        if name:
+            held = self._files[name]
+            held.live -= length
+            held.sequences.discard(sequence)
+
+    def _clean(self) -> None:
+        """Remove files without a live record; rewrite those of part-full filters that are mostly dead."""
+        sparse = [
+            held for name, held in sorted(self._files.items()) if name.startswith("part") and 0 < held.live
+        ]
+        sparse = [held for held in sparse if held.live * 2 < held.size]
+        moved = sorted(sequence for held in sparse for sequence in held.sequences)
+        if moved:
+            records = self.read(moved)
+            for sequence in moved:
+                self._forget(sequence)
+            self._write_part([(sequence, records[sequence]) for sequence in moved if records[sequence]])
+        for name in sorted(self._files):
+            held = self._files[name]
+            if not held.sequences and name != self._full:
+                del self._files[name]
+                held.path.unlink(missing_ok=True)
+
+    def _finish(self, file: BinaryIO) -> None:
+        file.flush()
+        if self._sync:
+            os.fdatasync(file.fileno())
+
+    def _sync_folder(self) -> None:
+        if not self._sync:
+            return
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all filter files."""
+        return sum(held.size for held in self._files.values())

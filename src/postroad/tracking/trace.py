@@ -1,0 +1,259 @@
+"""The trace of messages: a distributed query of the live network (spec T6, T12; paper 3.3).
+
+The broker that is asked runs it. As in the paper, per message: Ka the brokers to ask, at first the one in the
+id; Ke those asked; Kr those that say they routed it; Ks those that delivered it and Sr to whom. Each round
+asks all of Ka at once, one question per broker with everything wanted of it, so a trace takes as many round
+trips as the message took hops. A broker looks into its routing history first and into its delivery histories
+only if that, or its publisher history, claims the message. The next Ka are the neighbours such a broker had
+at that time: all, or those to which it recorded to have forwarded it (both optimisations of 3.3); and
+whoever it says it got the message from.
+
+If the broker in the id has no record of it, does not answer, or its record of that time is not whole, all
+reachable brokers are asked, for any origin: the publisher may have gone on at another broker.
+
+Doubt (T12). A filter claims a message it never saw with a known rate f. That a broker routed the message is
+false only if its own claim is, and that of every subscriber and every broker below that has it from there:
+the product of their rates. A claim that names a neighbour whose record is whole and who knows nothing of the
+message is contradicted: its doubt is 1, unless brokers below say otherwise. For receivers, h claims among N
+candidates at rate f contain about (N - T) f false ones, where h = T + (N - T) f; the share of those among
+the h is each one's doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.errors import BugError, PeerError, UsageError
+from postroad.ids import MessageId
+from postroad.tracking.messages import (
+    ANY_ORIGIN,
+    MAX_ITEMS,
+    Finding,
+    TraceAnswer,
+    TraceItem,
+    TraceQuestion,
+)
+from postroad.tracking.verdict import Missing, TraceResult, judge
+from postroad.units import SECOND_US
+
+NO_ANSWER: Final = "did not answer in time"
+NOT_REACHABLE: Final = "cannot be reached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceLimits:
+    """So that a trace cannot overload the network."""
+
+    fan_out: int = 64  # questions under way at once
+    brokers: int = 1024  # asked in all
+    rounds: int = 64
+    answer_us: int = 2 * SECOND_US
+    total_us: int = 10 * SECOND_US
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Send this question to that broker, or answer it yourself; then call `answered` or `failed`."""
+
+    broker: int
+    question: TraceQuestion
+
+
+class _Path:
+    """The query state of one message."""
+
+    __slots__ = ("everywhere", "explore", "explored", "failed", "findings", "id", "identity")
+
+    def __init__(self, identity: MessageId) -> None:
+        self.identity = identity
+        self.id = bytes(identity)
+        self.explore: set[int] = {identity.broker}  # Ka
+        self.explored: set[int] = set()  # Ke
+        self.findings: dict[int, Finding] = {}  # by broker that answered
+        self.failed: dict[int, str] = {}  # broker -> why there is no answer
+        self.everywhere = False  # all reachable brokers are asked, for any origin
+
+    def item(self) -> TraceItem:
+        origin = ANY_ORIGIN if self.everywhere else self.identity.broker
+        return TraceItem(id=self.id, origin=origin)
+
+    def take(self, broker: int, finding: Finding) -> None:
+        self.findings[broker] = finding
+        if finding.published is None and not finding.routed:
+            return
+        if finding.forwarded is None or finding.lost:
+            self.explore |= set(finding.neighbours)
+        else:
+            self.explore |= {forwarding.neighbour for forwarding in finding.forwarded}
+        self.explore |= {sighting.neighbour for sighting in finding.routed}
+        self.explore -= self.explored
+
+    @property
+    def origin_missing(self) -> bool:
+        """The broker in the id was asked and could not confirm the message."""
+        origin = self.identity.broker
+        if origin not in self.explored:
+            return False
+        finding = self.findings.get(origin)
+        return finding is None or finding.published is None
+
+
+class Trace:
+    """One query about some messages. It is done when `done`; then `results` says what it found."""
+
+    def __init__(
+        self,
+        ids: Iterable[bytes],
+        *,
+        reachable: Iterable[int],
+        limits: TraceLimits | None = None,
+        now_us: int,
+    ) -> None:
+        self._paths = [_Path(MessageId.from_bytes(identity)) for identity in dict.fromkeys(ids)]
+        if not 1 <= len(self._paths) <= MAX_ITEMS:
+            raise UsageError(
+                f"a trace of {len(self._paths)} messages, 1 to {MAX_ITEMS} can be traced at once"
+            )
+        self._reachable = frozenset(reachable)
+        self._limits = limits or TraceLimits()
+        self._end_us = now_us + self._limits.total_us
+        self._rounds = 0
+        self._asked: set[int] = set()
+        self._queue: list[tuple[int, list[_Path]]] = []  # of this round, not asked yet
+        self._waiting: dict[int, tuple[int, list[_Path]]] = {}  # broker -> (give up at, what was asked)
+        self._stopped = ""  # why not everything was asked
+        self.done = False
+
+    def start(self, now_us: int) -> list[Ask]:
+        if self._rounds:
+            raise BugError("a trace begins once")
+        return self._advance(now_us)
+
+    def answered(self, broker: int, answer: TraceAnswer, now_us: int) -> list[Ask]:
+        """An answer to a question that was not asked, or was given up, says nothing."""
+        waiting = self._waiting.get(broker)
+        if waiting is None:
+            return []
+        paths = waiting[1]
+        if len(answer.findings) != len(paths):
+            raise PeerError(f"a trace answer with {len(answer.findings)} findings for {len(paths)} messages")
+        del self._waiting[broker]
+        for path, finding in zip(paths, answer.findings, strict=True):
+            path.take(broker, _checked(finding))
+        return self._advance(now_us)
+
+    def failed(self, broker: int, why: str, now_us: int) -> list[Ask]:
+        """The question could not be sent, or the broker went away."""
+        waiting = self._waiting.pop(broker, None)
+        for path in waiting[1] if waiting else ():
+            path.failed[broker] = why
+        return self._advance(now_us) if waiting else []
+
+    def tick(self, now_us: int) -> list[Ask]:
+        late = [broker for broker, (until_us, _) in self._waiting.items() if until_us <= now_us]
+        for broker in late:
+            for path in self._waiting.pop(broker)[1]:
+                path.failed[broker] = NO_ANSWER
+        return self._advance(now_us) if late or now_us >= self._end_us else []
+
+    def next_deadline(self) -> int | None:
+        if self.done:
+            return None
+        return min([self._end_us, *(until_us for until_us, _ in self._waiting.values())])
+
+    def _advance(self, now_us: int) -> list[Ask]:
+        """Ask what can be asked now; at the end of a round begin the next."""
+        if self.done:
+            return []
+        if now_us >= self._end_us:
+            self._stop("the time for the trace is over")
+            return []
+        asks: list[Ask] = []
+        while True:
+            while self._queue and len(self._waiting) < self._limits.fan_out:
+                broker, paths = self._queue.pop(0)
+                until_us = min(now_us + self._limits.answer_us, self._end_us)
+                self._waiting[broker] = (until_us, paths)
+                self._asked.add(broker)
+                question = TraceQuestion(items=tuple(path.item() for path in paths))
+                asks.append(Ask(broker=broker, question=question))
+            if self._queue or self._waiting:
+                return asks
+            if not self._next_round():
+                self.done = True
+                return asks
+
+    def _next_round(self) -> bool:
+        """Fill the queue with one question per broker; False when there is nothing left to ask."""
+        wanted: dict[int, list[_Path]] = {}
+        for path in self._paths:
+            if not path.explore and path.origin_missing and not path.everywhere:
+                path.everywhere = True
+                path.explore = set(self._reachable - path.explored)
+            for broker in sorted(path.explore):
+                path.explored.add(broker)
+                if broker in self._reachable:
+                    wanted.setdefault(broker, []).append(path)
+                else:
+                    path.failed[broker] = NOT_REACHABLE
+            path.explore = set()
+        if not wanted:
+            # A message whose origin cannot be reached has everywhere else left to ask.
+            return (
+                any(path.origin_missing and not path.everywhere for path in self._paths)
+                and self._next_round()
+            )
+        self._rounds += 1
+        if self._rounds > self._limits.rounds:
+            self._stop(f"more than {self._limits.rounds} rounds of questions")
+            return False
+        self._queue = sorted(wanted.items())
+        room = self._limits.brokers - len(self._asked)
+        new = [broker for broker, _ in self._queue if broker not in self._asked]
+        if len(new) > room:
+            self._stopped = f"more than {self._limits.brokers} brokers to ask"
+            left = set(new[room:])
+            self._queue = [(broker, paths) for broker, paths in self._queue if broker not in left]
+        return bool(self._queue)
+
+    def _stop(self, why: str) -> None:
+        self._stopped = why
+        for broker, (_, paths) in self._waiting.items():
+            for path in paths:
+                path.failed[broker] = NO_ANSWER
+        self._waiting.clear()
+        self._queue.clear()
+        self.done = True
+
+    def results(self, names: Mapping[int, str]) -> list[TraceResult]:
+        """One per message, in the order asked. `names` of brokers; those without one go by their number."""
+        if not self.done:
+            raise BugError("a trace that is under way has no results")
+        return [
+            judge(
+                path.identity,
+                path.findings,
+                failed=[Missing(broker=broker, why=why) for broker, why in sorted(path.failed.items())],
+                stopped=self._stopped,
+                names=names,
+            )
+            for path in self._paths
+        ]
+
+
+def _checked(finding: Finding) -> Finding:
+    """A peer's numbers are not to be trusted with arithmetic."""
+    rates = [finding.published or 0.0]
+    rates += [sighting.fpp for sighting in finding.routed]
+    rates += [receiver.fpp for receiver in finding.delivered]
+    rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
+    if not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise PeerError("a trace answer with a probability that is none")
+    return finding
+
+
+def parse_ids(texts: Iterable[str]) -> list[bytes]:
+    """Ids as people type them; UsageError names the one that is malformed."""
+    return [bytes(MessageId.parse(text)) for text in texts]
