@@ -74,25 +74,26 @@ def visible(tick: int, coverage: Coverage) -> bool:
 
 
 class Twin:
-    """Per tick: the coverage it is known with and whether it is an event; L apart."""
+    """Per tick: its coverage, whether it is an event, whether its pubend forgot it since; L apart."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Coverage, bool] | None] = {}  # None is L
+        self.known: dict[int, tuple[Coverage, bool, bool] | None] = {}  # None is L
 
     def accumulate(self, segment: Segment) -> set[int]:
         rows = set() if segment.batch is None else set(segment.batch.headers["tick"].tolist())
         news = set()
         for tick in range(segment.start + 1, segment.end + 1):
-            held = self.known.get(tick, ())
-            if held == ():
-                keep = False
-            elif segment.lost:
-                keep = True
-            else:
-                keep = held is not None and held[0].at_least(segment.coverage)
-            if not keep:
-                self.known[tick] = None if segment.lost else (segment.coverage, tick in rows)
-                news.add(tick)
+            new = None if segment.lost else (segment.coverage, tick in rows, False)
+            if tick in self.known:
+                held = self.known[tick]
+                if segment.lost:
+                    if held is None or held[2] or held[0].everything:
+                        continue
+                    new = (held[0], held[1], True)
+                elif held is not None and held[0].at_least(segment.coverage):
+                    continue
+            self.known[tick] = new
+            news.add(tick)
         return news
 
 
@@ -108,14 +109,17 @@ def test_a_stream_knows_what_it_was_told(told: list[Segment], window: Span, need
     assert ticks([(part.start, part.end) for part in found]) | ticks(missing) == ticks([window])
     assert not ticks([(part.start, part.end) for part in found]) & ticks(missing)
     for tick in ticks(missing):
-        held = twin.known.get(tick, ())
-        assert held == () or (held is not None and not held[0].meets(need))
+        if tick in twin.known:
+            held = twin.known[tick]
+            assert held is not None
+            assert not held[2]
+            assert not held[0].meets(need)
     for part in found:
         rows = [] if part.batch is None else part.batch.headers["tick"].tolist()
-        expected = [
-            tick for tick in range(part.start + 1, part.end + 1) if (twin.known[tick] or (0, False))[1]
-        ]
-        assert rows == expected
+        for tick in range(part.start + 1, part.end + 1):
+            held = twin.known[tick]
+            assert part.lost == (held is None or not held[0].meets(need))
+            assert (tick in rows) == (held is not None and not part.lost and held[1])
         if part.batch is not None:
             assert [event.payload for event in part.batch.events()] == [str(tick).encode() for tick in rows]
     if found:

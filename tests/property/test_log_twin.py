@@ -79,9 +79,10 @@ class MemoryFiles:
         self.content[name] = bytearray(b"".join(parts))
         self.synced[name] = len(self.content[name])
 
-    def remove(self, name: str) -> None:
-        self._burn()
-        del self.content[name], self.synced[name]
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._burn()
+            del self.content[name], self.synced[name]
 
     def after_crash(self, chance: Random) -> MemoryFiles:
         survivor = MemoryFiles()
@@ -332,6 +333,41 @@ def run(machine: Machine, steps: list[tuple[object, ...]]) -> None:
 def test_log_is_its_twin_through_crashes(steps: list[tuple[object, ...]]) -> None:
     """D12: what was acknowledged is there after any crash; nothing else but what was under way."""
     run(Machine(), steps)
+
+
+def long_life(chance: Random) -> Iterator[tuple[object, ...]]:
+    """Steps weighted so that files fill, die, are rewritten and merged, with a crash now and then."""
+    for _ in range(chance.randint(50, 200)):
+        kind = chance.choices(
+            ["append", "commit", "chop", "tidy", "check", "crash", "fuse"], [8, 4, 4, 3, 1, 0.5, 1]
+        )[0]
+        match kind:
+            case "append":
+                size = chance.choice([0, 1, 40, 300, 1500, 3000])
+                yield (
+                    kind,
+                    chance.choices(STREAMS, [8, 8, 1])[0],
+                    chance.randint(1, 9),
+                    size,
+                    chance.choice([0, 2]),
+                )
+            case "chop":
+                yield kind, chance.choice(STREAMS[: chance.choices([2, 3], [9, 1])[0]]), chance.randint(0, 10)
+            case "check":
+                yield kind, chance.choice([1, 500, 1 << 20])
+            case "crash":
+                yield kind, chance.getrandbits(32)
+            case "fuse":
+                yield kind, chance.randint(0, 9), chance.getrandbits(32)
+            case _:
+                yield (kind,)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_lives_with_rewrites_and_merges(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "MERGE_FILES", 2)
+    monkeypatch.setattr(log, "DEAD_SHARE", 0.5)
+    run(Machine(), list(long_life(Random(seed))))
 
 
 @settings(max_examples=150, deadline=None)

@@ -91,7 +91,8 @@ def _as_toml(found: Plan) -> str:
     shape = found.shape
     lines = [
         f"# Meets accuracy {found.wish.accuracy} at {found.wish.rate:g} messages a second in one history:",
-        f"# at most {found.w + 1} filters match a time (w = {found.w}, Tn = {found.lifetime_us / SECOND_US:.3g} s),"
+        f"# at most {found.w + 1} filters match a time"
+        f" (w = {found.w}, Tn = {found.lifetime_us / SECOND_US:.3g} s),"
         f" each wrong with {shape.fpp:.2g}, together {1 - found.accuracy:.2g}.",
         f"# Stored: {_bytes(found.bytes_per_day)} a day and history, {shape.m / shape.n:.3g} bits a message."
         f" Memory: {_bytes(shape.size)} a history.",

@@ -77,13 +77,20 @@ class Segment:
     coverage: Coverage
     batch: EventBatch | None = None
     lost: bool = False
+    final: bool = False  # its pubend has forgotten it: whom this does not serve, it is lost for
 
     @property
     def size(self) -> int:
         return SEGMENT_OVERHEAD_BYTES + (0 if self.batch is None else len(self.batch.data))
 
     def meets(self, need: Mapping[int, int]) -> bool:
-        return self.lost or self.coverage.meets(need)
+        return self.lost or self.final or self.coverage.meets(need)
+
+    def served(self, need: Mapping[int, int]) -> Segment:
+        """What this is to a consumer whose need it `meets`."""
+        if self.lost or self.coverage.meets(need):
+            return self
+        return Segment(self.start, self.end, NOTHING, lost=True)
 
     def cut(self, start: int, end: int) -> Segment:
         """The same knowledge about the part of it inside (start, end]."""
@@ -148,7 +155,9 @@ class KnowledgeStream:
             held = self._segments[at]
             if held.start > position:
                 news.append(segment.cut(position, held.start))
-            if not self._keeps(held, segment):
+            if segment.lost and not (held.lost or held.final or held.coverage.everything):
+                news.append(replace(held.cut(max(position, held.start), segment.end), final=True))
+            elif not self._keeps(held, segment):
                 news.append(segment.cut(max(position, held.start), held.end))
             position = max(position, held.end)
             at += 1
@@ -173,6 +182,7 @@ class KnowledgeStream:
             and last.batch is None
             and segment.batch is None
             and last.lost == segment.lost
+            and last.final == segment.final
             and last.coverage == segment.coverage
         ):
             self._segments[-1] = replace(last, end=segment.end)
@@ -213,7 +223,7 @@ class KnowledgeStream:
         held = self._segments[at]
         if held.start > tick or not held.meets(need):
             return None
-        return held.cut(tick, held.end)
+        return held.cut(tick, held.end).served(need)
 
     def find(
         self, start: int, end: int, need: Mapping[int, int], most: int = sys.maxsize
@@ -233,7 +243,7 @@ class KnowledgeStream:
                 continue
             if held.start > position:
                 missing.append((position, held.start))
-            found.append(held.cut(max(position, start), end))
+            found.append(held.cut(max(position, start), end).served(need))
             position = min(held.end, end)
             if len(found) == most:
                 return found, missing

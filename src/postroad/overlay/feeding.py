@@ -126,7 +126,7 @@ class Feeder:
             owners = self.owners(stream, neighbour).union(want.need)
             for start, end in intersect(want.spans, part.start, part.end):
                 if self._links.available(neighbour.connection) > 0:
-                    self.send_segment(neighbour, stream, part.cut(start, end), owners)
+                    self.send_segment(neighbour, stream, part.cut(start, end).served(want.need), owners)
             want.spans = subtract(want.spans, [(part.start, part.end)])
         feed.wants = [want for want in feed.wants if want.spans]
 

@@ -286,6 +286,8 @@ class Routing:
         """An earlier process of this broker held that pubend in memory: all after `tick` is lost."""
         end = max(tick + 1, self.pubend.start)
         frame = empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=tick, end=end, channel=0, lost=True)
+        if not self._links.spend(neighbour.connection, len(frame)):
+            return  # it asks again
         self._out.append(Send(neighbour.connection, frame))
 
     def knowledge(self, number: int, batch: EventBatch, now_us: int) -> list[Effect]:

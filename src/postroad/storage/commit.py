@@ -37,10 +37,10 @@ from postroad.storage.effects import (
     StorageEffect,
     StorageInput,
 )
-from postroad.storage.files import OsFiles
+from postroad.storage.files import Files, OsFiles
 from postroad.storage.identity import DATABASE
 from postroad.storage.log import SEGMENT_BYTES, Block, Chops, LogVolume, Row
-from postroad.storage.metadata import Metadata
+from postroad.storage.metadata import Facts, Metadata
 from postroad.storage.recovery import Recovery
 from postroad.storage.segment import OVERHEAD
 from postroad.units import MIB
@@ -205,6 +205,28 @@ def _final(error: OSError) -> StorageError:
     return StorageError(f"the log could not be synced ({error.strerror}); it takes no more until a restart")
 
 
+def commit_once(group: GroupCommit, files: Files, facts: Facts) -> Commit | None:
+    """All steps of one commit, waiting for the disk. None: nothing waits."""
+    commit = group.begin()
+    if commit is None:
+        return None
+    sync_error: OSError | None = None
+    if commit.block is not None:
+        try:
+            files.sync(commit.block.segment.name)
+        except OSError as error:
+            sync_error = error
+    group.logged(commit, sync_error)
+    facts_error: PostroadError | None = None
+    if commit.changes:
+        try:
+            facts.commit(commit.changes)
+        except PostroadError as error:
+            facts_error = error
+    group.finish(commit, facts_error)
+    return commit
+
+
 class Storage:
     """The log and the metadata of a data folder, at work on two threads.
 
@@ -313,28 +335,15 @@ class Storage:
                 return
 
     def _commit(self) -> bool:
-        commit = self._group.begin()
+        commit = commit_once(self._group, self._files, self._metadata)
         if commit is None:
             return False
-        sync_error: OSError | None = None
-        if commit.block is not None:
-            try:
-                self._files.sync(commit.block.segment.name)
-            except OSError as error:
-                sync_error = error
-        self._group.logged(commit, sync_error)
-        facts_error: PostroadError | None = None
-        if commit.changes:
-            try:
-                self._metadata.commit(commit.changes)
-            except PostroadError as error:
-                facts_error = error
-        self._group.finish(commit, facts_error)
         if commit.chops:
             self._reading.release()
         if commit.items or commit.stale:
             self._wake()
-        return facts_error is None or bool(commit.items)
+        # Chops that could not be saved wait for the next commit, they do not make one after another.
+        return bool(commit.items or commit.stale)
 
     def _read_loop(self) -> None:
         while True:

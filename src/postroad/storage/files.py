@@ -41,8 +41,8 @@ class Files(Protocol):
     def install(self, name: str, parts: Sequence[bytes]) -> None:
         """A new file with this content: all of it, durably, or no file at all."""
 
-    def remove(self, name: str) -> None:
-        """Gone for the running process at once, on disk before anything synced later."""
+    def remove(self, names: Sequence[str]) -> None:
+        """Gone, durably; reads under way still end well. What is gone already is no error."""
 
 
 class _Handle:
@@ -128,9 +128,10 @@ class OsFiles:
             raise
         self._sync_folder()
 
-    def remove(self, name: str) -> None:
-        self._drop(name)
-        (self.folder / name).unlink(missing_ok=True)
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._drop(name)
+            (self.folder / name).unlink(missing_ok=True)
         self._sync_folder()
 
     def close(self) -> None:

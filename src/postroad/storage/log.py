@@ -325,16 +325,15 @@ class LogVolume:
         with self._lock:
             dead, self._dead = self._dead, []
             self._segments = [one for one in self._segments if one not in dead]
-        for segment in dead:
-            self._remove(segment)
+        self._remove(dead)
         run = self._thin_run()
         rewritten = bool(run) and self._rewrite(run)
         return bool(dead) or rewritten or self._forget_ended()
 
-    def _remove(self, segment: Segment) -> None:
-        # What cannot be removed now is found dead by the next start.
-        with suppress(OSError):
-            self.files.remove(segment.name)
+    def _remove(self, segments: Sequence[Segment]) -> None:
+        if segments:
+            with suppress(OSError):  # what cannot be removed now is found dead by the next start
+                self.files.remove([segment.name for segment in segments])
 
     def _forget_ended(self) -> bool:
         """A stream that is over keeps its chop row as long as any file still holds a record of it."""
@@ -380,8 +379,7 @@ class LogVolume:
             self._dead = [one for one in self._dead if one not in run]
             if not new.live:
                 self._dead.append(new)
-        for segment in run:
-            self._remove(segment)
+        self._remove(run)
         return True
 
     def _live_records(self, run: list[Segment]) -> Iterator[tuple[int, int, int, bytes]]:

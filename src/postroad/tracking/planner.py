@@ -48,7 +48,8 @@ class Wish:
     def __post_init__(self) -> None:
         if not 0 < self.accuracy < 1:
             raise UsageError(
-                f"accuracy is between 0 and 1, such as 0.999, not {self.accuracy}; only the exact strategy has 1"
+                f"accuracy is between 0 and 1, such as 0.999, not {self.accuracy}; only the exact strategy"
+                " has 1"
             )
         if not (self.rate > 0 and math.isfinite(self.rate)):
             raise UsageError("rate must be more than 0 messages a second")

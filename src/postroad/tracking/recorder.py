@@ -23,7 +23,7 @@ from postroad.tracking.messages import (
     TraceItem,
     TraceQuestion,
 )
-from postroad.tracking.moments import Times
+from postroad.tracking.moments import Times, joined, runs
 from postroad.tracking.record import FilterMeta, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.shelf import Shelf
@@ -31,6 +31,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_READS: Final = 1024  # stored records read for one question
+MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
 MAX_LOG_BYTES: Final = 4 << 20  # changes appended to the attachment log before it is written anew
 
 
@@ -91,12 +92,16 @@ class Recorder:
         self._news += self._map.detached(NEIGHBOUR, str(neighbour), now_us)
 
     def _note_late(self, subscribers: Sequence[str], times: Times, now_us: int) -> None:
-        """Deliveries of messages so old that the map, read at their time, would not name these."""
-        bound_ms = (now_us - self._config.skew_us - self._config.jitter_us) // MILLISECOND_US
-        if times.lo_ms < bound_ms:
-            hi_ms = min(times.hi_ms, bound_ms)
-            for subscriber in subscribers:
-                self._news += self._map.late(SUBSCRIBER, subscriber, times.lo_ms, hi_ms)
+        """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
+        first_ms = (now_us - self._slack_us) // MILLISECOND_US + 1
+        after_ms = (now_us + self._config.skew_us) // MILLISECOND_US
+        if times.lo_ms >= first_ms and times.hi_ms < after_ms:
+            return
+        all_ms = times.all_ms()
+        spans = joined(runs(all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]), MAX_LATE_SPANS)
+        for subscriber in subscribers:
+            for lo_ms, hi_ms in spans:
+                self._news += self._map.late(SUBSCRIBER, subscriber, lo_ms, hi_ms)
 
     # ---- storing
 

@@ -31,7 +31,7 @@ class TrackingConfig:
     skew_us: int = 250 * MILLISECOND_US  # Ts
     jitter_us: int = 500 * MILLISECOND_US  # Tj: the longest way of a message, and the skew between brokers
     adaptive: bool = True  # filters sized by the rate; else all of `bits` and `capacity`
-    least_capacity: int = 1024  # of an adaptive filter
+    least_capacity: int = 1024  # of an adaptive filter, or `capacity` if that is less
     retain: bool = True  # a part-full filter stays in memory when stored and is overwritten (T8)
     retain_us: int = 3600 * SECOND_US  # but no longer than this
     routing: str = "all"  # which neighbours a trace asks: all, or those recorded in H(b,d), or in the key
@@ -56,10 +56,8 @@ class TrackingConfig:
                 raise UsageError(f"tracking: {name.removesuffix('_us')} must be more than 0")
         if self.jitter_us < 0 or self.cache_bytes < 0:
             raise UsageError("tracking: jitter and cache_bytes cannot be negative")
-        if not 1 <= self.least_capacity <= self.capacity:
-            raise UsageError("tracking: least_capacity must be from 1 to capacity")
-        if self.max_histories < 1:
-            raise UsageError("tracking: max_histories must be at least 1")
+        if self.least_capacity < 1 or self.max_histories < 1:
+            raise UsageError("tracking: least_capacity and max_histories must be at least 1")
         self.shape.check()
 
     @property

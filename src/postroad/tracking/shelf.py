@@ -16,6 +16,7 @@ from postroad.tracking.keys import HistoryKey
 from postroad.tracking.record import FilterMeta, decode_record
 
 MAX_STORED: Final = 1_000_000
+LOG_ENTRY_BYTES: Final = 20
 INDEX_BYTES: Final = 400  # about what one entry takes in memory and around its bits on disk
 
 
@@ -32,7 +33,7 @@ class Shelf:
         self.bytes = 0  # of all records
         self.dropped_ms = -1  # retention dropped filters with times up to this
         for meta in sorted(stored, key=lambda meta: meta.sequence):
-            self._index(meta, INDEX_BYTES + (meta.m + 7) // 8)
+            self._index(meta, INDEX_BYTES + ((meta.m + 7) // 8 or meta.count * LOG_ENTRY_BYTES))
 
     def __len__(self) -> int:
         return len(self._metas)

@@ -227,7 +227,7 @@ class TrackingStore:
     def _clean(self) -> None:
         """Remove files without a live record; rewrite those of part-full filters that are mostly dead."""
         sparse = [
-            held for name, held in sorted(self._files.items()) if name.startswith("part") and 0 < held.live
+            held for name, held in sorted(self._files.items()) if name.startswith("part") and held.live > 0
         ]
         sparse = [held for held in sparse if held.live * 2 < held.size]
         moved = sorted(sequence for held in sparse for sequence in held.sequences)

@@ -1,0 +1,478 @@
+"""Durable publishing ends: an ordered stream of events in the log (spec D1; durable paper, section 2).
+
+A tick is max(last + 1, now), as for a plain pubend. Events are staged: they have their ticks and are on
+their way to disk. Nothing is told about a tick, not even that it is silence, before its record is synced,
+so a failed append leaves nothing to take back: its ticks were never used, its publishers get an error.
+
+A pubend that told others "silence up to t" must never assign a tick at or below t, even after a crash. So
+it asserts silence only below a reservation that was saved before; a restart resumes above it.
+
+Retries of a publisher are recognised by its last message id, which is saved now and then together with the
+tick up to which that is so; a restart reads the rest from the log. The log is not chopped beyond it.
+
+Released ticks become L: (start, floor]. Records that the log can no longer read are L as well.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment
+from postroad.durable.spans import Span, intersect, subtract, union
+from postroad.errors import BugError, PeerError, StorageError
+from postroad.events.batch import EventBatch
+from postroad.ids import pubend_text
+from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.units import MIB, SECOND_US
+from postroad.wire.frames import Kind, Limits
+
+TABLE: Final = "durable.pubends"
+PUBLISHERS: Final = "durable.publishers"
+RESERVE_US: Final = 4 * SECOND_US  # silence is asserted at most this far beyond the last save
+MAX_STAGED_BYTES: Final = 64 * MIB  # on their way to disk; then publishers are refused
+MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
+MAX_READS: Final = 64  # spans being read from the log at a time
+READ_BYTES: Final = 4 * MIB
+CHECKPOINT_BYTES: Final = 16 * MIB  # of records between two checkpoints; as much is scanned after a crash
+MARK_BYTES: Final = 4 * MIB  # sizes are remembered this finely, at first
+MAX_MARKS: Final = 1_024
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """What is saved of a pubend."""
+
+    start: int
+    reserved: int
+
+
+class _Checkpoint(msgspec.Struct, frozen=True):
+    tick: int  # publishers' last ids and sizes are saved as they were up to here
+    size: int  # bytes ever logged
+    marks: list[tuple[int, int]]  # (tick, bytes ever logged up to it)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    segment: Segment  # starts at the tick before it in the log
+    prefixes: dict[bytes, bytes]  # publisher -> its last id in this record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """`tags[i]` is what batch i waits for; None: all of it was durable before."""
+
+    effects: list[StorageEffect]
+    tags: list[int | None]
+
+
+class DurablePubend:
+    """One durable pubend at its publisher hosting broker."""
+
+    def __init__(
+        self, pubend: int, *, limits: Limits, cache_bytes: int, new_tag: Callable[[], int], now_us: int
+    ) -> None:
+        self.id = pubend
+        self.start = now_us  # nothing was ever published at or before this tick
+        self.last = now_us  # the highest tick told: an event on disk, or asserted silence
+        self.floor = now_us  # ticks in (start, floor] are L
+        self._limits = limits
+        self._cache_bytes = cache_bytes
+        self._new_tag = new_tag
+        self._assigned = now_us  # the highest tick given to an event or asserted silent
+        self._logged = now_us  # the end of the last record asked for that has not failed
+        self._synced = now_us  # the end of the last record on disk
+        self._cache = KnowledgeStream()  # the newest knowledge, contiguous up to `last`
+        self._hole: Span = (0, 0)  # behind the last readable record lay a damaged one: L
+        self._staged: OrderedDict[int, _Staged] = OrderedDict()  # by tag, in order of ticks
+        self._staged_bytes = 0
+        self._reserved = now_us  # saved: silence may be asserted up to here
+        self._reserving: dict[int, int] = {}  # tag -> reservation on its way
+        self._publishers: OrderedDict[bytes, bytes] = OrderedDict()  # prefix -> last id on disk, oldest first
+        self._coming: dict[bytes, bytes] = {}  # the same, of what is staged
+        self._dirty: dict[bytes, None] = {}  # prefixes that changed since the last checkpoint
+        self._saving: dict[int, tuple[int, tuple[bytes, ...]]] = {}  # tag -> checkpoint on its way
+        self._checkpoint = now_us  # saved: what a restart need not read again
+        self._size = self._saved_size = 0  # bytes ever logged, and at the last checkpoint asked for
+        self._marks: deque[tuple[int, int]] = deque()  # (tick, bytes ever logged up to it)
+        self._mark_bytes = MARK_BYTES
+        self._reads: dict[int, Span] = {}  # by tag: what is being read
+        self._recovering: int | None = None
+        self._fresh = True  # `start` is not saved yet
+        self._counters = {"duplicate_events_total": 0, "failed_appends_total": 0, "log_reads_total": 0}
+
+    # ---- publishing
+
+    def stage(self, batches: Sequence[EventBatch], now_us: int) -> Staged:
+        """Give these events, which fit one frame together, their ticks and send them to the log."""
+        effects: list[StorageEffect] = self.reserve(now_us) if self._fresh else []
+        newest = next(reversed(self._staged)) if self._staged else None
+        fresh: list[EventBatch] = []
+        waits: list[int | bool | None] = []
+        prefixes: dict[bytes, bytes] = {}
+        size = self._staged_bytes + sum(len(batch.data) for batch in batches)
+        if size > MAX_STAGED_BYTES:
+            raise StorageError(f"{self._staged_bytes} bytes wait for the disk")
+        for batch in batches:
+            prefix, last = batch.id(batch.count - 1)[:8], batch.id(batch.count - 1)[8:]
+            kept = self._without_repeats(batch, prefix, prefixes)
+            if kept is not None:
+                fresh.append(kept)
+                prefixes[prefix] = last
+                waits.append(True)
+            else:
+                waits.append(True if prefix in prefixes else newest if prefix in self._coming else None)
+        tag = None
+        if fresh:
+            tag = self._new_tag()
+            effects.append(self._log(fresh, prefixes, tag, now_us))
+        return Staged(effects=effects, tags=[tag if wait is True else wait or None for wait in waits])
+
+    def _without_repeats(
+        self, batch: EventBatch, prefix: bytes, turn: Mapping[bytes, bytes]
+    ) -> EventBatch | None:
+        """A publisher's ids only increase: what is not above the last one came before."""
+        held = turn.get(prefix) or self._coming.get(prefix) or self._publishers.get(prefix, b"")
+        if batch.id(0)[8:] > held:
+            return batch
+        repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
+        self._counters["duplicate_events_total"] += repeats
+        return None if repeats == batch.count else batch.slice(repeats, batch.count)
+
+    def _log(self, batches: list[EventBatch], prefixes: dict[bytes, bytes], tag: int, now_us: int) -> Append:
+        merged = batches[0] if len(batches) == 1 else EventBatch.concatenate(batches)
+        first = max(self._assigned + 1, now_us)
+        batch = merged.with_ticks(first, kind=Kind.KNOWLEDGE, pubend=self.id, start=self._assigned, channel=0)
+        end = first + batch.count - 1
+        append = Append(stream=self.id, first=self._logged, last=end, data=batch.data, tag=tag)
+        self._staged[tag] = _Staged(Segment(self._logged, end, EVERYTHING, batch), prefixes)
+        self._staged_bytes += len(batch.data)
+        self._coming.update(prefixes)
+        self._assigned = self._logged = end
+        return append
+
+    def appended(self, tag: int) -> Segment | None:
+        """The record is on disk: its segment, to be spread; then its publishers may be told.
+
+        None if the tag is not one of ours.
+        """
+        if tag not in self._staged:
+            return None
+        oldest, staged = self._staged.popitem(last=False)
+        if oldest != tag:
+            raise BugError(f"pubend {pubend_text(self.id)}: records became durable out of order")
+        batch = staged.segment.batch
+        if batch is None:
+            raise BugError("a staged segment without events")
+        self._staged_bytes -= len(batch.data)
+        self._synced = staged.segment.end
+        self._remember(staged.prefixes)
+        for prefix, last in staged.prefixes.items():
+            if self._coming.get(prefix) == last:
+                del self._coming[prefix]
+        self._grow(staged.segment.end, len(batch.data))
+        return self._tell(Segment(self.last, staged.segment.end, EVERYTHING, batch))
+
+    def append_failed(self, tag: int) -> list[int]:
+        """Neither the record nor any staged after it is in the log. The tags whose publishers get an error."""
+        if tag not in self._staged:
+            return []
+        self._counters["failed_appends_total"] += 1
+        failed = list(self._staged)
+        self._staged.clear()
+        self._coming.clear()
+        self._staged_bytes = 0
+        self._logged = self._synced
+        return failed
+
+    def _remember(self, prefixes: Mapping[bytes, bytes]) -> None:
+        for prefix, last in prefixes.items():
+            if last > self._publishers.get(prefix, b""):
+                self._publishers[prefix] = last
+                self._publishers.move_to_end(prefix)
+                self._dirty[prefix] = None
+        while len(self._publishers) > MAX_PUBLISHERS:
+            gone, _ = self._publishers.popitem(last=False)
+            self._dirty[gone] = None  # its row goes with the next checkpoint
+
+    def _tell(self, segment: Segment) -> Segment:
+        self._cache.accumulate(segment)
+        self.last = segment.end
+        while self._cache.size > self._cache_bytes and len(self._cache) > 1:
+            self._cache.forget_first()
+        return segment
+
+    # ---- silence
+
+    def assert_silence(self, now_us: int) -> tuple[Segment | None, list[StorageEffect]]:
+        """Silence since the last tick told, as far as the reservation reaches; None: nothing can be said."""
+        effects = self.reserve(now_us)
+        end = min(max(self.last + 1, now_us), self._reserved)
+        if self._staged or end <= self._assigned:
+            return None, effects
+        self._assigned = end
+        return self._tell(Segment(self.last, end, EVERYTHING)), effects
+
+    def reserve(self, now_us: int) -> list[StorageEffect]:
+        """Save a later bound for silence when half of the last one is used up."""
+        now = max(now_us, self.last)
+        bound = max([self._reserved, *self._reserving.values()])
+        if bound - now >= RESERVE_US // 2 and not self._fresh:
+            return []
+        self._fresh = False
+        tag = self._new_tag()
+        self._reserving[tag] = now + RESERVE_US
+        row = msgspec.msgpack.encode(_Facts(self.start, now + RESERVE_US))
+        return [Save(table=TABLE, rows=((self._key, row),), tag=tag)]
+
+    # ---- answering
+
+    def answer(self, start: int, end: int, most: int) -> tuple[list[Segment], list[Span]]:
+        """What memory knows of (start, end], in at most `most` segments, and what must be read from the log.
+
+        Silence before the start, L up to the floor. Nothing is said about ticks above `last`.
+        """
+        end = min(end, self.last)
+        segments: list[Segment] = []
+        if start < min(end, self.start):
+            segments.append(Segment(start, min(end, self.start), EVERYTHING))
+        lost_from, lost_to = max(start, self.start), min(end, self.floor)
+        if lost_from < lost_to:
+            segments.append(Segment(lost_from, lost_to, NOTHING, lost=True))
+        start = max(start, self.floor, self.start)
+        if start >= end:
+            return segments, []
+        found, missing = self._cache.find(start, end, {}, most)
+        for gap_start, gap_end in intersect([self._hole], start, end):
+            segments.append(Segment(gap_start, gap_end, NOTHING, lost=True))
+        missing = subtract(missing, [self._hole])
+        # Above the last record there is nothing to read: it was asserted silent, or skipped by a restart.
+        above = [span for one in missing for span in intersect([one], self._synced, end)]
+        segments += [Segment(*span, EVERYTHING) for span in above]
+        segments = sorted(segments + found, key=lambda one: one.start)
+        return segments, subtract(missing, [(self._synced, end)] if self._synced < end else [])
+
+    def read(self, spans: Sequence[Span]) -> list[StorageEffect]:
+        """Read these spans from the log, but for what is being read already."""
+        wanted = subtract(union(spans), union(self._reads.values()))
+        return [self._read(*span) for span in wanted[: max(0, MAX_READS - len(self._reads))]]
+
+    def _read(self, start: int, end: int) -> Read:
+        tag = self._new_tag()
+        self._reads[tag] = (start, end)
+        self._counters["log_reads_total"] += 1
+        return Read(stream=self.id, start=start, end=end, limit_bytes=READ_BYTES, tag=tag)
+
+    def read_done(self, done: ReadDone) -> tuple[list[Segment], list[StorageEffect]]:
+        """Records as segments, what the log no longer has as L; and the next read if there is more."""
+        span = self._reads.pop(done.tag, None)
+        if span is None:
+            return [], []
+        start, end = span
+        segments = [Segment(*gap, NOTHING, lost=True) for gap in intersect(done.missing, start, end)]
+        for first, last, data in done.records:
+            segments.append(self._segment(first, last, data).cut(start, end))
+        segments = [one for one in segments if one.start < one.end]
+        segments.sort(key=lambda one: one.start)
+        reached = segments[-1].end if segments else end
+        if done.more and reached < end:
+            return segments, [self._read(reached, end)]
+        return segments, []
+
+    def _segment(self, first: int, last: int, data: bytes) -> Segment:
+        try:
+            batch = EventBatch.parse(data, self._limits)
+        except PeerError:  # written under wider limits, or by a bug: the checksum of the log was right
+            return Segment(first, last, NOTHING, lost=True)
+        return Segment(first, last, EVERYTHING, batch)
+
+    # ---- release
+
+    def release(self, tick: int) -> list[StorageEffect]:
+        """Everything up to `tick` may become L. The floor moves as far as the last checkpoint allows."""
+        effects: list[StorageEffect] = []
+        tick = min(tick, self._synced)
+        if tick > self._checkpoint and not self._saving:
+            effects += self._save_checkpoint()
+        tick = min(tick, self._checkpoint)
+        if tick > self.floor:
+            self.floor = tick
+            while len(self._marks) > 1 and self._marks[1][0] <= tick:
+                self._marks.popleft()
+            effects.append(Chop(stream=self.id, tick=tick))
+        return effects
+
+    def floor_for_size(self, limit: int) -> int:
+        """The lowest tick above which at most `limit` bytes are kept, as finely as sizes are remembered."""
+        excess = self._size - limit
+        found = 0
+        for tick, size in self._marks:
+            if size > excess:
+                break
+            found = tick
+        return found
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of records not released, at most one mark too many."""
+        below = [size for tick, size in self._marks if tick <= self.floor]
+        return self._size - (below[-1] if below else 0)
+
+    def _grow(self, tick: int, size: int) -> None:
+        self._size += size
+        if not self._marks or self._size - self._marks[-1][1] >= self._mark_bytes:
+            self._marks.append((tick, self._size))
+        if len(self._marks) > MAX_MARKS:
+            self._marks = deque(list(self._marks)[1::2])
+            self._mark_bytes *= 2
+
+    # ---- checkpoints
+
+    def checkpoint(self) -> list[StorageEffect]:
+        """Save publishers' ids and sizes, if enough was logged since the last time."""
+        if self._size - self._saved_size < CHECKPOINT_BYTES or self._saving:
+            return []
+        return self._save_checkpoint()
+
+    def _save_checkpoint(self) -> list[StorageEffect]:
+        tag = self._new_tag()
+        facts = _Checkpoint(self._synced, self._size, list(self._marks))
+        ids = tuple((self._key + prefix, self._publishers.get(prefix)) for prefix in self._dirty)
+        self._saving[tag] = (self._synced, tuple(self._dirty))
+        self._dirty.clear()
+        self._saved_size = self._size
+        rows = ((self._key, msgspec.msgpack.encode(facts)), *ids)
+        return [Save(table=PUBLISHERS, rows=rows, tag=tag)]
+
+    def saved(self, tag: int) -> bool:
+        """A reservation or a checkpoint is on disk; False if the tag is not one of ours."""
+        reserved = self._reserving.pop(tag, None)
+        if reserved is not None:
+            self._reserved = max(self._reserved, reserved)
+            return True
+        saving = self._saving.pop(tag, None)
+        if saving is None:
+            return False
+        self._checkpoint = max(self._checkpoint, saving[0])
+        return True
+
+    def save_failed(self, tag: int) -> bool:
+        if self._reserving.pop(tag, None) is not None:
+            self._fresh = self._fresh or self._reserved == self.start
+            return True
+        saving = self._saving.pop(tag, None)
+        if saving is None:
+            return False
+        self._dirty.update(dict.fromkeys(saving[1]))
+        return True
+
+    @property
+    def _key(self) -> bytes:
+        return self.id.to_bytes(8, "big")
+
+    # ---- restart
+
+    def recover(
+        self,
+        facts: Mapping[bytes, bytes],
+        publishers: Mapping[bytes, bytes],
+        *,
+        last: int,
+        chopped: int,
+        suspect: bool,
+        now_us: int,
+    ) -> list[StorageEffect]:
+        """After a restart: both tables, and where the log stream begins and ends.
+
+        Returns reads of what the checkpoint does not know; until `recovered` nothing may be staged.
+        """
+        held = facts.get(self._key)
+        if held is None and last <= 0:
+            return []  # it never asserted anything, and nothing of it was acknowledged
+        self._fresh = held is None  # the save failed where the append behind it did not
+        known = _Facts(0, 0) if held is None else msgspec.msgpack.decode(held, type=_Facts)
+        self.start = known.start
+        self._synced = self._logged = max(last, chopped, known.start)
+        self.floor = max(chopped, known.start)
+        self._reserved = max(known.reserved, self._synced)
+        self.last = self._assigned = self._reserved
+        if suspect:
+            # Acknowledged ticks may lie in what cannot be read: they are L, and are not assigned again.
+            self.last = self._assigned = max(self.last, now_us)
+            self._hole = (self._synced, self.last)
+            self._logged = self.last
+        self._checkpoint = self.start
+        saved = publishers.get(self._key)
+        if saved is not None:
+            found = msgspec.msgpack.decode(saved, type=_Checkpoint)
+            self._checkpoint, self._size, self._saved_size = found.tick, found.size, found.size
+            self._marks = deque(found.marks)
+        ids = sorted((v, k) for k, v in publishers.items() if k[:8] == self._key and len(k) == 16)
+        self._publishers = OrderedDict((key[8:], value) for value, key in ids)
+        return self._read_tail(max(self._checkpoint, self.floor))
+
+    def _read_tail(self, start: int) -> list[StorageEffect]:
+        if start >= self._synced:
+            self._recovering = None
+            return []
+        read = self._read(start, self._synced)
+        self._recovering = read.tag
+        return [read]
+
+    def tail_done(self, done: ReadDone) -> list[StorageEffect]:
+        """The next piece of the tail after the last checkpoint."""
+        if done.tag != self._recovering:
+            raise BugError("pubend: a read that recovery did not ask for")
+        del self._reads[done.tag]
+        for first, last, data in done.records:
+            batch = self._segment(first, last, data).batch
+            self._grow(last, len(data))
+            if batch is not None:
+                self._remember(_last_ids(batch))
+        return self._read_tail(done.records[-1][1] if done.more and done.records else self._synced)
+
+    @property
+    def recovered(self) -> bool:
+        return self._recovering is None
+
+    # ---- inspection
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return self._cache.size + self._staged_bytes
+
+    def status(self) -> dict[str, int | str]:
+        return {
+            "pubend": pubend_text(self.id),
+            "last": self.last,
+            "floor": self.floor,
+            "kept_bytes": self.kept_bytes,
+            "staged_bytes": self._staged_bytes,
+            "publishers": len(self._publishers),
+            **self._counters,
+        }
+
+    def check(self) -> None:
+        self._cache.check()
+        if not self.start <= self.floor <= max(self._synced, self.start) <= self._assigned:
+            raise BugError("pubend: start <= floor <= synced <= assigned does not hold")
+        if self.last > self._assigned or self._cache.end not in (0, self.last):
+            raise BugError("pubend: more was told than was assigned")
+        told = [one.segment.end for one in self._staged.values()]
+        if told != sorted(told) or any(end <= self.last for end in told):
+            raise BugError("pubend: a staged tick was told already")
+        if self._staged_bytes != sum(
+            len(one.segment.batch.data) for one in self._staged.values() if one.segment.batch is not None
+        ):
+            raise BugError("pubend: staged bytes are miscounted")
+
+
+def _last_ids(batch: EventBatch) -> dict[bytes, bytes]:
+    """The last id of every publisher in a batch."""
+    ids = batch.ids()
+    return {ids[at : at + 8]: ids[at + 8 : at + 16] for at in range(0, len(ids), 16)}

@@ -1,0 +1,508 @@
+"""The persistent filtering subsystem, PFS: which ticks matched which subscriber (spec D6; paper, 4.2).
+
+One log stream per pubend. The paper writes a record per event; here one record stands for one batch: its
+Q ticks, and for each group of subscribers that matched the same rows those rows, the subscribers and where
+each one's previous record is. Records adjoin: a record covers from the end of the one before it, so a span
+in which nothing matched costs nothing and is still known. What no record covers (an append failed, a record
+is damaged, L came from upstream, chopped) is a hole, and in a hole every tick is Q: imprecise, never wrong.
+
+A catchup stream reads a buffer of Q ticks at a time. The read starts at lastIndex(s) and follows the back
+pointers; a subscriber that matched nothing since its token costs no read at all. When pointers lead from
+record to record without leaving any out, or there are many, the rest is read forwards in large pieces.
+
+lastIndex and the number of matches per subscriber are saved now and then; what follows the last checkpoint
+is read from the log after a restart. The same batch may come again then: what is known already is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from postroad.durable.compact import Numbers, get_set, get_varint, put_set, put_varint
+from postroad.durable.spans import Span, intersect, union
+from postroad.errors import BugError, StorageError
+from postroad.ids import VOLATILE, is_volatile, pubend_text
+from postroad.selectors import Group
+from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.units import KIB, MIB
+
+TABLE: Final = "durable.filtering"
+BUFFER_TICKS: Final = 5_000  # Q ticks that fill a read buffer (paper, 5.3)
+READ_BYTES: Final = 256 * KIB  # per forward read
+DENSE_HOPS: Final = 4  # as many pointers in a row to the very next record: read forwards instead
+MAX_HOPS: Final = 64  # pointers followed one by one in one read
+CHECKPOINT_BYTES: Final = MIB  # of records between two checkpoints; as much is scanned after a crash
+MAX_CACHED_SETS: Final = 4_096
+
+_VERSION: Final = 1
+_META: Final = struct.Struct("<qq")  # checkpoint tick, doubt
+_ROW: Final = struct.Struct("<qq")  # lastIndex(s), matches of s so far
+_EMPTY: Final[Numbers] = np.empty(0, np.int64)
+
+
+def filtering_stream(pubend: int) -> int:
+    """The log stream of a pubend's records: a plain pubend's number, which is never logged itself."""
+    if is_volatile(pubend):
+        raise BugError(f"pubend {pubend_text(pubend)} is not durable")
+    return pubend | VOLATILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBuffer:
+    """Knowledge of (start, end] for one subscriber: Q at `ticks` and throughout `unknown`, else S."""
+
+    subscriber: int
+    start: int
+    end: int
+    ticks: Numbers
+    unknown: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class _BatchRead:
+    """A batch read on its way."""
+
+    subscriber: int
+    start: int
+    end: int
+    low: int  # everything above this is in `newest`; the rest is still to be read
+    backwards: bool
+    at: int  # forwards: everything up to this is in `oldest`
+    hops: int = 0
+    dense: int = 0
+    newest: list[Numbers] = field(default_factory=list)  # Q ticks found backwards, newest first
+    oldest: list[Numbers] = field(default_factory=list)  # and forwards
+    count: int = 0  # ticks in `oldest`
+    unknown: list[Span] = field(default_factory=list)
+
+
+class PersistentFiltering:
+    """The PFS of one pubend at one subscriber hosting broker."""
+
+    def __init__(self, pubend: int, *, new_tag: Callable[[], int], start: int = 0) -> None:
+        self.pubend = pubend
+        self.stream = filtering_stream(pubend)
+        self.heard = start  # everything up to here was handed in
+        self.last_timestamp = start  # the end of the newest record
+        self.doubt = 0  # the end of the newest hole: below it lastIndex proves nothing
+        self.chopped = start
+        self._new_tag = new_tag
+        self._first = start  # where the next record begins: at the last one's end, or after a hole
+        self._last_index: dict[int, int] = {}  # subscriber -> end of its newest record
+        self._totals: dict[int, int] = {}  # subscriber -> events it ever matched
+        self._dirty: dict[int, None] = {}  # subscribers that changed since the last checkpoint
+        self._saving: dict[int, tuple[int, ...]] = {}  # tag of a checkpoint on its way -> its subscribers
+        self._urgent = False  # there is a hole that no checkpoint knows
+        self._synced = start  # the end of the newest record on disk
+        self._pending: dict[int, int] = {}  # tag of an append on its way -> end of its record
+        self._reads: dict[int, _BatchRead] = {}  # by tag of the Read on its way
+        self._unsaved_bytes = 0  # of records since the last checkpoint
+        self._packed: dict[tuple[int, ...], bytes] = {}  # subscribers of a group -> their set as bytes
+        self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
+        self._recovering: int | None = None  # tag of the Read of the tail
+        self._counters = {
+            "filtering_records_total": 0,
+            "filtering_bytes_total": 0,
+            "filtering_reads_total": 0,
+        }
+
+    # ---- writing
+
+    def write(
+        self, start: int, end: int, ticks: npt.NDArray[np.int64] | None, groups: Sequence[Group]
+    ) -> Append | None:
+        """The ticks of a batch that knows (start, end], and who matched which rows of it.
+
+        None if nothing matched: then the span is silence for everybody as soon as what came before it is
+        on disk. What was handed in before is left out.
+        """
+        if end <= self.heard:
+            return None
+        if start > self.heard:
+            raise BugError(f"filtering: ({start}, {end}] after {self.heard} leaves a gap")
+        if start < self.heard and ticks is not None:
+            ticks, groups = _after(ticks, groups, self.heard)
+        self.heard = end
+        if ticks is None or not groups:
+            return None
+        data = self._pack(ticks, groups)
+        append = Append(stream=self.stream, first=self._first, last=end, data=data, tag=self._new_tag())
+        for rows, targets in groups:
+            for subscriber in targets:
+                self._last_index[subscriber] = end
+                self._totals[subscriber] = self._totals.get(subscriber, 0) + len(rows)
+                self._dirty[subscriber] = None
+        self._first = self.last_timestamp = end
+        self._pending[append.tag] = end
+        self._unsaved_bytes += len(data)
+        self._counters["filtering_records_total"] += 1
+        self._counters["filtering_bytes_total"] += len(data)
+        return append
+
+    def hole(self, end: int) -> None:
+        """Up to `end` it is not known what matched: L came from upstream, or records failed."""
+        self.heard = max(self.heard, end)
+        self._first = self.doubt = self.heard
+        self._urgent = True
+
+    def appended(self, tag: int) -> bool:
+        """The record is on disk; False if it is not one of ours."""
+        end = self._pending.pop(tag, None)
+        if end is None:
+            return False
+        self._synced = end
+        return True
+
+    def append_failed(self, tag: int) -> bool:
+        """The record and all that were on their way behind it are not in the log: a hole."""
+        if tag not in self._pending:
+            return False
+        self._pending.clear()
+        self.last_timestamp = self._synced
+        self.hole(self.heard)
+        return True
+
+    def _pack(self, ticks: npt.NDArray[np.int64], groups: Sequence[Group]) -> bytes:
+        base, adjacent = self._first, max(self.last_timestamp, self.doubt)
+        out = bytearray((_VERSION,))
+        put_set(out, ticks - base)
+        put_varint(out, len(groups))
+        for rows, targets in groups:
+            members = tuple(sorted(targets))
+            ids = self._packed.get(members)
+            if ids is None:
+                ids = _set_bytes(members)
+                if len(self._packed) >= MAX_CACHED_SETS:
+                    self._packed.clear()
+                self._packed[members] = ids
+            body = bytearray()
+            put_set(body, rows)
+            previous = [max(self._last_index.get(one, 0), self.doubt) for one in members]
+            if all(tick == adjacent for tick in previous) and adjacent == base:
+                body.append(0)
+            else:
+                body.append(1)
+                for tick in previous:
+                    put_varint(body, base - tick + 1 if tick else 0)
+            put_varint(out, len(ids))
+            out += ids
+            put_varint(out, len(body))
+            out += body
+        return bytes(out)
+
+    # ---- reading records
+
+    def _members(self, ids: bytes) -> dict[int, int]:
+        found = self._unpacked.get(ids)
+        if found is None:
+            values, _ = get_set(ids, 0)
+            found = {value: place for place, value in enumerate(values.tolist())}
+            if len(self._unpacked) >= MAX_CACHED_SETS:
+                self._unpacked.clear()
+            self._unpacked[ids] = found
+        return found
+
+    def _groups(self, first: int, data: bytes) -> Iterator[tuple[Numbers, dict[int, int], int, bytes]]:
+        """Of each group of a record: all Q ticks of the record, its members, and where in `data` its rows
+        begin."""
+        if not data or data[0] != _VERSION:
+            raise StorageError("not a filtering record of this version")
+        ticks, at = get_set(data, 1)
+        ticks = ticks + first
+        count, at = get_varint(data, at)
+        for _ in range(count):
+            size, at = get_varint(data, at)
+            ids = data[at : at + size]
+            length, at = get_varint(data, at + size)
+            if at + length > len(data):
+                raise StorageError("a filtering record ends within a group")
+            yield ticks, self._members(ids), at, data
+            at += length
+
+    def find(self, first: int, data: bytes, subscriber: int) -> tuple[Numbers, int] | None:
+        """The ticks of a record that `subscriber` matched, and the end of its previous record, 0 if none."""
+        for ticks, members, at, _ in self._groups(first, data):
+            place = members.get(subscriber)
+            if place is None:
+                continue
+            rows, at = get_set(data, at)
+            if len(rows) and int(rows[-1]) >= len(ticks):
+                raise StorageError("a filtering record names a row that it does not have")
+            explicit, at = data[at], at + 1
+            if not explicit:
+                return ticks[rows], first
+            back = 0
+            for _ in range(place + 1):
+                back, at = get_varint(data, at)
+            return ticks[rows], first + 1 - back if back else 0
+        return None
+
+    # ---- batch reads
+
+    def batch_read(self, subscriber: int, start: int, end: int) -> tuple[ReadBuffer | None, list[Read]]:
+        """Q and S of (start, end] for one subscriber: at once, or after these reads.
+
+        `end` must be on disk, and the subscriber known here since `start`. A later call replaces an earlier
+        one of the same subscriber.
+        """
+        self.cancel(subscriber)
+        top = max(self._last_index.get(subscriber, 0), self.doubt, self.chopped)
+        if top <= start:
+            return _buffer(subscriber, start, end), []
+        backwards = self.doubt < top <= end and self.chopped < top
+        low = min(top, end)
+        state = _BatchRead(subscriber, start, end, low=low, backwards=backwards, at=start)
+        return None, [self._next_read(state)]
+
+    def cancel(self, subscriber: int) -> None:
+        for tag in [tag for tag, state in self._reads.items() if state.subscriber == subscriber]:
+            del self._reads[tag]
+
+    def _next_read(self, state: _BatchRead) -> Read:
+        tag = self._new_tag()
+        self._reads[tag] = state
+        self._counters["filtering_reads_total"] += 1
+        begin, limit = (state.low - 1, 1) if state.backwards else (state.at, READ_BYTES)
+        return Read(stream=self.stream, start=begin, end=state.low, limit_bytes=limit, tag=tag)
+
+    def read_done(self, done: ReadDone) -> tuple[ReadBuffer | None, list[Read]]:
+        """An answer of the log: the buffer, or what to read next. Answers to cancelled reads are ignored."""
+        state = self._reads.pop(done.tag, None)
+        if state is None:
+            return None, []
+        finished = self._backwards(state, done) if state.backwards else self._forwards(state, done)
+        if finished is None:
+            return None, [self._next_read(state)]
+        return finished, []
+
+    def _backwards(self, state: _BatchRead, done: ReadDone) -> ReadBuffer | None:
+        state.backwards = False  # unless the pointer leads on
+        if len(done.records) != 1 or done.records[0][1] != state.low:
+            return None  # the record is gone: read the rest forwards, where holes are seen
+        first, _, data = done.records[0]
+        try:
+            found = self.find(first, data, state.subscriber)
+        except StorageError:
+            return None
+        if found is None:
+            return None
+        ticks, previous = found
+        state.newest.append(ticks[ticks > state.start])
+        state.hops += 1
+        state.dense = state.dense + 1 if previous == first else 0
+        state.low = previous
+        if previous <= state.start:
+            state.low = state.start
+            return self._finish(state, state.end)
+        held = sum(len(part) for part in state.newest)
+        state.backwards = (
+            state.dense < DENSE_HOPS
+            and state.hops < MAX_HOPS
+            and held < BUFFER_TICKS
+            and previous > max(self.doubt, self.chopped)
+        )
+        return None
+
+    def _forwards(self, state: _BatchRead, done: ReadDone) -> ReadBuffer | None:
+        state.unknown += intersect(done.missing, state.at, state.low)
+        for first, last, data in done.records:
+            try:
+                found = self.find(first, data, state.subscriber)
+            except StorageError:
+                state.unknown += intersect([(first, last)], state.at, state.low)
+                found = None
+            if found is not None:
+                ticks = found[0]
+                ticks = ticks[(ticks > state.at) & (ticks <= state.low)]
+                state.oldest.append(ticks)
+                state.count += len(ticks)
+            state.at = max(state.at, min(last, state.low))
+            if state.count >= BUFFER_TICKS and state.at < state.low:
+                state.newest.clear()
+                return self._finish(state, state.at)
+        if done.more and done.records and state.at < state.low:
+            return None
+        return self._finish(state, state.end)
+
+    @staticmethod
+    def _finish(state: _BatchRead, end: int) -> ReadBuffer:
+        return _buffer(
+            state.subscriber, state.start, end, [*state.oldest, *reversed(state.newest)], state.unknown
+        )
+
+    # ---- space, subscribers, checkpoints
+
+    def chop(self, tick: int) -> Chop | None:
+        """Everything up to `tick` was released: its records may go."""
+        tick = min(tick, self.heard)
+        if tick <= self.chopped:
+            return None
+        self.chopped = tick
+        return Chop(stream=self.stream, tick=tick)
+
+    def matched(self, subscriber: int) -> int:
+        """How many events this subscriber ever matched here."""
+        return self._totals.get(subscriber, 0)
+
+    def forget(self, subscriber: int) -> list[StorageEffect]:
+        """The subscription is deleted."""
+        self.cancel(subscriber)
+        self._last_index.pop(subscriber, None)
+        self._dirty.pop(subscriber, None)
+        if self._totals.pop(subscriber, None) is None:
+            return []
+        return [Save(table=TABLE, rows=((self._key(subscriber), None),), tag=self._new_tag())]
+
+    def checkpoint(self) -> list[StorageEffect]:
+        """Save what a restart needs, if enough was written since the last time or there is a new hole.
+
+        Must be asked before latestDelivered is saved: a hole that nobody remembers would be silence.
+        """
+        if self._unsaved_bytes < CHECKPOINT_BYTES and not self._urgent:
+            return []
+        rows = [(self._key(), _META.pack(self.last_timestamp, self.doubt))]
+        rows += [
+            (self._key(one), _ROW.pack(self._last_index.get(one, 0), self._totals[one]))
+            for one in self._dirty
+        ]
+        save = Save(table=TABLE, rows=tuple(rows), tag=self._new_tag())
+        self._saving[save.tag] = tuple(self._dirty)
+        self._dirty.clear()
+        self._unsaved_bytes = 0
+        self._urgent = False
+        return [save]
+
+    def saved(self, tag: int) -> bool:
+        return self._saving.pop(tag, None) is not None
+
+    def save_failed(self, tag: int) -> bool:
+        """The checkpoint is to be made again, at the next occasion."""
+        again = self._saving.pop(tag, None)
+        if again is None:
+            return False
+        self._dirty.update(dict.fromkeys(one for one in again if one in self._totals))
+        self._urgent = True
+        return True
+
+    def _key(self, subscriber: int | None = None) -> bytes:
+        key = self.pubend.to_bytes(8, "big")
+        return key if subscriber is None else key + subscriber.to_bytes(4, "big")
+
+    # ---- restart
+
+    def recover(
+        self, rows: Mapping[bytes, bytes], *, last: int, chopped: int, suspect: bool, delivered: int
+    ) -> list[Read]:
+        """After a restart: the saved rows, where the log stream ends, and the saved latestDelivered.
+
+        Returns reads of what the checkpoint does not know; until `recovered` is true there is nothing else
+        to ask of this object.
+        """
+        checkpoint = 0
+        for key, value in rows.items():
+            if key == self._key():
+                checkpoint, self.doubt = _META.unpack(value)
+            elif key[:8] == self._key() and len(key) == 12:
+                one = int.from_bytes(key[8:], "big")
+                self._last_index[one], self._totals[one] = _ROW.unpack(value)
+        self.chopped = max(chopped, 0)
+        self.last_timestamp = self._first = self._synced = max(last, self.chopped)
+        self.heard = max(delivered, self.last_timestamp)
+        if suspect or checkpoint > self.last_timestamp:
+            self.hole(self.heard)
+        return self._read_tail(max(checkpoint, self.chopped))
+
+    def _read_tail(self, start: int) -> list[Read]:
+        if start >= self.last_timestamp:
+            self._recovering = None
+            return []
+        self._recovering = self._new_tag()
+        return [
+            Read(
+                stream=self.stream,
+                start=start,
+                end=self.last_timestamp,
+                limit_bytes=READ_BYTES,
+                tag=self._recovering,
+            )
+        ]
+
+    def tail_done(self, done: ReadDone) -> list[Read]:
+        """The next piece of the tail after the last checkpoint."""
+        if done.tag != self._recovering:
+            raise BugError("filtering: a read that recovery did not ask for")
+        if done.missing:
+            self.doubt = max(self.doubt, done.missing[-1][1])
+        for first, last, data in done.records:
+            try:
+                for _, members, at, _ in self._groups(first, data):
+                    rows, _ = get_set(data, at)
+                    for subscriber in members:
+                        self._last_index[subscriber] = last
+                        self._totals[subscriber] = self._totals.get(subscriber, 0) + len(rows)
+                        self._dirty[subscriber] = None
+            except StorageError:
+                self.doubt = max(self.doubt, last)
+            self._unsaved_bytes += len(data)
+        return self._read_tail(done.records[-1][1] if done.more and done.records else self.last_timestamp)
+
+    @property
+    def recovered(self) -> bool:
+        return self._recovering is None
+
+    # ---- inspection
+
+    def status(self) -> dict[str, int | str]:
+        return {
+            "pubend": pubend_text(self.pubend),
+            "last_timestamp": self.last_timestamp,
+            "chopped": self.chopped,
+            "subscribers": len(self._last_index),
+            **self._counters,
+        }
+
+    def check(self) -> None:
+        if not self.chopped <= self.heard or not self._first <= self.heard:
+            raise BugError("filtering: chopped or written beyond what was heard")
+        if any(index > self.heard for index in self._last_index.values()):
+            raise BugError("filtering: a lastIndex beyond what was heard")
+        if not set(self._last_index) <= set(self._totals):
+            raise BugError("filtering: a subscriber with an index has no total")
+        ends = list(self._pending.values())
+        if ends != sorted(set(ends)) or (ends and ends[-1] > self.heard):
+            raise BugError("filtering: records on their way are out of order")
+
+
+def _set_bytes(values: Sequence[int]) -> bytes:
+    out = bytearray()
+    put_set(out, values)
+    return bytes(out)
+
+
+def _after(
+    ticks: npt.NDArray[np.int64], groups: Sequence[Group], tick: int
+) -> tuple[npt.NDArray[np.int64] | None, list[Group]]:
+    """The part of a batch behind `tick`, rows counted anew."""
+    skip = int(np.searchsorted(ticks, tick, side="right"))
+    kept = [Group(rows[rows >= skip] - np.uint32(skip), targets) for rows, targets in groups]
+    kept = [group for group in kept if len(group.rows)]
+    return (ticks[skip:], kept) if kept else (None, [])
+
+
+def _buffer(
+    subscriber: int, start: int, end: int, parts: Sequence[Numbers] = (), unknown: Sequence[Span] = ()
+) -> ReadBuffer:
+    ticks = np.concatenate(parts) if parts else _EMPTY
+    return ReadBuffer(
+        subscriber=subscriber,
+        start=start,
+        end=end,
+        ticks=ticks,
+        unknown=tuple(union(intersect(unknown, start, end))),
+    )

@@ -1,0 +1,226 @@
+"""The release protocol: who still needs which ticks, and what a pubend may forget (spec D7, D8; section 3).
+
+A subscriber hosting broker reports per pubend released(p) and latestDelivered(p); both are on its disk when
+it says so. Reports travel up the tree of the pubend's origin and are merged by owner at every hop, so the
+pubend knows every broker that holds durable subscriptions by name. An owner that is unreachable holds its
+ticks; it is never forgotten by itself, but an administrator can retire it. A retired owner that comes back
+is an owner again, and gets gaps for what it missed.
+
+Tr is the minimum of released, Td that of latestDelivered. A tick t becomes L when
+t <= Tr, or t <= Td and it is older than `max_retain_us`, or t <= Td and more than `max_bytes` follow it;
+never before it is `grace_us` old, so that a broker with its first subscription has time to report, and one
+that takes over a subscription from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from postroad.errors import BugError, PeerError, UsageError
+from postroad.ids import pubend_text
+from postroad.storage.effects import Save, StorageEffect
+from postroad.units import SECOND_US
+
+TABLE: Final = "durable.owners"
+MAX_OWNERS: Final = 16_384
+SAVE_US: Final = 5 * SECOND_US  # reports are saved this often; a report not saved comes again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one broker says of one pubend. `serial` orders the reports of an owner: the newest counts."""
+
+    owner: int
+    serial: int  # boot << 32 | n
+    released: int
+    latest_delivered: int
+    ended: bool = False  # no durable subscription is left there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    max_retain_us: int = 0  # 0: no early release by age
+    max_bytes: int = 0  # 0: no early release by size
+    grace_us: int = 10 * SECOND_US  # ticks younger than this are kept whatever is released
+
+
+class _Row(msgspec.Struct, frozen=True):
+    serial: int
+    released: int
+    latest_delivered: int
+
+
+class ReleaseMerger:
+    """At every broker on the way: the newest report of each owner below, to be passed on to the parent.
+
+    What was not passed on yet, or may have been lost with a link, is passed on again: `resend`.
+    """
+
+    __slots__ = ("_due", "_reports")
+
+    def __init__(self) -> None:
+        self._reports: dict[tuple[int, int], Report] = {}  # (pubend, owner) -> its newest report
+        self._due: dict[tuple[int, int], None] = {}  # those that the parent was not told
+
+    def report(self, pubend: int, report: Report) -> bool:
+        """True if it is news."""
+        key = (pubend, report.owner)
+        held = self._reports.get(key)
+        if held is not None and held.serial >= report.serial:
+            return False
+        if held is None and sum(one == pubend for one, _ in self._reports) >= MAX_OWNERS:
+            raise PeerError(f"more than {MAX_OWNERS} brokers report on {pubend_text(pubend)}")
+        self._reports[key] = report
+        self._due[key] = None
+        return True
+
+    def take(self, pubends: Callable[[int], bool]) -> dict[int, list[Report]]:
+        """What is to be told now about those pubends; it counts as told."""
+        taken: dict[int, list[Report]] = {}
+        for key in [key for key in self._due if pubends(key[0])]:
+            del self._due[key]
+            report = self._reports[key]
+            taken.setdefault(key[0], []).append(report)
+            if report.ended:
+                del self._reports[key]
+        return taken
+
+    def resend(self, pubends: Callable[[int], bool]) -> None:
+        """The parent for these pubends is another one: it is told everything."""
+        self._due.update(dict.fromkeys(key for key in self._reports if pubends(key[0])))
+
+    def retire(self, owner: int) -> None:
+        for key in [key for key in self._reports if key[1] == owner]:
+            del self._reports[key]
+            self._due.pop(key, None)
+
+    def check(self) -> None:
+        if not set(self._due) <= set(self._reports):
+            raise BugError("release: a report is due that is not held")
+
+
+class ReleaseRoot:
+    """At the pubend: its owners and the floor that follows from their reports and the policy."""
+
+    __slots__ = ("_dirty", "_new_tag", "_owners", "_policy", "_retired", "_save_at", "_saving", "pubend")
+
+    def __init__(self, pubend: int, policy: RetentionPolicy, *, new_tag: Callable[[], int]) -> None:
+        self.pubend = pubend
+        self._policy = policy
+        self._new_tag = new_tag
+        self._owners: dict[int, _Row] = {}  # brokers with durable subscriptions, by their last report
+        self._retired: dict[int, int] = {}  # owner -> serial of its last report; this process only
+        self._dirty: dict[int, None] = {}  # owners whose row is to be saved
+        self._saving: dict[int, tuple[int, ...]] = {}  # tag -> owners whose rows are on their way
+        self._save_at = 0
+
+    def recover(self, rows: Mapping[bytes, bytes]) -> None:
+        """After a restart: owners hold what they held, at the latest by their last saved report."""
+        prefix = self.pubend.to_bytes(8, "big")
+        for key, value in sorted(rows.items()):
+            if key[:8] == prefix:
+                self._owners[int.from_bytes(key[8:], "big")] = msgspec.msgpack.decode(value, type=_Row)
+
+    def report(self, report: Report) -> bool:
+        """True if it is news."""
+        held = self._owners.get(report.owner)
+        if (held is not None and held.serial >= report.serial) or report.serial <= self._retired.get(
+            report.owner, 0
+        ):
+            return False
+        if report.released > report.latest_delivered:
+            raise PeerError("a report releases more than was delivered")
+        if held is None and len(self._owners) >= MAX_OWNERS:
+            raise PeerError(f"more than {MAX_OWNERS} brokers report on {pubend_text(self.pubend)}")
+        if report.ended:
+            self._owners.pop(report.owner, None)
+        else:
+            self._owners[report.owner] = _Row(report.serial, report.released, report.latest_delivered)
+        # A new owner is saved at once: a restart must not forget that somebody holds ticks.
+        if held is None or report.ended:
+            self._save_at = 0
+        self._dirty[report.owner] = None
+        return True
+
+    def retire(self, owner: int) -> None:
+        """An administrator says that this broker will not come back: it holds nothing any more."""
+        held = self._owners.pop(owner, None)
+        if held is None:
+            raise UsageError(f"broker {owner:08x} holds nothing of {pubend_text(self.pubend)}")
+        self._retired[owner] = held.serial
+        self._dirty[owner] = None
+        self._save_at = 0
+
+    @property
+    def released(self) -> int | None:
+        """Tr; None if nobody has durable subscriptions."""
+        return min((row.released for row in self._owners.values()), default=None)
+
+    @property
+    def latest_delivered(self) -> int | None:
+        """Td."""
+        return min((row.latest_delivered for row in self._owners.values()), default=None)
+
+    def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
+        """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
+        policy = self._policy
+        released, delivered = self.released, self.latest_delivered
+        if released is None or delivered is None:
+            released = delivered = last  # nobody needs anything
+        floor = released
+        if policy.max_retain_us:
+            floor = max(floor, min(delivered, now_us - policy.max_retain_us - 1))
+        if policy.max_bytes:
+            floor = max(floor, min(delivered, floor_for_size(policy.max_bytes)))
+        return max(0, min(floor, now_us - policy.grace_us, last))
+
+    def flush(self, now_us: int) -> list[StorageEffect]:
+        if not self._dirty or now_us < self._save_at:
+            return []
+        self._save_at = now_us + SAVE_US
+        tag = self._new_tag()
+        prefix = self.pubend.to_bytes(8, "big")
+        rows = tuple(
+            (
+                prefix + owner.to_bytes(4, "big"),
+                msgspec.msgpack.encode(self._owners[owner]) if owner in self._owners else None,
+            )
+            for owner in self._dirty
+        )
+        self._saving[tag] = tuple(self._dirty)
+        self._dirty.clear()
+        return [Save(table=TABLE, rows=rows, tag=tag)]
+
+    def saved(self, tag: int) -> bool:
+        return self._saving.pop(tag, None) is not None
+
+    def save_failed(self, tag: int) -> bool:
+        again = self._saving.pop(tag, None)
+        if again is None:
+            return False
+        self._dirty.update(dict.fromkeys(again))
+        return True
+
+    def status(self) -> dict[str, object]:
+        return {
+            "pubend": pubend_text(self.pubend),
+            "released": self.released,
+            "latest_delivered": self.latest_delivered,
+            "owners": [
+                {
+                    "broker": f"{owner:08x}",
+                    "released": row.released,
+                    "latest_delivered": row.latest_delivered,
+                }
+                for owner, row in sorted(self._owners.items())
+            ],
+        }
+
+    def check(self) -> None:
+        for owner, row in self._owners.items():
+            if row.released > row.latest_delivered:
+                raise BugError(f"release: owner {owner:08x} released more than was delivered")

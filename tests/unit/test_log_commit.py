@@ -1,0 +1,488 @@
+"""D1, D11, D12: group commit on its threads, a full disk, a failed sync; the same code on a virtual disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from postroad.errors import BugError, StorageError
+from postroad.sim.disk import Append as DiskAppend
+from postroad.sim.disk import CrashStyle, Disk, DiskInput, Remove, Replace, Sync, Synced
+from postroad.sim.world import World
+from postroad.storage.commit import LOG_FOLDER, Commit, GroupCommit, Storage, commit_once
+from postroad.storage.effects import (
+    Append,
+    Appended,
+    AppendFailed,
+    Chop,
+    Read,
+    ReadDone,
+    Save,
+    Saved,
+    SaveFailed,
+    StorageEffect,
+    StorageInput,
+)
+from postroad.storage.files import OsFiles
+from postroad.storage.identity import DATABASE
+from postroad.storage.log import LogVolume
+from postroad.storage.metadata import Metadata, Rows
+from postroad.units import MIB
+
+
+class Driver:
+    """What net/ does: performs effects, hears outcomes."""
+
+    def __init__(self, folder: Path, **options: int) -> None:
+        self.folder = folder
+        self.options = options
+        self.signal = threading.Event()
+        self.storage = Storage(folder, wake=self.signal.set, **options)  # type: ignore[arg-type]
+        self.heard: list[StorageInput] = []
+
+    def do(self, *effects: StorageEffect) -> list[StorageInput]:
+        """Perform and wait until every effect is answered."""
+        self.storage.perform(effects)
+        return self.wait(sum(not isinstance(one, Chop) for one in effects))
+
+    def wait(self, count: int) -> list[StorageInput]:
+        outcomes: list[StorageInput] = []
+        while len(outcomes) < count:
+            assert self.signal.wait(20)
+            self.signal.clear()
+            outcomes += self.storage.take()
+        return outcomes
+
+    def read(self, stream: int, start: int = 0) -> ReadDone:
+        (done,) = self.do(Read(stream=stream, start=start, end=1 << 40, limit_bytes=1 << 30, tag=77))
+        assert isinstance(done, ReadDone)
+        return done
+
+    def reopened(self) -> Driver:
+        self.storage.close()
+        return Driver(self.folder, **self.options)
+
+
+class Stepped:
+    """Group commit on real files without threads, one commit at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.metadata = Metadata(folder / DATABASE)
+        self.files = OsFiles(folder / LOG_FOLDER)
+        self.volume = LogVolume(self.files, self.metadata, draw_marker=lambda: 0x1234ABCD)
+        self.group = GroupCommit(self.volume, commit_bytes=1000, queue_bytes=5000)
+
+    def commit(self) -> bool:
+        return commit_once(self.group, self.files, self.metadata) is not None
+
+    def close(self) -> None:
+        self.files.close()
+        self.metadata.close()
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Stepped:
+    return Stepped(tmp_path)
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(tmp_path)
+
+
+def record(tick: int, *, stream: int = 1, size: int = 100) -> Append:
+    return Append(stream=stream, first=tick - 1, last=tick, data=bytes([tick & 255]) * size, tag=tick)
+
+
+def save(tag: int, value: bytes = b"v") -> Save:
+    return Save(table="t", rows=((b"k", value),), tag=tag)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+# -- on threads
+
+
+def test_outcomes_come_in_order_and_are_durable(driver: Driver) -> None:
+    outcomes = driver.do(*(record(tick) for tick in range(1, 501)), save(501), record(502))
+    assert outcomes == [*(Appended(tag=tick) for tick in range(1, 501)), Saved(tag=501), Appended(tag=502)]
+    driver = driver.reopened()
+    assert driver.storage.recovered.streams[1].last == 502
+    assert driver.storage.recovered.damage == ()
+    assert driver.storage.load("t") == {b"k": b"v"}
+    assert len(driver.read(1).records) == 501
+    driver.storage.close()
+
+
+def test_what_came_while_a_sync_ran_is_the_next_commit(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(_name: str) -> None:
+        entered.set()
+        assert go.wait(20)
+
+    monkeypatch.setattr(driver.storage._files, "sync", slow)
+    driver.storage.perform([record(1)])
+    assert entered.wait(20)
+    for tick in range(2, 100):
+        driver.storage.perform([record(tick)])
+    assert driver.storage.take() == []
+    go.set()
+    assert driver.wait(99) == [Appended(tag=tick) for tick in range(1, 100)]
+    assert driver.storage.stats()["log_commits_total"] == 2
+    driver.storage.close()
+
+
+def test_commits_are_capped_and_the_queue_says_when_it_is_full(stepped: Stepped) -> None:
+    assert not stepped.group.busy
+    stepped.group.submit([record(tick, size=500) for tick in range(1, 21)])
+    assert stepped.group.busy
+    while stepped.commit():
+        pass
+    assert not stepped.group.busy
+    assert len(stepped.group.take()) == 20
+    assert stepped.group.commits == 10
+    stepped.close()
+
+
+def test_close_finishes_what_was_asked_for(driver: Driver) -> None:
+    driver.storage.perform([record(tick) for tick in range(1, 1001)])
+    driver.storage.perform([Chop(stream=1, tick=10), save(2000)])
+    driver.storage.close()
+    assert len(driver.storage.take()) == 1001
+    driver = Driver(driver.folder)
+    assert driver.read(1).missing == ((0, 10),)
+    assert driver.read(1).records[-1][1] == 1000
+    driver.storage.close()
+
+
+def test_chops_reclaim_space_by_themselves(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, segment_bytes=10_000, commit_bytes=2000)
+    driver.do(*(record(tick) for tick in range(1, 1001)))
+    assert driver.storage.stats()["log_segments"] > 10
+    driver.storage.perform([Chop(stream=1, tick=1000)])
+    until(lambda: len(list((tmp_path / "log").iterdir())) == 1)
+    driver = driver.reopened()
+    assert driver.storage.recovered.streams[1].last == 1000
+    driver.storage.close()
+
+
+def test_an_unusable_folder_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("not a folder")
+    with pytest.raises(StorageError, match="cannot use"):
+        Storage(tmp_path, wake=lambda: None)
+
+
+# -- failures
+
+
+def test_a_bad_append_fails_its_commit_and_nothing_else(driver: Driver) -> None:
+    driver.do(record(5))
+    (outcome,) = driver.do(record(3))
+    assert isinstance(outcome, AppendFailed)
+    assert isinstance(outcome.error, BugError)
+    assert driver.do(record(6)) == [Appended(tag=6)]
+    driver.storage.close()
+
+
+def test_a_failed_sync_is_final(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may drop what it could not write and report success the next time."""
+    driver.do(record(1))
+
+    def fail(_name: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(driver.storage._files, "sync", fail)
+    outcomes = driver.do(record(2), save(3))
+    assert [type(one) for one in outcomes] == [AppendFailed, SaveFailed]
+    assert isinstance(outcomes[0], AppendFailed)
+    assert "takes no more until a restart" in str(outcomes[0].error)
+    monkeypatch.undo()
+    assert [type(one) for one in driver.do(record(2), save(3))] == [AppendFailed, SaveFailed]
+    assert driver.storage.broken is not None
+    assert driver.read(1).records == ((0, 1, b"\x01" * 100),)  # what was acknowledged stays readable
+    driver = driver.reopened()
+    assert driver.storage.recovered.streams[1].last == 1  # what failed does not come back
+    assert driver.do(record(2)) == [Appended(tag=2)]
+    driver.storage.close()
+
+
+def test_what_was_asked_for_before_a_failure_was_heard_fails_too(
+    stepped: Stepped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may build on the append that failed; afterwards everything goes on."""
+    group, real = stepped.group, stepped.files.write
+
+    def fill(name: str, at: int, parts: Sequence[bytes]) -> None:
+        real(name, at, parts[:2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(stepped.files, "write", fill)
+    group.submit([record(1), save(2)])
+    stepped.commit()
+    monkeypatch.undo()
+    group.submit([record(3), save(4), Chop(stream=1, tick=0)])
+    stepped.commit()
+    outcomes = group.take()
+    assert [(type(one), one.tag) for one in outcomes] == [
+        (AppendFailed, 1),
+        (SaveFailed, 2),
+        (AppendFailed, 3),
+        (SaveFailed, 4),
+    ]
+    assert isinstance(outcomes[0], AppendFailed)
+    assert "No space left on device" in str(outcomes[0].error)
+    group.submit([record(1), save(5)])
+    stepped.commit()
+    assert group.take() == [Appended(tag=1), Saved(tag=5)]
+    stepped.close()
+    driver = Driver(stepped.folder)
+    assert driver.storage.recovered.damage == ()
+    assert [last for _, last, _ in driver.read(1).records] == [1]
+    driver.storage.close()
+
+
+def test_a_log_that_cannot_be_put_back_takes_no_more(
+    stepped: Stepped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(stepped.files, "write", fail)
+    monkeypatch.setattr(stepped.files, "cut", fail)
+    stepped.group.submit([record(1)])
+    stepped.commit()
+    monkeypatch.undo()
+    assert stepped.group.broken is not None
+    stepped.group.take()
+    stepped.group.submit([record(1)])
+    stepped.commit()
+    assert [type(one) for one in stepped.group.take()] == [AppendFailed]
+    stepped.close()
+
+
+def test_metadata_that_cannot_be_committed_fails_the_saves_and_keeps_the_chops(
+    stepped: Stepped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_changes: object) -> None:
+        raise StorageError("database or disk is full")
+
+    monkeypatch.setattr(stepped.metadata, "commit", fail)
+    stepped.group.submit([record(1), record(2), save(3), Chop(stream=1, tick=1)])
+    stepped.commit()
+    assert [type(one) for one in stepped.group.take()] == [Appended, Appended, SaveFailed]
+    monkeypatch.undo()
+    stepped.group.submit([save(4)])
+    stepped.commit()
+    assert stepped.group.take() == [Saved(tag=4)]
+    stepped.close()
+    driver = Driver(stepped.folder)
+    assert driver.storage.recovered.streams[1].chopped == 1
+    driver.storage.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def test_a_full_disk_refuses_and_recovers_by_itself(small_disk: Path) -> None:
+    driver = Driver(small_disk, segment_bytes=MIB)
+    acknowledged, tick = [], 0
+    while True:
+        tick += 1
+        (outcome,) = driver.do(record(tick, size=50_000))
+        if isinstance(outcome, AppendFailed):
+            break
+        acknowledged.append(tick)
+    assert isinstance(outcome.error, StorageError)
+    assert "No space left on device" in str(outcome.error)
+    assert len(acknowledged) > 50
+    assert [last for _, last, _ in driver.read(1).records] == acknowledged
+    (again,) = driver.do(record(tick, size=50_000))
+    assert isinstance(again, AppendFailed)
+    driver.storage.perform([Chop(stream=1, tick=acknowledged[len(acknowledged) // 2])])
+    until(lambda: driver.storage.stats()["log_segments"] <= 3)
+    assert driver.do(record(tick, size=50_000)) == [Appended(tag=tick)]
+    driver = driver.reopened()
+    assert driver.storage.recovered.damage == ()
+    assert driver.storage.recovered.streams[1].last == tick
+    driver.storage.close()
+
+
+# -- the same code on the simulator's disk
+
+
+class DiskFiles:
+    """Files on the virtual disk. The driver asks for the sync itself, since virtual time passes in it."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+
+    def list(self) -> list[tuple[str, int]]:
+        return [
+            (name, len(self.disk.read(name) or b"")) for name in self.disk.files() if name.endswith(".log")
+        ]
+
+    def create(self, name: str) -> None:
+        self.disk.save(name, b"")
+
+    def write(self, name: str, at: int, parts: Sequence[bytes]) -> None:
+        self.disk.perform(DiskAppend(file=name, data=b"".join(parts)), _nobody)
+        if len(self.disk.read(name) or b"") < at + sum(map(len, parts)):
+            raise OSError(errno.ENOSPC, "the virtual disk is full")
+
+    def sync(self, name: str) -> None:
+        self.disk.save(name, self.disk.read(name) or b"")  # only while the log is being opened
+
+    def cut(self, name: str, size: int) -> None:
+        self.disk.perform(Replace(file=name, data=(self.disk.read(name) or b"")[:size]), _nobody)
+        self.disk.perform(Sync(token=-1), _nobody)  # takes the failure with it
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        content = self.disk.read(name)
+        if content is None:
+            raise FileNotFoundError(name)
+        return content[offset : offset + size]
+
+    def install(self, name: str, parts: Sequence[bytes]) -> None:
+        self.disk.save(name, b"".join(parts))
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.disk.perform(Remove(file=name), _nobody)
+
+
+def _nobody(_outcome: DiskInput) -> None:
+    pass
+
+
+class DiskFacts:
+    """Metadata in no time: one row per virtual file would do as well."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[bytes, bytes]] = {}
+
+    def load(self, table: str) -> dict[bytes, bytes]:
+        return dict(self.tables.get(table, {}))
+
+    def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
+        for table, rows in changes:
+            for key, value in rows:
+                if value is None:
+                    self.tables.get(table, {}).pop(key, None)
+                else:
+                    self.tables.setdefault(table, {})[key] = value
+
+
+class VirtualStorage:
+    """How a simulated process drives the same group commit, with virtual time passing during each sync."""
+
+    def __init__(self, disk: Disk, facts: DiskFacts) -> None:
+        self.disk, self.facts = disk, facts
+        draw = disk.world.random("markers").getrandbits
+        self.volume = LogVolume(DiskFiles(disk), facts, draw_marker=lambda: draw(32), segment_bytes=4000)
+        self.group = GroupCommit(self.volume, commit_bytes=1500)
+        self.running: Commit | None = None
+
+    def perform(self, effects: Sequence[Append | Save | Chop]) -> None:
+        self.group.submit(effects)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.running is not None:
+            return
+        self.running = self.group.begin()
+        if self.running is not None:
+            self.disk.perform(Sync(token=1), self._synced)
+
+    def _synced(self, outcome: DiskInput) -> None:
+        commit, self.running = self.running, None
+        assert commit is not None
+        self.group.logged(commit, None if isinstance(outcome, Synced) else OSError(errno.EIO, outcome.reason))
+        self.facts.commit(commit.changes)
+        self.group.finish(commit, None)
+        self.volume.tidy()
+        self._go_on()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_log_on_the_virtual_disk_keeps_what_it_acknowledged(seed: int) -> None:
+    """D12: crashes tear and scatter what was not synced."""
+    world = World(seed)
+    disk, facts, chance = Disk(world, "d"), DiskFacts(), Random(seed)
+    acknowledged, asked, chopped = 0, 0, 0
+    for _ in range(6):
+        storage = VirtualStorage(disk, facts)
+        assert all(damage.torn for damage in storage.volume.recovered.damage)
+        state = storage.volume.recovered.streams.get(1)
+        last = state.last if state else 0
+        assert acknowledged <= last <= asked
+        asked = last
+        for _ in range(chance.randint(1, 40)):
+            count = chance.randint(1, 5)
+            storage.perform([record(asked + n, size=chance.randint(0, 600)) for n in range(1, count + 1)])
+            asked += count
+            world.run(world.now_us + chance.randint(0, 800))
+            for outcome in storage.group.take():
+                assert isinstance(outcome, Appended)
+                acknowledged = outcome.tag
+            if acknowledged and chance.random() < 0.2:
+                chopped = max(chopped, acknowledged - chance.randint(0, 30))
+                storage.perform([Chop(stream=1, tick=chopped)])
+        done = storage.volume.read(Read(stream=1, start=chopped, end=acknowledged, limit_bytes=MIB, tag=0))
+        assert [one[1] for one in done.records] == list(range(chopped + 1, acknowledged + 1))
+        disk.crash(CrashStyle(scattered=chance.random() < 0.5, flip_chance=0.2))
+
+
+def test_a_full_virtual_disk_fails_as_a_real_one() -> None:
+    world = World(1)
+    disk = Disk(world, "d")
+    storage = VirtualStorage(disk, DiskFacts())
+    storage.perform([record(1)])
+    world.run(world.now_us + 100_000)
+    disk.fill()
+    storage.perform([record(2)])
+    world.run(world.now_us + 100_000)
+    assert [type(one) for one in storage.group.take()] == [Appended, AppendFailed]
+    disk.capacity *= 10
+    storage.perform([record(2)])
+    world.run(world.now_us + 100_000)
+    assert storage.group.take() == [Appended(tag=2)]
+    assert storage.group.broken is None
+
+
+def test_fsync_never_is_for_benchmarks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", calls.append)
+    for policy, expected in (("never", False), ("always", True)):
+        files = OsFiles(tmp_path / policy, sync=policy == "always")
+        files.create("a")
+        files.write("a", 0, [b"x"])
+        files.sync("a")
+        files.close()
+        assert bool(calls) is expected
