@@ -194,8 +194,8 @@ class Driven:
                 assert receivers == {receiver.subscriber for receiver in finding.delivered}
 
 
-@given(configs, st.lists(actions, max_size=40))
-@settings(max_examples=120, deadline=None)
+@given(configs, st.lists(actions, min_size=5, max_size=40))
+@settings(max_examples=150, deadline=None)
 def test_never_a_false_negative(config: TrackingConfig, steps: list[tuple[object, ...]]) -> None:
     driven = Driven(config)
     for action in steps:

@@ -405,6 +405,29 @@ def test_a_rewrite_without_room_is_given_up(log: Opened, monkeypatch: pytest.Mon
     log.close()
 
 
+def test_a_stream_chopped_while_its_file_is_rewritten_is_dead_in_the_new_one(
+    log: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        log.append(8, [(n, n + 1)], size=1)
+        log.append(9, [(n, n + 1)], size=1)
+        log.append(1, [(n, n + 1)], size=1000)
+    log.chop(1, 12)
+    real = log.files.install
+
+    def install(name: str, parts: list[bytes]) -> None:
+        log.chop(9, 12)
+        real(name, parts)
+
+    monkeypatch.setattr(log.files, "install", install)
+    log.tidy()
+    log.chop(8, 12)
+    log.tidy()
+    assert len(log.segments()) == 1
+    assert log.volume.stats()["log_live_bytes"] == 0
+    log.close()
+
+
 def test_reads_that_race_with_chops_and_rewrites_miss_ticks_but_never_fail(log: Opened) -> None:
     total, stop, errors = 3000, threading.Event(), []
 

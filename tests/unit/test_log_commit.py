@@ -192,6 +192,16 @@ def test_an_unusable_folder_is_a_storage_error(tmp_path: Path) -> None:
 # -- failures
 
 
+def test_a_bug_on_a_thread_reaches_the_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_wanted: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(driver.storage.volume, "read", fail)
+    with pytest.raises(BugError, match="a thread of the storage died"):
+        driver.read(1)
+    driver.storage.close()
+
+
 def test_a_bad_append_fails_its_commit_and_nothing_else(driver: Driver) -> None:
     driver.do(record(5))
     (outcome,) = driver.do(record(3))

@@ -11,7 +11,6 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.events.topics import check_pattern, pattern_matches
 from postroad.selectors import tree
 from postroad.selectors.boxes import Box, to_boxes
-from postroad.selectors.parse import parse
 from postroad.selectors.predicate import Predicate, compile_condition
 
 MAX_CACHED: Final = 4096  # selectors kept by their text
@@ -39,7 +38,7 @@ class Selector:
         put = object.__setattr__
         put(self, "topic", sys.intern(topic))
         put(self, "where", where)
-        put(self, "_condition", parse(where))
+        put(self, "_condition", _condition(where))
         put(self, "_predicate", None)
         put(self, "_boxes", None)
 
@@ -74,7 +73,7 @@ class Selector:
     def condition(self) -> tree.Condition:
         found = self._condition
         if found is None:
-            found = parse(self.where)
+            found = _condition(self.where)
             object.__setattr__(self, "_condition", found)
         return found
 
@@ -101,6 +100,15 @@ class Selector:
         if self.topic and not pattern_matches(self.topic, topic):
             return False
         return self.predicate(attributes) is True
+
+
+def _condition(where: str) -> tree.Condition:
+    if not where:
+        return tree.TRUE
+    # The parser takes longer to import than all the rest; whoever selects by topic alone never needs it.
+    from postroad.selectors.parse import parse
+
+    return parse(where)
 
 
 @lru_cache(maxsize=MAX_CACHED)

@@ -20,11 +20,12 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from postroad.errors import PostroadError, StorageError
+from postroad.errors import BugError, PostroadError, StorageError
 from postroad.storage.effects import (
     Append,
     Appended,
@@ -82,7 +83,8 @@ class GroupCommit:
         self._commit_bytes = commit_bytes
         self._queue_bytes = queue_bytes
         self._lock = threading.Lock()
-        self._queue: deque[tuple[int, Write]] = deque()  # with the failures heard of when it was asked for
+        self._queue: list[tuple[int, Write]] = []  # with the failures heard of when it was asked for
+        self._taken: deque[tuple[int, Write]] = deque()  # from the queue, by the committing thread
         self._waiting_bytes = 0  # queued and under way
         self._failures = 0
         self._told = 0  # failures whose outcome can be taken
@@ -175,11 +177,13 @@ class GroupCommit:
 
     def _next(self) -> Commit:
         commit = Commit([], 0, [])
-        with self._lock:
-            while self._queue and commit.size < self._commit_bytes:
-                heard, effect = self._queue.popleft()
-                commit.size += _weight(effect)
-                (commit.items if heard == self._failures else commit.stale).append(effect)
+        with self._lock:  # not held for the loop below, which the core's thread would wait for
+            self._taken.extend(self._queue)
+            self._queue.clear()
+        while self._taken and commit.size < self._commit_bytes:
+            heard, effect = self._taken.popleft()
+            commit.size += _weight(effect)
+            (commit.items if heard == self._failures else commit.stale).append(effect)
         return commit
 
     def _gather(self, commit: Commit) -> None:
@@ -267,9 +271,10 @@ class Storage:
         self._work = threading.Semaphore(0)  # something for the commit thread
         self._reading = threading.Semaphore(0)  # something for the reading thread
         self._closing = False
+        self._crash: Exception | None = None
         self._threads = [
-            threading.Thread(target=self._commit_loop, name="postroad-commit", daemon=True),
-            threading.Thread(target=self._read_loop, name="postroad-read", daemon=True),
+            threading.Thread(target=self._guard, args=(loop,), name=f"postroad-{name}", daemon=True)
+            for name, loop in (("commit", self._commit_loop), ("read", self._read_loop))
         ]
         for thread in self._threads:
             thread.start()
@@ -304,6 +309,8 @@ class Storage:
             self._work.release()
 
     def take(self) -> list[StorageInput]:
+        if self._crash is not None:
+            raise BugError("a thread of the storage died; a restart recovers the log") from self._crash
         return self._group.take()
 
     def stats(self) -> dict[str, int]:
@@ -316,12 +323,21 @@ class Storage:
         self._threads[0].join()
         self._reading.release()
         self._threads[1].join()
-        if self._group.broken is None:
-            self._metadata.commit([self.volume.clean_mark()])
+        if self._group.broken is None and self._crash is None:
+            with suppress(StorageError):  # it only makes the next start surer of what it finds
+                self._metadata.commit([self.volume.clean_mark()])
         self._files.close()
         self._metadata.close()
 
     # -- threads
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        """Nobody would hear of a thread that dies, and the core would wait for ever: `take` raises it."""
+        try:
+            loop()
+        except Exception as error:
+            self._crash = error
+            self._wake()
 
     def _commit_loop(self) -> None:
         while True:

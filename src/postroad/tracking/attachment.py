@@ -81,13 +81,14 @@ def decode_changes(data: bytes) -> tuple[list[Change], int]:
 class AttachmentMap:
     """Every mutator returns the changes to store, none when nothing changed."""
 
-    __slots__ = ("_count", "_intervals", "_late", "begins_us", "lost")
+    __slots__ = ("_count", "_intervals", "_late", "begins_us", "forgot_us", "lost")
 
     def __init__(self) -> None:
         self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
         self._late: dict[tuple[str, str], list[_Interval]] = {}  # message times delivered late, closed
         self._count = 0  # intervals in both
         self.begins_us: int | None = None  # complete from here on; None before the first start
+        self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
 
     # ---- the life of the process
@@ -164,6 +165,7 @@ class AttachmentMap:
             case "lost":
                 self.lost = [*self.lost, (change.at_us, change.until_us)][-MAX_LOST:]
             case "begin":
+                self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
             case "start":
                 if self.begins_us is None:
@@ -231,7 +233,7 @@ class AttachmentMap:
 
     def begin_at(self, at_us: int) -> list[Change]:
         """Retention reached this far."""
-        if self.begins_us is not None and at_us <= self.begins_us:
+        if self.forgot_us is not None and at_us <= self.forgot_us:
             return []
         return [self._apply(Change(what="begin", at_us=at_us))]
 
@@ -249,7 +251,9 @@ class AttachmentMap:
                 for span in spans
             ]
         changes.sort(key=lambda change: change.at_us)
-        head = [Change(what="begin", at_us=self.begins_us or now_us)]
+        head = [Change(what="start", at_us=self.begins_us or now_us)]
+        if self.forgot_us is not None:
+            head.append(Change(what="begin", at_us=self.forgot_us))
         head += [Change(what="lost", at_us=start, until_us=end) for start, end in self.lost]
         return [*head, *changes, Change(what="start", at_us=now_us)]
 

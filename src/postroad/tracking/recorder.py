@@ -231,6 +231,7 @@ class Recorder:
             more=max(0, len(received) - MAX_RECEIVERS),
             neighbours=tuple(neighbours),
             begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,
+            forgotten=time_ms * MILLISECOND_US < (self._map.forgot_us or 0),
             lost=self._why_incomplete(look),
         )
 

@@ -191,7 +191,9 @@ class Trace:
         for path in self._paths:
             if not path.explore and path.origin_missing and not path.everywhere:
                 path.everywhere = True
-                path.explore = set(self._reachable - path.explored)
+                # Those asked before were asked for one origin only.
+                path.explore = set(self._reachable - path.failed.keys())
+                path.explored = set(path.failed)
             for broker in sorted(path.explore):
                 path.explored.add(broker)
                 if broker in self._reachable:

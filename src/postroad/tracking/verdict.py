@@ -235,9 +235,8 @@ def _verdict(
         if home is not None and identity.time_ms < home.begins_ms:
             reason = f"the history of broker {name} does not reach back to that time"
         return PARTIAL, f"the origin is not confirmed: {reason or f'broker {name} has no record of it'}"
-    early = [
-        _name(broker, names) for broker, held in sorted(findings.items()) if identity.time_ms < held.begins_ms
-    ]
+    # A broker that began later cannot have routed it; one that forgot may have.
+    early = [_name(broker, names) for broker, held in sorted(findings.items()) if held.forgotten]
     if missing or stopped or early:
         parts = [stopped] if stopped else []
         parts += [f"{broker}: {why}" for broker, why in missing]

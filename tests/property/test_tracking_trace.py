@@ -1,0 +1,366 @@
+"""T6, T11, T12: traces through whole networks of brokers, against what really happened."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.ids import MessageId
+from postroad.tracking.messages import TraceAnswer
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.tracking.trace import Ask, Trace
+from postroad.tracking.verdict import TraceResult
+from postroad.units import MILLISECOND_US, SECOND_US
+
+START_US: Final = 1_700_000_000_000_000
+
+
+class Network:
+    """Brokers 1..n linked in a random graph, messages along the shortest-path tree of their origin."""
+
+    def __init__(self, seed: int, config: TrackingConfig, brokers: int, extra: int) -> None:
+        self.random = Random(seed)
+        self.now_us = START_US
+        self.brokers = list(range(1, brokers + 1))
+        self.links: dict[int, set[int]] = {broker: set() for broker in self.brokers}
+        self.tracking: dict[int, Tracking] = {
+            broker: make_tracking(config, me=broker, stored=(), changes=(), now_us=self.now_us)
+            for broker in self.brokers
+        }
+        for broker in self.brokers[1:]:
+            self.link(broker, self.random.randrange(1, broker))
+        for _ in range(extra if brokers > 2 else 0):
+            self.link(*self.random.sample(self.brokers, 2))
+        self.serial = 0
+        self.down: set[int] = set()
+        self.questions = 0
+        for broker in self.brokers:
+            for name in self.subscribers(broker):
+                self.tracking[broker].attached(name, self.now_us)
+
+    @staticmethod
+    def subscribers(broker: int) -> list[str]:
+        return [f"s{broker}.{number}" for number in range(3)]
+
+    def link(self, one: int, two: int) -> None:
+        self.links[one].add(two)
+        self.links[two].add(one)
+        self.tracking[one].linked(two, self.now_us)
+        self.tracking[two].linked(one, self.now_us)
+
+    def unlink(self, one: int, two: int) -> None:
+        self.links[one].discard(two)
+        self.links[two].discard(one)
+        self.tracking[one].unlinked(two, self.now_us)
+        self.tracking[two].unlinked(one, self.now_us)
+
+    def parents(self, origin: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        queue = deque([origin])
+        while queue:
+            here = queue.popleft()
+            for neighbour in sorted(self.links[here]):
+                if neighbour != origin and neighbour not in found:
+                    found[neighbour] = here
+                    queue.append(neighbour)
+        return found
+
+    def publish(
+        self, origin: int, wanting: list[int], broker_in_id: int | None = None
+    ) -> tuple[bytes, set[tuple[int, int]]]:
+        """One message to all subscribers of the wanting brokers; its id and its route."""
+        self.now_us += 3 * MILLISECOND_US
+        self.serial += 1
+        time_ms = self.now_us // MILLISECOND_US + self.random.randrange(-20, 20)
+        identity = bytes(MessageId(5, broker_in_id or origin, time_ms, self.serial % 65536))
+        parents = self.parents(origin)
+        edges: set[tuple[int, int]] = set()
+        for target in wanting:
+            here = target
+            while here != origin:
+                edges.add((here, parents[here]))
+                here = parents[here]
+        self.tracking[origin].published(identity, self.now_us)
+        for broker in {origin} | {broker for broker, _ in edges}:
+            onward = sorted(child for child, parent in edges if parent == broker)
+            if onward:
+                self.tracking[broker].forwarded(origin, onward, identity, self.now_us)
+        for broker, source in sorted(edges):
+            self.tracking[broker].routed(origin, source, identity, self.now_us)
+        for broker in wanting:
+            self.tracking[broker].delivered(origin, self.subscribers(broker), identity, self.now_us)
+        return identity, edges
+
+    def trace(self, *ids: bytes, reachable: list[int] | None = None) -> list[TraceResult]:
+        trace = Trace(ids, reachable=self.brokers if reachable is None else reachable, now_us=self.now_us)
+        asks: deque[Ask] = deque(trace.start(self.now_us))
+        while not trace.done:
+            if not asks:
+                deadline = trace.next_deadline()
+                assert deadline is not None
+                self.now_us = max(self.now_us, deadline)
+                asks.extend(trace.tick(self.now_us))
+                continue
+            ask = asks.popleft()
+            self.questions += 1
+            if ask.broker in self.down:
+                continue
+            answer = self.tracking[ask.broker].answer(ask.question, {}, self.now_us)
+            asks.extend(trace.answered(ask.broker, answer, self.now_us))
+        return trace.results({broker: f"b{broker}" for broker in self.brokers})
+
+
+def config_of(strategy: str, routing: str = "all", deliveries: str = "origin") -> TrackingConfig:
+    return TrackingConfig(
+        strategy=strategy,
+        routing=routing,
+        deliveries=deliveries,
+        bits=16_000,
+        capacity=1000,
+        hashes=11,
+        adaptive=False,
+    )
+
+
+def route_of(result: TraceResult) -> set[tuple[str, str | None]]:
+    return {(step.broker, step.source) for step in result.route}
+
+
+def truth_of(origin: int, edges: set[tuple[int, int]]) -> set[tuple[str, str | None]]:
+    return {(f"b{origin}", None)} | {(f"b{broker}", f"b{source}") for broker, source in edges}
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    strategy=st.sampled_from(("bloom", "exact")),
+    routing=st.sampled_from(("all", "neighbours", "set")),
+    deliveries=st.sampled_from(("origin", "subscriber")),
+    brokers=st.integers(1, 9),
+    extra=st.integers(0, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_traces_are_true(
+    seed: int, strategy: str, routing: str, deliveries: str, brokers: int, extra: int
+) -> None:
+    """T6, T11: nothing is ever missing; the exact strategy adds nothing, Bloom at the rates it says."""
+    network = Network(seed, config_of(strategy, routing, deliveries), brokers, extra)
+    happened = []
+    for _ in range(20):
+        origin = network.random.choice(network.brokers)
+        wanting = network.random.sample(network.brokers, network.random.randint(0, brokers))
+        happened.append((origin, wanting, *network.publish(origin, wanting)))
+    results = network.trace(*(identity for _, _, identity, _ in happened))
+    for (origin, wanting, identity, edges), result in zip(happened, results, strict=True):
+        assert result.id == str(MessageId.from_bytes(identity))
+        assert (result.verdict, result.origin, result.publisher) == ("complete", f"b{origin}", 5)
+        expected = {(name, f"b{broker}") for broker in wanting for name in network.subscribers(broker)}
+        received = {(one.subscriber, one.broker) for one in result.receivers}
+        assert truth_of(origin, edges) <= route_of(result)
+        assert expected <= received
+        if strategy == "exact":
+            assert truth_of(origin, edges) == route_of(result)
+            assert expected == received
+        else:
+            assert all(
+                step.doubt < 0.01
+                for step in result.route
+                if (step.broker, step.source) in truth_of(origin, edges)
+            )
+
+
+def test_optimisations_ask_fewer_brokers() -> None:
+    """Section 3.3: both tell where the message went, so nobody else is asked."""
+    asked = {}
+    for routing in ("all", "neighbours", "set"):
+        network = Network(3, config_of("bloom", routing), 1, 0)
+        network.brokers = list(range(1, 8))
+        network.links = {broker: set() for broker in network.brokers}
+        network.tracking = {
+            broker: make_tracking(
+                config_of("bloom", routing), me=broker, stored=(), changes=(), now_us=START_US
+            )
+            for broker in network.brokers
+        }
+        for leaf in range(2, 8):
+            network.link(1, leaf)
+        network.tracking[4].attached("s4.0", START_US)
+        network.tracking[4].attached("s4.1", START_US)
+        network.tracking[4].attached("s4.2", START_US)
+        identity, edges = network.publish(1, [4])
+        (result,) = network.trace(identity)
+        assert route_of(result) == truth_of(1, edges)
+        asked[routing] = network.questions
+    assert asked == {"all": 7, "neighbours": 2, "set": 2}
+
+
+def test_one_round_of_batched_questions_per_hop() -> None:
+    """Traps: a chain of five brokers and 50 messages: five questions."""
+    network = Network(1, config_of("bloom"), 1, 0)
+    network.brokers = [1, 2, 3, 4, 5]
+    network.links = {broker: set() for broker in network.brokers}
+    network.tracking = {
+        broker: make_tracking(config_of("bloom"), me=broker, stored=(), changes=(), now_us=START_US)
+        for broker in network.brokers
+    }
+    for broker in (1, 2, 3, 4):
+        network.link(broker, broker + 1)
+    for broker in network.brokers:
+        for name in network.subscribers(broker):
+            network.tracking[broker].attached(name, START_US)
+    ids = [network.publish(1, [5])[0] for _ in range(50)]
+    results = network.trace(*ids)
+    assert network.questions == 5
+    assert all(len(result.route) == 5 and len(result.receivers) == 3 for result in results)
+
+
+def test_rerouting() -> None:
+    """A message went over a link that is gone; and traces go on being found after the change."""
+    network = Network(1, config_of("exact"), 4, 0)
+    for one in network.brokers:
+        for two in sorted(network.links[one]):
+            network.unlink(one, two)
+    network.link(1, 2)
+    network.link(2, 3)
+    network.link(1, 4)
+    network.now_us += 5 * SECOND_US
+    before, edges = network.publish(1, [3])
+    network.now_us += 5 * SECOND_US
+    network.unlink(2, 3)
+    network.link(3, 4)
+    network.now_us += 5 * SECOND_US
+    after, later = network.publish(1, [3])
+    old, new = network.trace(before, after)
+    assert route_of(old) == truth_of(1, edges) == {("b1", None), ("b2", "b1"), ("b3", "b2")}
+    assert route_of(new) == truth_of(1, later) == {("b1", None), ("b4", "b1"), ("b3", "b4")}
+
+
+def test_published_at_another_broker_than_the_id_says() -> None:
+    """Traps: a publisher that lost its broker goes on at another with the ids it had assigned."""
+    for down in (False, True):
+        network = Network(5, config_of("exact"), 5, 0)
+        identity, edges = network.publish(3, [1, 5], broker_in_id=2)
+        reachable = [broker for broker in network.brokers if not (down and broker == 2)]
+        (result,) = network.trace(identity, reachable=reachable)
+        assert result.origin == "b3"
+        assert route_of(result) >= truth_of(3, {edge for edge in edges if not down or 2 not in edge})
+
+
+def test_unknown_id() -> None:
+    network = Network(5, config_of("bloom"), 5, 2)
+    network.now_us += 60 * SECOND_US
+    identity = bytes(MessageId(5, 2, network.now_us // MILLISECOND_US, 77))
+    (result,) = network.trace(identity)
+    assert (result.verdict, result.origin_doubt, result.route, result.receivers) == ("unknown", None, (), ())
+    assert "no record" in result.explanation
+
+
+def test_before_the_history_begins() -> None:
+    network = Network(5, config_of("bloom"), 3, 0)
+    (result,) = network.trace(bytes(MessageId(5, 2, START_US // MILLISECOND_US - 10_000_000, 0)))
+    assert result.verdict == "before-history"
+    assert "does not reach back" in result.explanation
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_broker_that_cannot_be_reached(silent: bool) -> None:
+    """The origin away: what others know is told. Another away: the rest is told, and what is missing."""
+    network = Network(5, config_of("exact"), 1, 0)
+    network = Network(7, config_of("exact"), 4, 0)
+    for one in network.brokers:
+        for two in sorted(network.links[one]):
+            network.unlink(one, two)
+    for broker in (1, 2, 3):
+        network.link(broker, broker + 1)
+    identity, _ = network.publish(1, [2, 4])
+    gone = 3
+    network.down = {gone} if silent else set()
+    reachable = [1, 2, 3, 4] if silent else [1, 2, 4]
+    (result,) = network.trace(identity, reachable=reachable)
+    assert result.verdict == "partial"
+    assert [broker for broker, _ in result.missing] == ["b3"]
+    assert {one.subscriber for one in result.receivers} >= set(network.subscribers(2))
+    network.down = set()
+    (result,) = network.trace(identity, reachable=[2, 3, 4])
+    assert result.verdict == "partial"
+    assert result.origin_doubt is None
+    assert {one.broker for one in result.receivers} == {"b2", "b4"}
+    (result,) = network.trace(bytes(MessageId(1, 1, START_US // MILLISECOND_US, 4)), reachable=[2, 3, 4])
+    assert result.verdict == "unreachable"
+
+
+def test_corroboration_exposes_false_positives() -> None:
+    """T12: filters of 5% accuracy each; a claim nobody supports is doubtful, a true one is not."""
+    coarse = TrackingConfig(bits=200, capacity=1000, hashes=1, adaptive=False)
+    network = Network(11, coarse, 8, 0)
+    happened = []
+    for _ in range(300):
+        origin = network.random.choice(network.brokers)
+        wanting = network.random.sample(network.brokers, 2)
+        happened.append((origin, wanting, *network.publish(origin, wanting)))
+    false_claims = doubted = 0
+    for origin, _, identity, edges in happened[:60]:
+        (result,) = network.trace(identity)
+        truth = truth_of(origin, edges)
+        for step in result.route:
+            if (step.broker, step.source) in truth:
+                assert step.doubt < 1
+            else:
+                false_claims += 1
+                doubted += step.doubt > 0.05
+    assert false_claims > 20
+    assert doubted > 0.8 * false_claims
+
+
+def test_a_lone_claim_is_doubtful() -> None:
+    """A broker claims the message from a neighbour that has no record of it."""
+    network = Network(1, config_of("bloom"), 3, 0)
+    identity, _ = network.publish(1, [1])
+    liar = next(iter(sorted(network.links[1])))
+    other = next(broker for broker in (2, 3) if broker != liar)
+    network.tracking[liar].routed(1, other, identity, network.now_us)
+    (result,) = network.trace(identity)
+    doubts = {step.broker: step.doubt for step in result.route}
+    assert doubts[f"b{liar}"] == 1.0
+    assert doubts["b1"] < 1e-3
+
+
+def test_limits() -> None:
+    """Fan-out, rounds, brokers and time are bounded, and what was left out is said."""
+    from postroad.errors import PeerError, UsageError
+    from postroad.tracking.trace import TraceLimits
+
+    identity = bytes(MessageId(5, 1, START_US // MILLISECOND_US, 1))
+    with pytest.raises(UsageError):
+        Trace([], reachable=[1], now_us=0)
+    with pytest.raises(UsageError):
+        Trace([identity[:15]], reachable=[1], now_us=0)
+    trace = Trace(
+        [identity], reachable=range(1, 100), limits=TraceLimits(fan_out=4, brokers=10), now_us=START_US
+    )
+    network = Network(1, config_of("exact"), 1, 0)
+    (ask,) = trace.start(START_US)
+    assert ask.broker == 1
+    empty = network.tracking[1].answer(ask.question, {}, START_US)
+    with pytest.raises(PeerError):
+        trace.answered(1, TraceAnswer(findings=()), START_US)
+    asks = trace.answered(1, empty, START_US)
+    assert len(asks) == 4
+    assert trace.answered(2, empty, START_US)[0].broker == 6
+    assert trace.answered(2, empty, START_US) == []  # said twice
+    assert trace.next_deadline() == START_US + 2 * SECOND_US
+    assert trace.failed(3, "went away", START_US)[0].broker == 7
+    now_us = START_US
+    while not trace.done:
+        now_us = trace.next_deadline() or 0
+        trace.tick(now_us)
+    (result,) = trace.results({})
+    assert result.verdict == "partial"
+    assert "more than 10 brokers" in result.explanation
+    assert ("00000003", "went away") in result.missing
+    assert len(trace._asked) == 10
