@@ -83,10 +83,7 @@ class ReleaseMerger:
         taken: dict[int, list[Report]] = {}
         for key in [key for key in self._due if pubends(key[0])]:
             del self._due[key]
-            report = self._reports[key]
-            taken.setdefault(key[0], []).append(report)
-            if report.ended:
-                del self._reports[key]
+            taken.setdefault(key[0], []).append(self._reports[key])
         return taken
 
     def resend(self, pubends: Callable[[int], bool]) -> None:

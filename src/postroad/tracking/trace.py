@@ -14,9 +14,9 @@ reachable brokers are asked, for any origin: the publisher may have gone on at a
 Doubt (T12). A filter claims a message it never saw with a known rate f. That a broker routed the message is
 false only if its own claim is, and that of every subscriber and every broker below that has it from there:
 the product of their rates. A claim that names a neighbour whose record is whole and who knows nothing of the
-message is contradicted: its doubt is 1, unless brokers below say otherwise. For receivers, h claims among N
-candidates at rate f contain about (N - T) f false ones, where h = T + (N - T) f; the share of those among
-the h is each one's doubt.
+message is contradicted: its doubt is 1, unless brokers below say otherwise. Claims that stand alone, of
+brokers and of subscribers, are judged by their number: h claims among N that were tested at rate f contain
+(N - T) f false ones, where h = T + (N - T) f; the share of those among the h is each one's doubt.
 """
 
 from __future__ import annotations

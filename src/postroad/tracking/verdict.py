@@ -148,11 +148,18 @@ def _weigh(claims: list[_Claim], findings: Mapping[int, Finding]) -> None:
             below.setdefault(claim.source, []).append(claim)
             asked = findings.get(claim.source)
             claim.contradicted = asked is not None and not asked.lost and claim.source not in claiming
+    alone: list[_Claim] = []  # nobody speaks for these but themselves
     for claim in claims:
         corroborated = _rate_below(claim.broker, below, findings, {claim.broker})
         claim.doubt = claim.rate * corroborated
-        if claim.contradicted and corroborated == 1.0:
-            claim.doubt = 1.0
+        if corroborated == 1.0:
+            if claim.contradicted:
+                claim.doubt = 1.0
+            else:
+                alone.append(claim)
+    others = len(findings) - len(claiming) + len(alone)
+    for claim in alone:
+        claim.doubt = _share(claim.rate, len(alone), others)
 
 
 def _rate_below(

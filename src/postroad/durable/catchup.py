@@ -1,0 +1,268 @@
+"""A catchup stream: one subscriber that is behind on one pubend (spec D4, D5, D9, D10; paper, 4.1).
+
+It works in rounds. A round begins with a plan for (position, end]: at which ticks an event matched (Q), as
+the persistent filtering subsystem remembers, or spans of which this broker knows nothing for the subscriber,
+because it came from elsewhere or the memory has a hole: those are refiltered. All else is silence. Then the
+Q ticks are asked for, a window at a time, and delivered in order as they come. What its pubend released is
+a gap, as narrow as the plan allows. At the end of the plan comes the next round, or the switchover.
+
+Nothing is asked for while the subscriber has no room, and at most `HELD_BYTES` wait out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from postroad.durable.compact import Numbers
+from postroad.durable.filtering import ReadBuffer
+from postroad.durable.knowledge import KnowledgeStream, Segment
+from postroad.durable.outputs import Deliver, DeliverGap
+from postroad.durable.spans import Span, intersect, subtract, union
+from postroad.errors import BugError
+from postroad.selectors import MatchIndex, Selector
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
+
+WINDOW_TICKS: Final = 1_024  # Q ticks asked for at a time
+WINDOW_SPANS: Final = 128  # and the spans they may be asked in
+REFILTER_US: Final = SECOND_US  # of a span to be refiltered, asked for at a time, at first
+MIN_REFILTER_US: Final = 10 * MILLISECOND_US
+MAX_REFILTER_US: Final = 3_600 * SECOND_US
+HELD_BYTES: Final = 4 * MIB  # knowledge that waits for what comes before it
+ASK_AGAIN_US: Final = 500 * MILLISECOND_US
+
+_NONE: Final[Numbers] = np.empty(0, np.int64)
+
+
+class CatchupStream:
+    """(s, p) in catchup mode."""
+
+    __slots__ = (
+        "_asked",
+        "_asked_at",
+        "_held",
+        "_index",
+        "_overflowed",
+        "_selector",
+        "_stride",
+        "_ticks",
+        "_unknown",
+        "delivered",
+        "end",
+        "position",
+        "pubend",
+        "reading",
+        "subscriber",
+    )
+
+    def __init__(self, *, subscriber: int, pubend: int, position: int, selector: Selector) -> None:
+        self.subscriber = subscriber
+        self.pubend = pubend
+        self.position = position  # the doubt horizon: everything up to here was delivered
+        self.end = position  # where the plan ends; equal to `position` when there is none
+        self.reading = False  # a batch read of the PFS is on its way
+        self.delivered = 0  # events
+        self._selector = selector
+        self._index: MatchIndex | None = None  # for refiltering, made when it is first needed
+        self._ticks = _NONE  # Q ticks of the plan above `position`
+        self._unknown: list[Span] = []  # spans of the plan above `position` that are refiltered
+        self._held = KnowledgeStream()  # what came in and is not delivered yet
+        self._asked: list[Span] = []  # asked for since `_asked_at`
+        self._asked_at = 0
+        self._stride = REFILTER_US
+        self._overflowed = False  # more came than could be held: ask for less next time
+
+    @property
+    def idle(self) -> bool:
+        """There is no plan: the next round may begin."""
+        return self.position == self.end and not self.reading
+
+    # ---- plans
+
+    def plan(self, buffer: ReadBuffer) -> None:
+        """The PFS remembers (position, buffer.end]."""
+        if not self.reading or buffer.start != self.position or buffer.subscriber != self.subscriber:
+            raise BugError("catchup: a read buffer that was not asked for")
+        self.reading = False
+        self.end = buffer.end
+        self._ticks = buffer.ticks
+        self._unknown = list(buffer.unknown)
+
+    def refilter(self, end: int) -> None:
+        """Nothing is remembered of (position, end]: take it whole."""
+        if not self.idle:
+            raise BugError("catchup: a plan is under way")
+        self.end = end
+        self._ticks, self._unknown = _NONE, [(self.position, end)] if end > self.position else []
+
+    # ---- curiosity
+
+    def wants(self, now_us: int) -> list[Span]:
+        """What to ask for now: the next window that is not here yet, unless it was asked for just now."""
+        if self.idle or self.reading:
+            return []
+        window = self._window()
+        missing = [gap for start, end in window for gap in self._held.find(start, end, {})[1]]
+        if now_us - self._asked_at < ASK_AGAIN_US:
+            missing = subtract(missing, self._asked)
+            self._asked = union(self._asked + missing)
+        else:
+            self._asked = missing
+        if missing:
+            self._asked_at = now_us
+        return missing
+
+    def _window(self) -> list[Span]:
+        ticks = self._ticks[:WINDOW_TICKS]
+        spans: list[Span] = []
+        if len(ticks):
+            breaks = np.flatnonzero(np.diff(ticks) != 1) + 1
+            firsts = ticks[np.concatenate(([0], breaks))].tolist()
+            lasts = ticks[np.concatenate((breaks - 1, [len(ticks) - 1]))].tolist()
+            spans = [(first - 1, last) for first, last in zip(firsts, lasts, strict=True)]
+        room = self._stride
+        for start, end in self._unknown:
+            if room <= 0:
+                break
+            spans.append((start, min(end, start + room)))
+            room -= end - start
+        return union(spans)[:WINDOW_SPANS]
+
+    def next_deadline(self) -> int | None:
+        return self._asked_at + ASK_AGAIN_US if self._asked and not self.idle else None
+
+    def learn(self, segment: Segment, need: Mapping[int, int]) -> bool:
+        """Knowledge from here or upstream. True if some of it was wanted."""
+        if self.idle or self.reading or not segment.meets(need):
+            return False
+        found = False
+        for start, end in self._window():
+            part = segment.cut(max(start, self.position), end)
+            if part.start >= part.end:
+                continue
+            if self._held.size > HELD_BYTES and part.start > self.position:
+                self._overflowed = True
+                break
+            found = bool(self._held.accumulate(part)) or found
+        return found
+
+    # ---- delivery
+
+    def advance(self, room: Callable[[], bool]) -> list[Deliver | DeliverGap]:
+        """Deliver in tick order what is here, while there is room."""
+        out: list[Deliver | DeliverGap] = []
+        while not self.reading and self.position < self.end:
+            at = self._next_q()
+            if at is None:
+                self._move(self.end, out)
+                break
+            segment = self._held.after(at - 1, {})
+            if segment is None or not room():
+                if at - 1 > self.position:
+                    self.position = at - 1  # silence: told with what comes next
+                break
+            out += self._take(segment)
+            self._forget()
+        self._asked = intersect(self._asked, self.position, self.end)
+        return out
+
+    def _move(self, end: int, out: list[Deliver | DeliverGap]) -> None:
+        """Silence up to `end`, which the last delivery of this call can say as well."""
+        last = out[-1] if out else None
+        if isinstance(last, Deliver):
+            out[-1] = Deliver(
+                subscribers=last.subscribers,
+                pubend=last.pubend,
+                start=last.start,
+                end=end,
+                batch=last.batch,
+                rows=last.rows,
+            )
+        self.position = end
+        self._ticks, self._unknown = _NONE, []
+        self._forget()
+        self._stride = self._stride // 2 if self._overflowed else self._stride * 2
+        self._stride = min(max(self._stride, MIN_REFILTER_US), MAX_REFILTER_US)
+        self._overflowed = False
+
+    def _next_q(self) -> int | None:
+        """The first tick above the position that is Q."""
+        first = int(self._ticks[0]) if len(self._ticks) else None
+        if self._unknown and (first is None or self._unknown[0][0] + 1 < first):
+            first = self._unknown[0][0] + 1
+        return first
+
+    def _take(self, segment: Segment) -> list[Deliver | DeliverGap]:
+        """Everything of the plan inside `segment`, which begins just before the next Q tick."""
+        end = min(segment.end, self.end)
+        count = int(np.searchsorted(self._ticks, end, side="right"))
+        ticks, self._ticks = self._ticks[:count], self._ticks[count:]
+        spans = intersect(self._unknown, segment.start, end)
+        self._unknown = intersect(self._unknown, end, self.end)
+        before, self.position = self.position, end
+        if segment.lost:
+            lost = union([*spans, *((tick - 1, tick) for tick in ticks.tolist())])
+            return [self._gap(lost[0][0], lost[-1][1])]
+        if segment.batch is None:
+            return []
+        rows = self._rows(segment, ticks, spans)
+        if not len(rows):
+            return []
+        self.delivered += len(rows)
+        return [
+            Deliver(
+                subscribers=(self.subscriber,),
+                pubend=self.pubend,
+                start=before,
+                end=end,
+                batch=segment.batch,
+                rows=rows.astype(np.uint32),
+            )
+        ]
+
+    def _gap(self, start: int, end: int) -> DeliverGap:
+        return DeliverGap(subscribers=(self.subscriber,), pubend=self.pubend, start=start, end=end)
+
+    def _rows(self, segment: Segment, ticks: Numbers, spans: list[Span]) -> Numbers:
+        """The rows of a segment that are for this subscriber."""
+        batch = segment.batch
+        if batch is None:
+            return _NONE
+        held = batch.headers["tick"].astype(np.int64)
+        chosen = np.isin(held, ticks, assume_unique=True)
+        if spans:
+            if self._index is None:
+                self._index = MatchIndex()
+                self._index.add(0, self._selector, 0)
+            matched = np.zeros(len(held), bool)
+            for rows, _ in self._index.match(batch):
+                matched[rows] = True
+            inside = np.zeros(len(held), bool)
+            for start, end in spans:
+                inside |= (held > start) & (held <= end)
+            chosen |= matched & inside
+        return np.flatnonzero(chosen).astype(np.int64)
+
+    def _forget(self) -> None:
+        """Drop what lies below the position."""
+        while len(self._held) and next(iter(self._held)).end <= self.position:
+            self._held.forget_first()
+
+    def status(self) -> dict[str, int]:
+        return {
+            "position": self.position,
+            "planned_to": self.end,
+            "planned_ticks": len(self._ticks),
+            "held_bytes": self._held.size,
+        }
+
+    def check(self) -> None:
+        self._held.check()
+        if self.position > self.end:
+            raise BugError("catchup: the position is beyond the plan")
+        if len(self._ticks) and not self.position < int(self._ticks[0]) <= int(self._ticks[-1]) <= self.end:
+            raise BugError("catchup: Q ticks outside the plan")
+        if self._unknown and not self.position <= self._unknown[0][0] < self._unknown[-1][1] <= self.end:
+            raise BugError("catchup: spans to refilter outside the plan")

@@ -1,0 +1,78 @@
+"""What the durable rooms of a subscriber hosting broker ask of their broker, besides storage effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from postroad.durable.release import Report
+from postroad.durable.spans import Span
+from postroad.errors import PostroadError
+from postroad.events.batch import EventBatch
+from postroad.storage.effects import StorageEffect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """Event messages of section 2: these rows of a batch (None: all) to these subscribers, on (start, end].
+
+    What the rows leave out of the span is silence for them. Without a batch all of it is: a silence message.
+    """
+
+    subscribers: tuple[int, ...]
+    pubend: int
+    start: int
+    end: int
+    batch: EventBatch | None = None
+    rows: npt.NDArray[np.uint32] | None = None
+
+    @property
+    def count(self) -> int:
+        if self.batch is None:
+            return 0
+        return self.batch.count if self.rows is None else len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverGap:
+    """A gap message: (start, end] may have held events for these subscribers and is lost."""
+
+    subscribers: tuple[int, ...]
+    pubend: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """Curiosity of a catchup stream: find these ticks here or upstream, and hand what is found to `answer`.
+
+    `need`: what knowledge must be filtered with, for subscribers to take it.
+    """
+
+    pubend: int
+    spans: tuple[Span, ...]
+    need: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """What a subscriber acknowledged under this ticket is on disk."""
+
+    subscriber: int
+    ticket: int
+    error: PostroadError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """What this broker reports up the tree of a pubend."""
+
+    pubend: int
+    report: Report
+
+
+Output = Deliver | DeliverGap | Wants | Confirmed | Reported | StorageEffect
