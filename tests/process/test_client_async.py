@@ -237,6 +237,57 @@ def test_a_reader_that_falls_behind_gets_a_gap_and_bounded_memory(brokers: Broke
     run(work())
 
 
+@pytest.mark.parametrize("unread", [(250,), (600, 600, 600)], ids=["in the window", "more than the window"])
+def test_a_reader_with_much_unread_outlives_broken_connections(
+    brokers: Brokers, proxied: Callable[[str], FaultProxy], unread: tuple[int, ...]
+) -> None:
+    """What it holds of an earlier connection gives no credit on the next; it reads on, and gets what is new."""
+    broker = brokers.start("b1")
+    proxy = proxied(broker.address)
+    payload = b"x" * 10_000
+
+    async def work() -> None:
+        async with (
+            postroad.connect(proxy.address) as reader,
+            postroad.connect(broker.address) as writer,
+            reader.subscribe("n", buffer="64 KiB") as events,
+        ):
+            for count in unread:
+                for _ in range(count):
+                    await writer.publish("n", payload)
+                await writer.flush()
+                await asyncio.sleep(0.3)
+                proxy.blip()
+                await asyncio.sleep(0.5)
+            assert 2 << 20 <= sum(taken for _, taken in events._queue) < 10 << 20
+            read = 0
+            while read < min(unread[0], 300):
+                read += isinstance(await anext(events), postroad.Event)
+
+            async def mark() -> None:
+                # What is published before it has begun again is in its Gap.
+                while True:
+                    await writer.publish("n", b"last")
+                    await asyncio.sleep(0.1)
+
+            marking = asyncio.ensure_future(mark())
+            async with asyncio.timeout(20):
+                async for event in events:
+                    if isinstance(event, postroad.Event) and event.payload == b"last":
+                        break
+            marking.cancel()
+            for _ in range(3):  # the whole window has come back
+                for number in range(500):
+                    await writer.publish("n", b"%d" % number + payload)
+                seen = 0
+                while seen < 500:
+                    event = await anext(events)
+                    assert isinstance(event, postroad.Event)
+                    seen += event.payload != b"last"
+
+    run(work())
+
+
 def test_a_reader_that_asked_for_it_is_disconnected_instead(brokers: Brokers) -> None:
     address = brokers.start("b1").address
 

@@ -161,6 +161,34 @@ def test_a_stranger_cannot_begin_with_a_batch() -> None:
     run(test())
 
 
+def test_a_stranger_cannot_make_us_buffer_more_than_a_handshake() -> None:
+    async def test() -> None:
+        core = StandIn()
+        async with serving(core) as (_, host, port):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write((100_000).to_bytes(4, "little") + bytes((Kind.HELLO, 1, 0, 0)))
+            (refuse,) = await frames_until_end(reader)
+            assert "the limit is 65536" in refuse.reason
+            writer.close()
+
+    run(test())
+
+
+def test_what_follows_a_handshake_at_once_may_be_a_batch() -> None:
+    """An acceptor's WELCOME and its first batches can come in one piece."""
+
+    async def test() -> None:
+        core = StandIn()
+        async with serving(core) as (_, host, port):
+            _, writer = await asyncio.open_connection(host, port)
+            batch = (MIB).to_bytes(4, "little") + bytes((Kind.KNOWLEDGE, 1, 0, 0)) + bytes(MIB - 8)
+            writer.write(PING + batch)
+            assert [one.frame for one in await core.saw(Received, 2)] == [PING, batch]
+            writer.close()
+
+    run(test())
+
+
 def test_large_frames_come_whole() -> None:
     async def test() -> None:
         core = StandIn()

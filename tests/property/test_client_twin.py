@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postroad.client import effects as fx
+from postroad.client.core import ClientCore, ClientSettings
 from postroad.client.outbox import Outbox
 from postroad.client.streams import Streams
 from postroad.config import DEFAULT_LIMITS
+from postroad.errors import PeerError
 from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId
-from postroad.units import MIB
+from postroad.overlay.effects import Send
+from postroad.units import KIB, MIB, SECOND_US
+from postroad.wire import frames as wire
 from postroad.wire.frames import Kind
 
 
@@ -99,6 +105,7 @@ actions = st.lists(
     ),
     max_size=60,
 )
+WINDOW = 4000  # of the twin's broker
 
 
 @given(actions)
@@ -112,17 +119,32 @@ def test_everything_published_is_accepted_or_rejected_in_order(
     pubend: list[bytes] = []  # what the broker took, without repeats
     rejected: set[bytes] = set()
     in_flight: list[EventBatch] = []  # sent on this connection, not answered
+    owed = 0  # bytes sent on this connection and not given back as credit
 
     def connect(publisher: int) -> None:
+        nonlocal owed
+        owed = 0
         in_flight.clear()
-        assert outbox.opened(publisher=publisher, broker=7, limits=DEFAULT_LIMITS, credit=4000) is None
+        assert outbox.opened(publisher=publisher, broker=7, limits=DEFAULT_LIMITS, credit=WINDOW) is None
+
+    def give_back(size: int) -> None:
+        nonlocal owed
+        if size > 0:
+            outbox.credit(size)
+            owed -= size
+        for wrong in (0, -1, owed + 1):
+            with pytest.raises(PeerError):
+                outbox.credit(wrong)
 
     def arrive(batch: EventBatch) -> None:
         ids = [batch.id(row) for row in range(batch.count)]
         pubend.extend(identity for identity in ids if identity not in pubend)
 
     def send() -> None:
+        nonlocal owed
         for frame in outbox.take():
+            assert owed < WINDOW
+            owed += len(frame)
             batch = EventBatch.parse(frame, DEFAULT_LIMITS, expect=Kind.PUBLISH)
             assert batch.channel == (in_flight[-1].channel + 1 if in_flight else batch.channel)
             in_flight.append(batch)
@@ -151,12 +173,12 @@ def test_everything_published_is_accepted_or_rejected_in_order(
             outbox.closed()
             connect(1 + amount % 2)
         elif action == "credit":
-            outbox.credit(amount)
+            give_back(min(amount, owed))
         outbox.check()
         assert outbox.unsettled <= 500
     mark = outbox.mark()
     while not outbox.settled(mark):
-        outbox.credit(100_000)
+        give_back(owed)
         send()
         for batch in in_flight:
             arrive(batch)
@@ -166,3 +188,119 @@ def test_everything_published_is_accepted_or_rejected_in_order(
     # A rejected event may have arrived before, on a connection that broke before its answer came.
     assert [identity for identity in published if identity in pubend] == pubend
     assert set(published) == set(pubend) | rejected
+
+
+class CountingBroker:
+    """Plays the broker's side of credit as docs/protocol.md has it, over one connection after another."""
+
+    window = 64 * KIB
+    frame_bytes = 17_000
+
+    def __init__(self) -> None:
+        settings = ClientSettings(addresses=("a:1",), name="test", window=self.window)
+        self.core = ClientCore(settings, draw=lambda n: n - 1)
+        self.now = 1_700_000_000 * SECOND_US
+        self.core.start(self.now)
+        self.connection = 0
+        self.tick = 0
+        self.held: list[int] = []  # sizes of what the application has and did not consume
+        self.connect()
+        self.act(self.core.subscribe(topic="t", where="", overflow="drop", buffer=0)[1])
+
+    def connect(self) -> None:
+        self.connection += 1
+        self.subscribed = False
+        self.balance = self.owed = 0
+        self.act(self.core.handle([fx.Opened(connection=self.connection)], self.now))
+        self.say(
+            wire.encode(
+                wire.Welcome(
+                    version=1,
+                    name="b",
+                    broker=7,
+                    node=bytes(16),
+                    boot=1,
+                    cost=1,
+                    limits=DEFAULT_LIMITS,
+                    window=self.window,
+                    time_us=self.now,
+                )
+            )
+        )
+
+    def reconnect(self) -> None:
+        self.act(self.core.handle([fx.Closed(connection=self.connection)], self.now))
+        self.now += 4 * SECOND_US
+        self.act(self.core.handle([], self.now))
+        self.connect()
+
+    def say(self, frame: bytes) -> None:
+        self.act(self.core.handle([fx.Received(connection=self.connection, frame=frame)], self.now))
+
+    def act(self, effects: list[fx.Effect]) -> None:
+        self.core.check()
+        for effect in effects:
+            if isinstance(effect, fx.Delivered):
+                self.held.append(effect.size)
+            elif isinstance(effect, Send):
+                self.heard(wire.decode(effect.data))
+
+    def heard(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            assert message.window == self.window
+            self.balance = message.window
+        elif isinstance(message, wire.Subscribe):
+            assert not self.subscribed, "twice on one connection"
+            self.subscribed = True
+            self.say(wire.encode(wire.Subscribed(number=message.number)))
+        elif isinstance(message, wire.Credit):
+            assert 1 <= message.size <= self.owed, "credit for what was not sent"
+            self.balance += message.size
+            self.owed -= message.size
+
+    def deliver(self) -> None:
+        if not self.subscribed or self.balance <= 0:
+            return
+        self.tick += 1
+        builder = BatchBuilder()
+        payload = bytes(self.frame_bytes - 200)
+        builder.add(bytes(MessageId(1, 2, self.tick, 0)), "t", {}, payload, DEFAULT_LIMITS)
+        batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS).with_ticks(
+            self.tick, kind=Kind.DELIVERY, pubend=5, start=self.tick - 1, channel=1
+        )
+        self.balance -= len(batch.data)
+        self.owed += len(batch.data)
+        self.say(batch.data)
+
+    def consume(self, at: int) -> None:
+        if self.held:
+            self.core.consumed(self.held.pop(at % len(self.held)))
+            self.act(self.core.flush())
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("deliver"), st.integers(1, 5)),
+            st.tuples(st.just("consume"), st.integers(0, 9)),
+            st.tuples(st.just("reconnect"), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_credit_is_exact_on_every_connection_and_memory_is_bounded(script: list[tuple[str, int]]) -> None:
+    broker = CountingBroker()
+    for action, amount in script:
+        if action == "deliver":
+            for _ in range(amount):
+                broker.deliver()
+        elif action == "consume":
+            broker.consume(amount)
+        else:
+            broker.reconnect()
+        assert sum(broker.held) < 2 * broker.window + broker.frame_bytes
+    while broker.held:
+        broker.consume(0)
+    assert broker.subscribed
+    assert broker.owed < broker.window // 4, "all but the last quarter came back"

@@ -312,7 +312,7 @@ def run(machine: Machine, steps: list[tuple[object, ...]]) -> None:
                     machine.check_reads(*values)  # type: ignore[arg-type]
                 case "reopen":
                     machine.commit()
-                    machine.facts.commit([machine.volume.clean_mark()])
+                    machine.facts.commit([machine.volume.synced_mark()])
                     machine.open()
                     assert not machine.volume.recovered.damage
                 case "crash":
@@ -387,8 +387,8 @@ def test_flipped_bits_cost_only_the_records_they_hit(
         if chance.random() < 0.7:
             machine.commit()
     machine.commit()
-    if clean:
-        machine.facts.commit([machine.volume.clean_mark()])
+    if clean:  # metadata notes how far the log is synced
+        machine.facts.commit([machine.volume.synced_mark()])
     records = list(_records(machine.files))
     newest, safe = max((name, at) for name, at, _, _, _, opens in records if opens)
     places = [

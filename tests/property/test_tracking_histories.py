@@ -20,7 +20,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 ME: Final = 7
 START_US: Final = 1_700_000_000_000_000
 PERSIST_US: Final = 2 * SECOND_US
-SUBSCRIBERS: Final = ("ann", "bob", "cy")
+SUBSCRIBERS: Final = ("ann", "bob", "cy", "di", "ed", "flo")
 NEIGHBOURS: Final = (11, 12, 13)
 
 
@@ -70,6 +70,7 @@ actions = st.one_of(
     st.tuples(st.just("late"), st.sampled_from(NEIGHBOURS), st.integers(1, 3), st.integers(1, 10**7)),
     st.tuples(st.just("pause"), st.integers(1, 3000)),
     st.tuples(st.just("attach"), st.sampled_from(SUBSCRIBERS)),
+    st.tuples(st.just("everybody")),
     st.tuples(st.just("detach"), st.sampled_from(SUBSCRIBERS)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("crash")),
@@ -144,6 +145,9 @@ class Driven:
             case ("attach", str(who)):
                 self.attached.add(who)
                 self.tracking.attached(who, self.now_us)
+            case ("everybody",):
+                for who in SUBSCRIBERS:
+                    self.step(("attach", who))
             case ("detach", str(who)):
                 self.attached.discard(who)
                 self.tracking.detached(who, self.now_us)

@@ -318,6 +318,64 @@ def test_pings_are_answered() -> None:
     assert script.sent() == [wire.Pong(time_us=5, at_us=script.now)]
 
 
+def test_one_bad_frame_does_not_end_a_session_that_was_up() -> None:
+    """Refused for `protocol` once: back to the same broker after a pause. Again at once: it is no accident."""
+    script = Script("a:1", "b:2")
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    script.take(Dial)
+    for _ in range(2):
+        script.now += 60 * SECOND_US
+        script.say(wire.Refuse(code="protocol", reason="a bad frame"))
+        (down,) = script.take(fx.Down)
+        assert isinstance(down.error, PeerError)
+        assert script.take(Close)
+        assert script.take(Dial) == []
+        deadline = script.core.next_deadline()
+        assert deadline is not None
+        assert script.now < deadline <= script.now + SECOND_US
+        script.now = deadline
+        script.handle()
+        assert script.take(Dial) == [Dial("a:1")]
+        script.up()
+    assert script.take(fx.Failed) == []
+    script.now += SECOND_US
+    script.say(wire.Refuse(code="protocol", reason="a bad frame"))
+    (failed,) = script.take(fx.Failed)
+    assert isinstance(failed.error, PeerError)
+    assert script.core.state is State.OVER
+
+
+def test_a_handshake_that_breaks_the_protocol_is_final() -> None:
+    script = Script()
+    script.up()
+    script.now += 60 * SECOND_US
+    script.lose()
+    script.open()
+    script.say(wire.Refuse(code="protocol", reason="another version"))
+    assert script.take(fx.Failed)
+
+
+def test_being_denied_while_up_is_final() -> None:
+    script = Script()
+    script.up()
+    script.now += 60 * SECOND_US
+    script.say(wire.Refuse(code="denied", reason="your token was withdrawn"))
+    assert script.take(fx.Failed)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, 1 << 62])
+def test_credit_for_what_was_not_sent_breaks_the_protocol(size: int) -> None:
+    script = Script()
+    script.up(window=64 * KIB)
+    script.say(wire.Credit(size=size))
+    (refuse,) = script.sent()
+    assert isinstance(refuse, wire.Refuse)
+    assert refuse.code == "protocol"
+    assert script.core.state is not State.UP
+
+
 # --- publishing
 
 
@@ -391,7 +449,7 @@ def test_without_credit_frames_wait_and_the_batch_grows() -> None:
     for _ in range(5):
         script.publish()
         assert script.flush() == []
-    script.say(wire.Credit(size=70_000))
+    script.say(wire.Credit(size=70_000))  # within what was sent
     (batch,) = [message for message in script.sent() if isinstance(message, EventBatch)]
     assert batch.count == 5
 
@@ -600,24 +658,158 @@ def test_credit_goes_back_as_the_application_consumes() -> None:
     assert total == (len(frame) if len(frame) >= 64 * KIB else 0)
 
 
-def test_unconsumed_bytes_shrink_the_window_of_the_next_connection() -> None:
-    script = Script(window=256 * KIB)
+def filling(script: Script, number: int, size: int, first: int = 1) -> int:
+    """Deliveries of at least so many bytes on this connection; how many bytes they were."""
+    total = 0
+    while total < size:
+        frame = delivery(number, 5, first - 1, list(range(first, first + 100)))
+        script.say(frame)
+        first += 100
+        total += len(frame)
+    return total
+
+
+def reconnect(script: Script) -> wire.Hello:
+    script.lose()
+    script.now += 4 * SECOND_US
+    script.handle()
+    hello = script.open()
+    script.welcome()
+    return hello
+
+
+def credit(script: Script) -> int:
+    script.do(script.core.flush())
+    return sum(message.size for message in script.sent() if isinstance(message, wire.Credit))
+
+
+def test_bytes_of_an_earlier_connection_give_no_credit_on_the_next() -> None:
+    window = 256 * KIB
+    script = Script(window=window)
     script.up()
     number = script.subscribe()
     script.say(wire.Subscribed(number=number))
-    frames = [delivery(number, 5, 600 * at, list(range(600 * at + 1, 600 * at + 601))) for at in range(2)]
-    held = sum(len(frame) for frame in frames)
-    script.say(*frames)
-    script.lose()
-    script.now += SECOND_US
-    script.handle()
-    hello = script.open()
-    assert hello.window == 256 * KIB - held
-    script.welcome()
+    old = filling(script, number, window // 2)
+    assert reconnect(script).window == window
+    script.say(wire.Subscribed(number=number))
+    script.sent()
+    script.core.consumed(old)
+    assert credit(script) == 0
+    new = filling(script, number, window, first=10_000)
+    script.core.consumed(new)
+    assert credit(script) == new
+
+
+def test_what_is_held_of_an_earlier_connection_takes_its_part_of_the_window() -> None:
+    """Credit comes back once all that is held is within one window again, whichever bytes are consumed."""
+    window = 256 * KIB
+    script = Script(window=window)
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    old = filling(script, number, window // 2)
+    reconnect(script)
+    script.sent()
+    new = filling(script, number, window, first=10_000)
+    script.core.consumed(old)
+    assert credit(script) == 0
+    script.core.consumed(window // 4)
+    assert credit(script) == window // 4
+    script.core.consumed(new - window // 4)
+    assert credit(script) == new - window // 4
+
+
+def test_two_windows_are_held_at_most_however_often_the_connection_breaks() -> None:
+    """A subscription begins again only when what is held of earlier connections is within one window."""
+    window = 256 * KIB
+    script = Script(window=window)
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    first = filling(script, number, window)
+    script.sent()
+    reconnect(script)
+    assert script.sent() == []
+    other = script.subscribe("other")  # a new one has nothing to wait for
+    assert [message.number for message in script.sent() if isinstance(message, wire.Subscribe)] == [other]
+    script.do(script.core.unsubscribe(other))
+    script.sent()
+    over = first - window
+    script.core.consumed(over - 1)
+    script.do(script.core.flush())
+    assert script.sent() == []
+    script.core.consumed(1)
+    script.do(script.core.flush())
+    (again,) = script.sent()
+    assert isinstance(again, wire.Subscribe)
+    script.core.consumed(1)
+    script.do(script.core.flush())
+    assert script.sent() == []  # begun once on this connection
+    script.say(wire.Subscribed(number=number))
+    (missed,) = script.take(fx.Missed)
+    assert missed.gap.pubend == ""
+    second = filling(script, number, window, first=10_000)
+    script.sent()
+    for _ in range(5):
+        reconnect(script)
+        assert script.sent() == []
+    script.core.consumed(window - 1 + second)
+    script.do(script.core.flush())
+    assert [type(message) for message in script.sent()] == [wire.Subscribe]
+
+
+def test_a_subscription_that_waits_to_begin_again_can_be_given_up() -> None:
+    window = 256 * KIB
+    script = Script(window=window)
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number))
+    held = filling(script, number, window)
+    reconnect(script)
+    script.do(script.core.unsubscribe(number))
     script.sent()
     script.core.consumed(held)
     script.do(script.core.flush())
-    assert script.sent() == [wire.Credit(size=held)]
+    assert script.sent() == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": 64 * KIB - 1},
+        {"window": 64 * MIB + 1},
+        {"token": "x" * 4097},
+        {"token": "\ud800"},
+        {"name": "x" * 256},
+        {"name": "a\nb"},
+    ],
+)
+def test_what_no_broker_would_take_is_refused_here(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ClientSettings(**({"addresses": ("a:1",), "name": "test"} | settings))
+
+
+def test_texts_that_cannot_travel_are_the_callers_error() -> None:
+    script = Script()
+    script.up()
+    for topic, where in (("x" * MIB, ""), ("", "x" * MIB), ("\ud800", ""), ("", "\udfff")):
+        with pytest.raises(UsageError):
+            script.subscribe(topic, where)
+    for buffer in (-1, 1 << 63):
+        with pytest.raises(UsageError):
+            script.core.subscribe(topic="a", where="", overflow="drop", buffer=buffer)
+    with pytest.raises(TooLargeError):
+        script.core.request("x" * MIB, {})
+    with pytest.raises(TooLargeError):
+        script.core.request("status", {"x": "y" * MIB})
+    with pytest.raises(UsageError):
+        script.core.request("status", {"\ud800": ""})
+    assert script.sent() == []
+    script.lose()
+    script.now += SECOND_US
+    script.handle()
+    script.up()
+    assert script.sent() == []
 
 
 # --- asking

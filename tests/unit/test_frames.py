@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.errors import PeerError
+from postroad.errors import BugError, PeerError
 from postroad.events.batch import empty_frame
 from postroad.wire import frames
 from postroad.wire.frames import (
     BATCH_KINDS,
     CONTROL,
     FRAME_PREFIX_BYTES,
+    HANDSHAKE_BYTES,
     MAX_CONTROL_BYTES,
     PROTOCOL_VERSION,
     Kind,
@@ -54,7 +55,6 @@ MESSAGES: list[Message] = [
         time_us=-1,
         publisher=42,
         resume_key=b"key",
-        accepted=9,
     ),
     frames.Refuse(code="denied", reason="no"),
     frames.Ping(time_us=1),
@@ -180,6 +180,37 @@ def test_garbage(kind: Kind, body: bytes) -> None:
         decode(frame(kind, body))
 
 
+def test_control_frames_have_no_flags() -> None:
+    for flags in (1, 0x100, 0xFFFF):
+        data = encode(frames.Ping(time_us=1))
+        with pytest.raises(PeerError, match="PING frame with flags"):
+            decode(data[:6] + flags.to_bytes(2, "little") + data[8:])
+
+
+def test_a_frame_over_the_limit_is_never_made() -> None:
+    """What the receiver's splitter would refuse is our own fault, and shows here rather than there."""
+    room = MAX_CONTROL_BYTES - len(encode(frames.Reply(number=1, code="", body="x" * 70_000))) + 70_000
+    whole = encode(frames.Reply(number=1, code="", body="x" * room))
+    assert len(whole) == MAX_CONTROL_BYTES
+    assert Splitter(0).feed(whole) == [whole]
+    with pytest.raises(BugError, match="REPLY frame of 1048577 bytes"):
+        encode(frames.Reply(number=1, code="", body="x" * (room + 1)))
+
+
+def test_what_we_take_can_be_sent_on() -> None:
+    """A frame at the limit without the fields that have defaults would grow over it when it is passed on."""
+    entry = [1, "", "x" * 70_000]
+    spare = MAX_CONTROL_BYTES - len(frame(Kind.INTEREST, msgspec.msgpack.encode([7, 1, 2, [entry], []])))
+    entry[2] = "x" * (70_000 + spare)
+    short = frame(Kind.INTEREST, msgspec.msgpack.encode([7, 1, 2, [entry], []]))
+    assert len(short) == MAX_CONTROL_BYTES
+    with pytest.raises(PeerError, match="no room"):
+        decode(short)
+    entry[2] = "x" * (70_000 + spare - 2)
+    whole = frame(Kind.INTEREST, msgspec.msgpack.encode([7, 1, 2, [entry], []]))
+    assert len(encode(decode(whole))) == MAX_CONTROL_BYTES
+
+
 # ---------------------------------------------------------------- splitter
 
 
@@ -230,6 +261,20 @@ def test_oversized_and_undersized_are_refused_before_they_are_buffered(
     assert splitter.feed(bad[:cut]) == []
     with pytest.raises(PeerError, match=f"frame of {length} bytes"):
         splitter.feed(bad[cut:])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 9])
+def test_only_the_first_frame_is_held_to_the_size_of_a_handshake(cut: int) -> None:
+    first = struct.pack("<IBBH", HANDSHAKE_BYTES, Kind.HELLO, 1, 0) + bytes(HANDSHAKE_BYTES - 8)
+    batch = struct.pack("<IBBH", 4096, Kind.PUBLISH, 1, 0) + bytes(4088)
+    control = struct.pack("<IBBH", HANDSHAKE_BYTES + 1, Kind.REPLY, 1, 0) + bytes(HANDSHAKE_BYTES - 7)
+    stream = first + batch + control
+    splitter = Splitter(4096, handshake=True)
+    assert splitter.feed(stream[:cut]) + splitter.feed(stream[cut:]) == [first, batch, control]
+    for bad, limit in ((control, HANDSHAKE_BYTES), (batch, 0)):
+        splitter = Splitter(4096, handshake=True)
+        with pytest.raises(PeerError, match=f"the limit is {limit}$"):
+            splitter.feed(bad[:cut] + bad[cut:])
 
 
 def test_the_largest_frames_pass() -> None:

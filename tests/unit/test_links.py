@@ -243,6 +243,13 @@ def test_a_number_that_belongs_to_another_node_is_refused() -> None:
     assert peer is not None
 
 
+def test_a_broker_that_was_never_started_is_refused() -> None:
+    """Boots count from 1; 0 is what a client's HELLO has in that place."""
+    effects, peer = accept(make(1), 5, hello("broker", boot=0))
+    assert peer is None
+    assert "boot" in refusal(effects)[1]
+
+
 def test_a_handshake_that_takes_too_long_is_ended() -> None:
     links = make()
     links.opened(5, dialled=None, certificate=None, loopback=True, now_us=NOW)

@@ -64,7 +64,7 @@ class Opened:
 
     def close(self, *, clean: bool = False) -> None:
         if clean:
-            self.metadata.commit([self.volume.clean_mark()])
+            self.metadata.commit([self.volume.synced_mark()])
         self.files.close()
         self.metadata.close()
 
@@ -267,6 +267,26 @@ def test_after_a_clean_close_a_flip_in_the_last_record_is_no_torn_tail(log: Open
     log = log.reopened()
     assert (log.lasts(1), log.read(1, 0).missing) == ([1, 4], ((1, 3),))
     log.close()
+
+
+def test_a_file_without_a_single_good_record_is_kept(log: Opened) -> None:
+    """It may have been renamed by mistake; nothing in it was released."""
+    log.append(1, [(0, 1)], size=4000)
+    log.append(2, [(-1, 0)], size=4000)
+    path = log.segments()[0]
+    wrong = path.with_name(segment_name(1, 0xABCD))
+    path.rename(wrong)
+    log.close()
+    for _ in range(2):
+        later = Opened(log.folder)
+        later.append(2, [(n, n + 1) for n in later.lasts(2)[-1:]])
+        later.tidy()
+        assert wrong in later.segments()
+        later.close()
+    wrong.rename(path)
+    again = Opened(log.folder)
+    assert again.lasts(1) == [1]
+    again.close()
 
 
 def test_damage_found_by_a_read_is_missing_and_reported(log: Opened) -> None:

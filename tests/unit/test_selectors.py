@@ -6,9 +6,11 @@ import pickle
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from postroad.errors import SelectorError, UsageError
+from postroad.config import DEFAULT_LIMITS
+from postroad.errors import SelectorError, TooLargeError, UsageError
 from postroad.selectors import Selector
 from postroad.selectors.parse import MAX_DEPTH, MAX_IN, MAX_LIKE, MAX_TEXT
 from postroad.selectors.predicate import like_matcher
@@ -258,3 +260,20 @@ def test_a_selector_is_a_value() -> None:
         first.topic = "b"
     first.forget()
     assert first.matches("a/b", {"x": 1})
+
+
+def test_patterns_keep_to_the_limits_of_whoever_parses_them() -> None:
+    wide = msgspec.structs.replace(DEFAULT_LIMITS, topic_bytes=4096, topic_depth=64)
+    narrow = msgspec.structs.replace(DEFAULT_LIMITS, topic_bytes=16, topic_depth=2)
+    long, deep = "x" * 2000, "a/" * 40 + "#"
+    for pattern in (long, deep):
+        with pytest.raises(TooLargeError):
+            Selector.parse(pattern)
+        made = Selector.parse(pattern, "x = 1", wide)
+        assert made.topic == pattern
+        assert pickle.loads(pickle.dumps(made)) == made
+        with pytest.raises(TooLargeError):  # also when it was parsed before
+            Selector.parse(pattern, "x = 1")
+    assert Selector.parse("a/b/c").topic == "a/b/c"
+    with pytest.raises(TooLargeError):
+        Selector.parse("a/b/c", limits=narrow)

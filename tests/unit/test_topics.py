@@ -63,6 +63,16 @@ def test_limits() -> None:
 
 
 @pytest.mark.parametrize(
+    "topic", ["x" * (4 << 20), "\0" * (4 << 20), "\ud800" * (4 << 20), "/" * (4 << 20), "a+/" * (1 << 20)]
+)
+def test_what_is_wrong_with_a_long_text_is_said_shortly(topic: str) -> None:
+    for check in (check_topic, check_pattern):
+        with pytest.raises(UsageError) as caught:
+            check(topic, DEFAULT_LIMITS)
+        assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
     ("pattern", "yes", "no"),
     [
         ("a/b", ["a/b"], ["a", "a/c", "a/b/c", "A/b", "a/b/"]),

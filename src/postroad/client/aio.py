@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
+import msgspec
+
 from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
 from postroad.client.clock import now_us
@@ -25,7 +27,9 @@ from postroad.client.subscription import Subscription
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import Value
+from postroad.ids import MessageId
 from postroad.overlay.effects import Close, Dial, Send
+from postroad.tracking.verdict import TraceResult
 from postroad.units import SECOND_US, size
 from postroad.wire.frames import Splitter
 
@@ -323,6 +327,15 @@ class Client:
         if not isinstance(answer, dict):
             raise PeerError(f"the broker's answer to {what!r} is not an object")
         return answer
+
+    async def trace(self, message: MessageId | str) -> TraceResult:
+        """The path of a message: origin, route and receivers, each with its probability of being wrong."""
+        identity = MessageId.parse(message) if isinstance(message, str) else message
+        answer = await self.request("trace", id=str(identity))
+        try:
+            return msgspec.convert(answer, TraceResult)
+        except msgspec.ValidationError as error:
+            raise PeerError(f"the broker's answer to 'trace' cannot be read: {error}") from None
 
     # --- waiting
 

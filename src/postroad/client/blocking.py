@@ -23,6 +23,8 @@ from postroad.client.aio import Attributes, Payload
 from postroad.client.receipt import Receipt
 from postroad.errors import UsageError
 from postroad.events import Event, EventBatch, Gap
+from postroad.ids import MessageId
+from postroad.tracking.verdict import TraceResult
 
 PUBLISH_CHUNK: Final = 1024
 
@@ -163,6 +165,10 @@ class Client:
     def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
         return self._thread.call(self._client.request(what, **arguments))
+
+    def trace(self, message: MessageId | str) -> TraceResult:
+        """The path of a message: origin, route and receivers, each with its probability of being wrong."""
+        return self._thread.call(self._client.trace(message))
 
 
 class Subscription:

@@ -19,7 +19,7 @@ import numpy as np
 from postroad.durable.compact import Numbers
 from postroad.durable.filtering import ReadBuffer
 from postroad.durable.knowledge import KnowledgeStream, Segment
-from postroad.durable.outputs import Deliver, DeliverGap
+from postroad.durable.outputs import Deliver, DeliverGap, Message
 from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.errors import BugError
 from postroad.selectors import MatchIndex, Selector
@@ -27,6 +27,7 @@ from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 WINDOW_TICKS: Final = 1_024  # Q ticks asked for at a time
 WINDOW_SPANS: Final = 128  # and the spans they may be asked in
+NEAR_TICKS: Final = 8  # Q ticks no further apart are asked for together, with what lies between
 REFILTER_US: Final = SECOND_US  # of a span to be refiltered, asked for at a time, at first
 MIN_REFILTER_US: Final = 10 * MILLISECOND_US
 MAX_REFILTER_US: Final = 3_600 * SECOND_US
@@ -103,6 +104,8 @@ class CatchupStream:
         """What to ask for now: the next window that is not here yet, unless it was asked for just now."""
         if self.idle or self.reading:
             return []
+        if self._unknown and not self._asked:
+            self._adapt()
         window = self._window()
         missing = [gap for start, end in window for gap in self._held.find(start, end, {})[1]]
         if now_us - self._asked_at < ASK_AGAIN_US:
@@ -114,11 +117,17 @@ class CatchupStream:
             self._asked_at = now_us
         return missing
 
+    def _adapt(self) -> None:
+        """How much to refilter at a time: twice as much as last time, or half if that was too much."""
+        self._stride = self._stride // 2 if self._overflowed else self._stride * 2
+        self._stride = min(max(self._stride, MIN_REFILTER_US), MAX_REFILTER_US)
+        self._overflowed = False
+
     def _window(self) -> list[Span]:
         ticks = self._ticks[:WINDOW_TICKS]
         spans: list[Span] = []
         if len(ticks):
-            breaks = np.flatnonzero(np.diff(ticks) != 1) + 1
+            breaks = np.flatnonzero(np.diff(ticks) > NEAR_TICKS) + 1
             firsts = ticks[np.concatenate(([0], breaks))].tolist()
             lasts = ticks[np.concatenate((breaks - 1, [len(ticks) - 1]))].tolist()
             spans = [(first - 1, last) for first, last in zip(firsts, lasts, strict=True)]
@@ -137,55 +146,33 @@ class CatchupStream:
         """Knowledge from here or upstream. True if some of it was wanted."""
         if self.idle or self.reading or not segment.meets(need):
             return False
-        found = False
-        for start, end in self._window():
-            part = segment.cut(max(start, self.position), end)
-            if part.start >= part.end:
-                continue
-            if self._held.size > HELD_BYTES and part.start > self.position:
-                self._overflowed = True
-                break
-            found = bool(self._held.accumulate(part)) or found
-        return found
+        window = intersect(self._window(), segment.start, segment.end)
+        if not window:
+            return False
+        part = segment.cut(window[0][0], window[-1][1])
+        if self._held.size > HELD_BYTES and part.start >= (self._next_q() or 0):
+            self._overflowed = True
+            return False
+        return bool(self._held.accumulate(part))
 
     # ---- delivery
 
-    def advance(self, room: Callable[[], bool]) -> list[Deliver | DeliverGap]:
-        """Deliver in tick order what is here, while there is room."""
-        out: list[Deliver | DeliverGap] = []
+    def advance(self, room: Callable[[], bool], send: Callable[[Message], None]) -> None:
+        """Send in tick order what is here, while there is room."""
         while not self.reading and self.position < self.end:
             at = self._next_q()
             if at is None:
-                self._move(self.end, out)
+                self.position = self.end
                 break
             segment = self._held.after(at - 1, {})
             if segment is None or not room():
-                if at - 1 > self.position:
-                    self.position = at - 1  # silence: told with what comes next
+                self.position = max(self.position, at - 1)  # silence: told with what comes next
                 break
-            out += self._take(segment)
+            message = self._take(segment)
+            if message is not None:
+                send(message)
             self._forget()
         self._asked = intersect(self._asked, self.position, self.end)
-        return out
-
-    def _move(self, end: int, out: list[Deliver | DeliverGap]) -> None:
-        """Silence up to `end`, which the last delivery of this call can say as well."""
-        last = out[-1] if out else None
-        if isinstance(last, Deliver):
-            out[-1] = Deliver(
-                subscribers=last.subscribers,
-                pubend=last.pubend,
-                start=last.start,
-                end=end,
-                batch=last.batch,
-                rows=last.rows,
-            )
-        self.position = end
-        self._ticks, self._unknown = _NONE, []
-        self._forget()
-        self._stride = self._stride // 2 if self._overflowed else self._stride * 2
-        self._stride = min(max(self._stride, MIN_REFILTER_US), MAX_REFILTER_US)
-        self._overflowed = False
 
     def _next_q(self) -> int | None:
         """The first tick above the position that is Q."""
@@ -194,33 +181,35 @@ class CatchupStream:
             first = self._unknown[0][0] + 1
         return first
 
-    def _take(self, segment: Segment) -> list[Deliver | DeliverGap]:
-        """Everything of the plan inside `segment`, which begins just before the next Q tick."""
+    def _take(self, segment: Segment) -> Message | None:
+        """Everything of the plan inside `segment`, which begins just before the next Q tick.
+
+        The message reaches on to the tick before the next Q: in between is silence.
+        """
         end = min(segment.end, self.end)
         count = int(np.searchsorted(self._ticks, end, side="right"))
         ticks, self._ticks = self._ticks[:count], self._ticks[count:]
         spans = intersect(self._unknown, segment.start, end)
         self._unknown = intersect(self._unknown, end, self.end)
-        before, self.position = self.position, end
+        following = self._next_q()
+        before, self.position = self.position, self.end if following is None else following - 1
         if segment.lost:
             lost = union([*spans, *((tick - 1, tick) for tick in ticks.tolist())])
-            return [self._gap(lost[0][0], lost[-1][1])]
+            return self._gap(lost[0][0], lost[-1][1])
         if segment.batch is None:
-            return []
+            return None
         rows = self._rows(segment, ticks, spans)
         if not len(rows):
-            return []
+            return None
         self.delivered += len(rows)
-        return [
-            Deliver(
-                subscribers=(self.subscriber,),
-                pubend=self.pubend,
-                start=before,
-                end=end,
-                batch=segment.batch,
-                rows=rows.astype(np.uint32),
-            )
-        ]
+        return Deliver(
+            subscribers=(self.subscriber,),
+            pubend=self.pubend,
+            start=before,
+            end=self.position,
+            batch=segment.batch,
+            rows=rows.astype(np.uint32),
+        )
 
     def _gap(self, start: int, end: int) -> DeliverGap:
         return DeliverGap(subscribers=(self.subscriber,), pubend=self.pubend, start=start, end=end)

@@ -178,7 +178,7 @@ class DurablePubend:
         return self._tell(Segment(self.last, staged.segment.end, EVERYTHING, batch))
 
     def append_failed(self, tag: int) -> list[int]:
-        """The record is not in the log, nor is any staged after it. All tags whose publishers must be told."""
+        """The record is not in the log, nor is any staged after it. Tags whose publishers must be told."""
         if tag not in self._staged:
             return []
         self._counters["failed_appends_total"] += 1

@@ -12,6 +12,7 @@ from postroad.durable.release import Report
 from postroad.durable.spans import Span
 from postroad.errors import PostroadError
 from postroad.events.batch import EventBatch
+from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
 from postroad.storage.effects import StorageEffect
 
 
@@ -35,6 +36,22 @@ class Deliver:
             return 0
         return self.batch.count if self.rows is None else len(self.rows)
 
+    @property
+    def last(self) -> int:
+        """The tick of the last event; of a silence message its end."""
+        if self.batch is None:
+            return self.end
+        return int(self.batch.headers["tick"][-1 if self.rows is None else self.rows[-1]])
+
+    @property
+    def size(self) -> int:
+        """The size of the delivery frame."""
+        if self.batch is None or self.rows is None:
+            return FRAME_HEADER_BYTES if self.batch is None else len(self.batch.data)
+        offsets = self.batch.offsets
+        heap = int((offsets[self.rows + 1] - offsets[self.rows]).sum())
+        return FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * len(self.rows) + heap
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverGap:
@@ -44,6 +61,10 @@ class DeliverGap:
     pubend: int
     start: int
     end: int
+
+    @property
+    def size(self) -> int:
+        return FRAME_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,4 +96,5 @@ class Reported:
     report: Report
 
 
+Message = Deliver | DeliverGap
 Output = Deliver | DeliverGap | Wants | Confirmed | Reported | StorageEffect

@@ -192,6 +192,8 @@ class GroupCommit:
         commit.chops = self.volume.take_chops()
         if commit.chops:
             commit.changes.append(self.volume.chop_rows(commit.chops))
+        if commit.changes:
+            commit.changes.append(self.volume.synced_mark())
 
 
 def _weight(effect: Write) -> int:
@@ -325,7 +327,7 @@ class Storage:
         self._threads[1].join()
         if self._group.broken is None and self._crash is None:
             with suppress(StorageError):  # it only makes the next start surer of what it finds
-                self._metadata.commit([self.volume.clean_mark()])
+                self._metadata.commit([self.volume.synced_mark()])
         self._files.close()
         self._metadata.close()
 

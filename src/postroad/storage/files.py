@@ -25,7 +25,7 @@ class Files(Protocol):
         """Names and sizes, sorted by name."""
 
     def create(self, name: str) -> None:
-        """A new empty file; its name is durable on return."""
+        """A new empty file, its name durable; or no file and an error."""
 
     def write(self, name: str, at: int, parts: Sequence[bytes]) -> None:
         """Append at the end, which the caller knows to be `at`. After an error a part may be there."""
@@ -75,7 +75,12 @@ class OsFiles:
 
     def create(self, name: str) -> None:
         os.close(os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        self._sync_folder()
+        try:
+            self._sync_folder()
+        except OSError:
+            with suppress(OSError):
+                (self.folder / name).unlink()
+            raise
 
     def write(self, name: str, at: int, parts: Sequence[bytes]) -> None:
         handle = self._take(name)

@@ -32,6 +32,7 @@ from postroad.storage.recovery import BEFORE_ALL, Damage, Recovery, find_segment
 from postroad.storage.segment import (
     EXTENT_SHIFT,
     HEADER,
+    MARKER_MASK,
     MAX_RECORD_BYTES,
     OPENS_COMMIT,
     OVERHEAD,
@@ -53,7 +54,7 @@ MAX_DAMAGE_REPORTS: Final = 100
 
 CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
 STATE: Final = "log.state"
-CLEAN: Final = b"clean"  # -> name of the last file and its size; there only while the log is closed
+SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
 
 Chops = dict[int, int | None]  # stream -> tick; None: forget the stream
 Row = tuple[bytes, bytes | None]
@@ -104,17 +105,14 @@ class LogVolume:
     # -- opening and closing
 
     def _recover(self, facts: Facts) -> Recovery:
-        state = facts.load(STATE)
         chops = {
             int.from_bytes(key, "big"): int.from_bytes(value, "big", signed=True)
             for key, value in facts.load(CHOPS).items()
         }
         try:
-            found = find_segments(self.files, clean=_parse_clean(state.get(CLEAN)))
+            found = find_segments(self.files, synced=_parse_mark(facts.load(STATE).get(SYNCED)))
         except OSError as error:
             raise StorageError(f"cannot read the log: {error}") from error
-        if CLEAN in state:
-            facts.commit([(STATE, [(CLEAN, None)])])
         self._segments = found.segments
         for segment in found.segments:
             segment.sealed = True
@@ -124,17 +122,17 @@ class LogVolume:
             found.segments[-1].sealed = False
         for number, last in found.lasts.items():
             self._stream(number).last = last
-        self._dead += [segment for segment in found.segments if segment.sealed and not segment.live]
+        self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
         for number, tick in chops.items():
             self._stream(number).chopped = tick
             self.chops_saved({number: tick})
         scanned = sum(segment.size for segment in found.segments)
         return Recovery(streams=judge(found, chops), damage=tuple(found.damage), scanned_bytes=scanned)
 
-    def clean_mark(self) -> tuple[str, list[Row]]:
-        """The row that says the log was closed in good order."""
+    def synced_mark(self) -> tuple[str, list[Row]]:
+        """The row that says how far the log is synced. It stays true: nothing synced is ever cut off."""
         active = self._segments[-1] if self._segments else None
-        return STATE, [(CLEAN, f"{active.name} {active.size}".encode() if active else None)]
+        return STATE, [(SYNCED, f"{active.name} {active.size}".encode() if active else None)]
 
     def _stream(self, number: int) -> Stream:
         found = self._streams.get(number)
@@ -194,7 +192,7 @@ class LogVolume:
         active = self._segments[-1] if self._segments else None
         if active and not active.sealed and (not active.size or active.size + size <= self.segment_bytes):
             return active
-        segment = Segment((active.number if active else 0) + 1, self._draw_marker() & ~OPENS_COMMIT)
+        segment = Segment((active.number if active else 0) + 1, self._draw_marker() & MARKER_MASK)
         try:
             self.files.create(segment.name)
         except OSError as error:
@@ -359,7 +357,7 @@ class LogVolume:
 
     def _rewrite(self, run: list[Segment]) -> bool:
         """Copy what is alive to a new file that takes the place of the run. False: it could not be done."""
-        new = Segment(run[0].number, self._draw_marker() & ~OPENS_COMMIT)
+        new = Segment(run[0].number, self._draw_marker() & MARKER_MASK)
         try:
             parts, rows, new.size = _pack_all(new, 0, self._live_records(run))
             if any(one.harmed for one in run):
@@ -458,7 +456,7 @@ def _holes(
         yield position, end
 
 
-def _parse_clean(mark: bytes | None) -> tuple[str, int] | None:
+def _parse_mark(mark: bytes | None) -> tuple[str, int] | None:
     if mark is None:
         return None
     name, size = mark.decode().split(" ")

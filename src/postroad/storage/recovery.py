@@ -3,8 +3,8 @@
 A crash can only tear the last commit: every commit is synced before the next one is written, and a segment
 before the next one is created. So broken bytes in the last file with no further commit behind them are a
 torn tail (never acknowledged, cut off); all others are damage to synced data (reported with their place,
-stepped over, missing in reads). A log that was closed in good order says so, and then has no torn tail:
-a bit that flipped in its last record is damage, not a tear.
+stepped over, missing in reads). Metadata notes now and then, and at every orderly end, how far the log was
+synced, so a bit that flipped in the very last commit before that is damage too and not taken for a tear.
 """
 
 from __future__ import annotations
@@ -71,15 +71,17 @@ class Found:
     records: dict[int, int]
 
 
-def find_segments(files: Files, *, clean: tuple[str, int] | None) -> Found:
-    """Scan every segment file in order. `clean`: name and size of the last one when the log was closed."""
+def find_segments(files: Files, *, synced: tuple[str, int] | None) -> Found:
+    """Scan every segment file in order. `synced`: a file, and how much of it was synced for certain."""
     found = Found([], [], {}, {}, {})
     names = [(parsed, name, size) for name, size in files.list() if (parsed := parse_name(name))]
+    last_name = max(names)[1] if names else ""
     for (number, marker), name, size in sorted(names):
         segment = Segment(number, marker)
         records = scan(lambda at, count, name=name: files.read(name, at, count), size, marker)  # type: ignore[misc]
-        newest = name == max(names)[1]
-        cut = _torn_at(records, size) if newest and clean != (name, size) else size
+        newest = name == last_name
+        floor = synced[1] if synced and synced[0] == name else 0
+        cut = _torn_at(records, size, floor) if newest else size
         if cut < size:
             records = _without_tail(records, cut)
             found.damage.append(Damage(file=name, offset=cut, length=size - cut, torn=True, stream=None))
@@ -92,11 +94,11 @@ def find_segments(files: Files, *, clean: tuple[str, int] | None) -> Found:
     return found
 
 
-def _torn_at(records: Scan, size: int) -> int:
+def _torn_at(records: Scan, size: int, floor: int) -> int:
     """Where the torn tail begins: at the first broken bytes behind the last record that opens a commit."""
     opening = np.flatnonzero(records.headers["marker"] & OPENS_COMMIT)
     begin = int(records.offsets[opening[-1]]) if len(opening) else -1
-    return next((start for start, _ in records.damage if start > begin), size)
+    return next((start for start, _ in records.damage if start > begin and start >= floor), size)
 
 
 def _without_tail(records: Scan, cut: int) -> Scan:

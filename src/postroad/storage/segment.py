@@ -31,9 +31,12 @@ from postroad.units import KIB, MIB
 RESIDUE: Final = 0x48674BC7
 HEADER: Final = Struct("<IIQqq")
 PREFIX: Final = Struct("<II")
+LENGTH: Final = Struct("<I")
+LENGTH_AT: Final = 4
 TRAILER_BYTES: Final = 4
 OVERHEAD: Final = HEADER.size + TRAILER_BYTES
 OPENS_COMMIT: Final = 1
+MARKER_MASK: Final = 0xFFFFFFFF ^ OPENS_COMMIT
 MAX_RECORD_BYTES: Final = 16 * MIB
 SCAN_BYTES: Final = 4 * MIB
 CAREFUL_BYTES: Final = 64 * KIB  # how much is read behind damage, where more damage is likely
@@ -106,52 +109,53 @@ def scan(read: ReadAt, size: int, marker: int) -> Scan:
     while position < size:
         buffer = read(position, min(step, size - position))
         step = min(step * 2, SCAN_BYTES)
-        starts, stop = _walk(buffer, marker)
+        starts, found, stop = _walk(buffer, marker)
         if stop and extend(RESIDUE, buffer if stop == len(buffer) else buffer[:stop]) != RESIDUE:
-            starts, stop = _prove_each(buffer, starts)
+            starts, found, stop = _prove_each(buffer, starts, found)
         if not stop:
-            length = _proved_length(read, position, size, marker)
-            if length:
-                buffer, starts, stop = read(position, HEADER.size), [0], length
+            stop = _proved_length(read, position, size, marker)
+            if stop:  # larger than what was read
+                starts = np.zeros(1, dtype=np.int64)
+                found = _headers(buffer, starts)
         if stop:
-            places = np.array(starts, dtype=np.int64)
-            offsets.append(places + position)
-            headers.append(_headers(buffer, places))
+            offsets.append(starts + position)
+            headers.append(found)
             position += stop
         else:
-            found = _next_record(read, position + 1, size, marker)
-            damage.append((position, found))
-            position, step = found, CAREFUL_BYTES
+            following = _next_record(read, position + 1, size, marker)
+            damage.append((position, following))
+            position, step = following, CAREFUL_BYTES
     if not offsets:
         return Scan(np.empty(0, dtype=np.int64), np.empty(0, dtype=_FIELDS), damage)
     return Scan(np.concatenate(offsets), np.concatenate(headers), damage)
 
 
-def _walk(buffer: bytes, marker: int) -> tuple[list[int], int]:
-    """Follow the lengths over whole records; nothing is proved yet."""
+def _walk(buffer: bytes, marker: int) -> tuple[Offsets, Headers, int]:
+    """Whole records one behind the other, by length and marker; nothing is proved yet."""
     starts: list[int] = []
-    position, size, unpack = 0, len(buffer), PREFIX.unpack_from
-    add = starts.append
-    other = marker | OPENS_COMMIT
-    while position + OVERHEAD <= size:
-        mark, length = unpack(buffer, position)
-        if mark != marker and mark != other:
-            break
-        following = position + OVERHEAD + length
-        if following > size:
-            break
+    position, last, unpack, add = 0, len(buffer) - OVERHEAD, LENGTH.unpack_from, starts.append
+    while position <= last:  # the one loop over records in Python: nothing in it that can be done after it
         add(position)
-        position = following
-    return starts, position
+        position += unpack(buffer, position + LENGTH_AT)[0] + OVERHEAD
+    if position > len(buffer):
+        position = starts.pop()
+    places = np.array(starts, dtype=np.int64)
+    headers = _headers(buffer, places)
+    wrong = np.flatnonzero((headers["marker"] & MARKER_MASK) != marker)
+    if len(wrong):
+        return places[: wrong[0]], headers[: wrong[0]], starts[wrong[0]]
+    return places, headers, position
 
 
-def _prove_each(buffer: bytes, starts: list[int]) -> tuple[list[int], int]:
+def _prove_each(buffer: bytes, places: Offsets, headers: Headers) -> tuple[Offsets, Headers, int]:
     """The records before the first that does not prove itself."""
-    for index, start in enumerate(starts):
-        following = start + OVERHEAD + PREFIX.unpack_from(buffer, start)[1]
-        if extend(RESIDUE, buffer[start:following]) != RESIDUE:
-            return starts[:index], start
-    return starts, following
+    stop = 0
+    for index, length in enumerate(headers["length"].tolist()):
+        following = stop + OVERHEAD + length
+        if extend(RESIDUE, buffer[stop:following]) != RESIDUE:
+            return places[:index], headers[:index], stop
+        stop = following
+    return places, headers, stop
 
 
 def _proved_length(read: ReadAt, position: int, size: int, marker: int) -> int:
@@ -161,7 +165,7 @@ def _proved_length(read: ReadAt, position: int, size: int, marker: int) -> int:
         return 0
     mark, length = PREFIX.unpack(prefix)
     whole: int = OVERHEAD + length
-    if mark & ~OPENS_COMMIT != marker or length > MAX_RECORD_BYTES or position + whole > size:
+    if mark & MARKER_MASK != marker or length > MAX_RECORD_BYTES or position + whole > size:
         return 0
     record = read(position, whole)
     return whole if len(record) == whole and extend(RESIDUE, record) == RESIDUE else 0
@@ -184,9 +188,12 @@ def _next_record(read: ReadAt, position: int, size: int, marker: int) -> int:
 
 
 def _headers(buffer: bytes, places: Offsets) -> Headers:
-    raw = np.frombuffer(buffer, dtype=np.uint8)
-    headers: Headers = raw[places[:, None] + np.arange(HEADER.size)].view(_FIELDS).ravel()
-    return headers
+    if not len(places):
+        return np.empty(0, dtype=_FIELDS)
+    everywhere: Headers = np.ndarray(
+        shape=len(buffer) - HEADER.size + 1, dtype=_FIELDS, buffer=buffer, strides=(1,)
+    )
+    return everywhere[places]
 
 
 # -- the index of one file

@@ -15,7 +15,7 @@ from postroad.tracking.bloom import Shape
 from postroad.units import SECOND_US
 
 GROWTH: Final = 8
-HEADROOM: Final = 1.1  # rather stored a little before it is full than a second filter for the rest
+AIM: Final = 0.95  # of Tp: full a little before, since a filter stored part-full is stored twice
 _SHORTEST_US: Final = 1000  # a filter that filled within one batch
 
 
@@ -37,7 +37,7 @@ class Sizing:
     def observed(self, count: int, lifetime_us: int) -> None:
         """A filter ended after that time with so many keys."""
         rate = count * SECOND_US / max(lifetime_us, _SHORTEST_US)
-        wanted = int(rate * self._persist_us / SECOND_US * HEADROOM)
+        wanted = int(rate * self._persist_us / SECOND_US * AIM)
         # Half way down at most: a quiet interval is often followed by a busy one.
         wanted = min(max(wanted, self._next // 2), self._next * GROWTH)
         self._next = min(max(wanted, self._least), self._greatest.n)

@@ -24,6 +24,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 SUBSCRIBER: Final = "subscriber"
 NEIGHBOUR: Final = "neighbour"
+GROUP: Final = "group"  # a set of subscribers that is recorded with one key
 MAX_INTERVALS: Final = 200_000
 MAX_LOST: Final = 1024
 LATE_ROUND_US: Final = 60 * SECOND_US

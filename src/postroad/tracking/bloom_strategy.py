@@ -5,13 +5,14 @@ the least recently used makes room, its filter stored. A history whose filter is
 gives its memory back too.
 
 Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
-subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
+subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement). A turn
+has many small deliveries, each to other subscribers: they are only noted, and added all at once by `tick`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Final
@@ -19,9 +20,10 @@ from typing import Final
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.tracking.adaptive import Sizing
-from postroad.tracking.attachment import SUBSCRIBER, Change
+from postroad.tracking.attachment import GROUP, SUBSCRIBER, Change
 from postroad.tracking.bloom import BloomFilter, fill_of
 from postroad.tracking.effects import TrackingEffect
+from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_members, group_name
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window, times_of
 from postroad.tracking.keys import (
     DELIVERY,
@@ -30,6 +32,8 @@ from postroad.tracking.keys import (
     PUBLISH,
     ROUTING,
     HistoryKey,
+    group_tag,
+    paired,
     set_tag,
     subscriber_tag,
     tagged,
@@ -43,7 +47,20 @@ from postroad.tracking.settings import TrackingConfig
 MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
 
+MAX_PENDING_BYTES: Final = 1 << 20  # of deliveries noted and not added
+
 _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
+
+
+class _Pending:
+    """Deliveries from one origin in this turn, to be added: ids and tags side by side, and of whom."""
+
+    __slots__ = ("calls", "ids", "tags")
+
+    def __init__(self) -> None:
+        self.ids = bytearray()
+        self.tags = bytearray()
+        self.calls: list[tuple[str, Sequence[str], bytes]] = []  # kind of receiver, who, ids
 
 
 class BloomTracking(Recorder):
@@ -65,6 +82,9 @@ class BloomTracking(Recorder):
         self._due: list[tuple[int, _Name]] = []  # heap; an entry whose history is not due then is void
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
+        self._groups = Groups()  # those in use are attached in the map, as GROUP
+        self._pending: dict[int, _Pending] = {}  # by origin, all noted at `_pending_us`
+        self._pending_us = 0
         self._keys = 0
 
     # ---- recording
@@ -85,18 +105,60 @@ class BloomTracking(Recorder):
             self._add((FORWARDING, origin, 0, ""), keys, times_of(ids), now_us)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        times = times_of(ids)
-        self._note_late(subscribers, times, now_us)
         if self._config.deliveries == "subscriber":
+            times = times_of(ids)
+            self._note_late(subscribers, times, now_us)
             for subscriber in subscribers:
                 self._add((DELIVERY, origin, 0, subscriber), ids, times, now_us)
+            return
+        if now_us != self._pending_us:
+            self._add_pending()
+            self._pending_us = now_us
+        pending = self._pending.get(origin)
+        if pending is None:
+            pending = self._pending[origin] = _Pending()
+        tags, count = self._tags, len(ids) // ID_BYTES
+        group = self._group(tuple(subscribers), now_us) if len(subscribers) >= MIN_MEMBERS else None
+        if group is not None:
+            pending.tags += group * count
+            pending.ids += ids
+            pending.calls.append((GROUP, subscribers, ids))
         else:
-            tags = self._tags
             try:
-                joined = b"".join([tags[subscriber] for subscriber in subscribers])
+                for subscriber in subscribers:
+                    pending.tags += tags[subscriber] * count
+                    pending.ids += ids
             except KeyError as error:
                 raise BugError(f"a delivery to {error}, who is not attached") from None
-            self._add((DELIVERY, origin, 0, ""), tagged(ids, joined), times, now_us)
+            pending.calls.append((SUBSCRIBER, subscribers, ids))
+        if len(pending.ids) > MAX_PENDING_BYTES:
+            self._add_pending()
+
+    def _group(self, members: Members, now_us: int) -> bytes | None:
+        """The tag of a set of receivers, if it has one."""
+        tag = self._groups.tag(members)
+        if tag is None:
+            begun, ended = self._groups.meet(members)
+            if begun:
+                self._news += self._map.attached(GROUP, group_name(members), now_us)
+                tag = self._groups.tag(members)
+            if ended is not None:
+                self._news += self._map.detached(GROUP, group_name(ended), now_us)
+        return tag
+
+    def _add_pending(self) -> None:
+        if not self._pending:
+            return
+        noted, self._pending = self._pending, {}
+        now_us = self._pending_us
+        for origin, pending in noted.items():
+            times = Times(bytes(pending.ids))
+            if not self._timely(times, now_us):
+                for kind, who, ids in pending.calls:
+                    names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
+                    self._note_late(names, Times(ids), now_us, kind)
+            keys = paired(times.ids, pending.tags)
+            self._add((DELIVERY, origin, 0, ""), keys, times, now_us)
 
     def attached(self, subscriber: str, now_us: int) -> None:
         super().attached(subscriber, now_us)
@@ -154,7 +216,11 @@ class BloomTracking(Recorder):
             fill = fill_of(filled.bits, filled.meta.m) if self._config.compress else 0.0
             self._store(filled.meta, filled.bits, fill=fill)
 
+    def _flush_before_question(self, now_us: int) -> None:  # noqa: ARG002
+        self._add_pending()
+
     def tick(self, now_us: int) -> list[TrackingEffect]:
+        self._add_pending()
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
             history = self._histories.get(name)
@@ -171,11 +237,12 @@ class BloomTracking(Recorder):
             self._keep(self._histories.pop(name).flush(now_us))
 
     def next_deadline(self) -> int | None:
-        if self._out or self._news:
+        if self._out or self._news or self._pending:
             return 0
         return min(self._due[0][0], self._expire_us) if self._due else self._expire_us
 
     def close(self, now_us: int) -> list[TrackingEffect]:
+        self._add_pending()
         for history in self._histories.values():
             self._keep(history.flush(now_us))
         self._histories.clear()
@@ -265,6 +332,8 @@ class BloomTracking(Recorder):
             hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
             for at in hits:
                 rates[candidates[at]] = min(rate, rates.get(candidates[at], 1.0))
+            for who, rate in self._by_group(look, origin).items():
+                rates[who] = min(rate, rates.get(who, 1.0))
             # Both forms are read, whichever is written now: the setting may have changed since.
             names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
             for who in candidates:
@@ -273,6 +342,20 @@ class BloomTracking(Recorder):
                     if own_hits:
                         rates[who] = min(rate, rates.get(who, 1.0))
         return [Receiver(subscriber=who, fpp=rates[who]) for who in sorted(rates)]
+
+    def _by_group(self, look: Look, origin: int) -> dict[str, float]:
+        """Receivers claimed together, each with the rate at which any of its groups would be."""
+        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
+        names = self._map.at(GROUP, look.time_ms, **slack)
+        if not names:
+            return {}
+        tags = b"".join([group_tag(name) for name in names])
+        hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
+        if not hits:
+            return {}
+        of = Counter(who for name in names for who in group_members(name))
+        claimed = {who for at in hits for who in group_members(names[at])}
+        return {who: min(1.0, rate * of[who]) for who in claimed}
 
     # ---- inspection
 
@@ -293,3 +376,6 @@ class BloomTracking(Recorder):
                 raise BugError(f"history {name} has something to store and no deadline")
         if set(self._tags) != {who for kind, who in self._map if kind == SUBSCRIBER}:
             raise BugError("the tags are not those of the subscribers attached")
+        groups = {group_name(members) for members in self._groups.members()}
+        if groups != {who for kind, who in self._map if kind == GROUP}:
+            raise BugError("the groups in use are not those attached")

@@ -6,7 +6,7 @@
 | routing, per origin and neighbour it came from | id | routing history Hb |
 | forwarding, per origin and neighbour it went to | id | Hb,d, the first optimisation of 3.3 |
 | forwarding, per origin | id with the set of neighbours | the D-bit routing set, the second |
-| delivery, per origin | id with the subscriber | all Hb,s of one origin in one |
+| delivery, per origin | id with the subscriber, or with a set of them (`groups`) | all Hb,s in one |
 | delivery, per origin and subscriber | id | subscriber history Hb,s |
 | log | none: the exact strategy's records | |
 
@@ -33,6 +33,7 @@ ROUTING: Final = "routing"
 FORWARDING: Final = "forwarding"
 DELIVERY: Final = "delivery"
 LOG: Final = "log"
+_FEW: Final = 16 * ID_BYTES  # up to this, one long integer is quicker than numpy
 NO_TAG: Final = bytes(ID_BYTES)
 
 
@@ -49,6 +50,10 @@ def subscriber_tag(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=ID_BYTES, person=b"subscriber").digest()
 
 
+def group_tag(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=ID_BYTES, person=b"group").digest()
+
+
 def neighbour_tag(number: int) -> bytes:
     return blake2b(number.to_bytes(4, "little"), digest_size=ID_BYTES, person=b"neighbour").digest()
 
@@ -58,6 +63,14 @@ def set_tag(neighbours: Sequence[int]) -> bytes:
     for number in neighbours:
         value ^= int.from_bytes(neighbour_tag(number), "big")
     return value.to_bytes(ID_BYTES, "big")
+
+
+def paired(ids: bytes, tags: bytes | bytearray) -> bytes:
+    """Every id with the tag beside it."""
+    if len(ids) <= _FEW:
+        size = len(ids)
+        return (int.from_bytes(ids, "big") ^ int.from_bytes(tags, "big")).to_bytes(size, "big")
+    return (np.frombuffer(ids, np.uint64) ^ np.frombuffer(tags, np.uint64)).tobytes()
 
 
 def tagged(ids: bytes, tags: bytes) -> bytes:

@@ -91,17 +91,27 @@ class Recorder:
     def unlinked(self, neighbour: int, now_us: int) -> None:
         self._news += self._map.detached(NEIGHBOUR, str(neighbour), now_us)
 
-    def _note_late(self, subscribers: Sequence[str], times: Times, now_us: int) -> None:
-        """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
+    def _bounds_ms(self, now_us: int) -> tuple[int, int]:
+        """From which to before which time the map, read at the message's time, names who gets it now."""
         first_ms = (now_us - self._slack_us) // MILLISECOND_US + 1
-        after_ms = (now_us + self._config.skew_us) // MILLISECOND_US
-        if times.lo_ms >= first_ms and times.hi_ms < after_ms:
+        return first_ms, (now_us + self._config.skew_us) // MILLISECOND_US
+
+    def _timely(self, times: Times, now_us: int) -> bool:
+        first_ms, after_ms = self._bounds_ms(now_us)
+        return first_ms <= times.lo_ms and times.hi_ms < after_ms
+
+    def _note_late(
+        self, subscribers: Sequence[str], times: Times, now_us: int, kind: str = SUBSCRIBER
+    ) -> None:
+        """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
+        if self._timely(times, now_us):
             return
+        first_ms, after_ms = self._bounds_ms(now_us)
         all_ms = times.all_ms()
         spans = joined(runs(all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]), MAX_LATE_SPANS)
         for subscriber in subscribers:
             for lo_ms, hi_ms in spans:
-                self._news += self._map.late(SUBSCRIBER, subscriber, lo_ms, hi_ms)
+                self._news += self._map.late(kind, subscriber, lo_ms, hi_ms)
 
     # ---- storing
 

@@ -11,12 +11,13 @@ whoever it says it got the message from.
 If the broker in the id has no record of it, does not answer, or its record of that time is not whole, all
 reachable brokers are asked, for any origin: the publisher may have gone on at another broker.
 
-Doubt (T12). A filter claims a message it never saw with a known rate f. That a broker routed the message is
-false only if its own claim is, and that of every subscriber and every broker below that has it from there:
-the product of their rates. A claim that names a neighbour whose record is whole and who knows nothing of the
-message is contradicted: its doubt is 1, unless brokers below say otherwise. Claims that stand alone, of
-brokers and of subscribers, are judged by their number: h claims among N that were tested at rate f contain
-(N - T) f false ones, where h = T + (N - T) f; the share of those among the h is each one's doubt.
+Doubt (T12; the arithmetic is in `verdict`). A filter claims a message it never saw with a known rate f. That
+a broker routed the message is false only if its own claim is, and that of every subscriber and every broker
+below that has it from there: the product of their rates. A claim that names a neighbour whose record is whole
+and who knows nothing of the message is contradicted: its doubt is 1, unless brokers below say otherwise. A
+claim below which there is nothing is weighed against how rarely a message is sent where nobody wants it. For
+receivers, h claims among N candidates at rate f contain (N - T) f false ones, where h = T + (N - T) f; the
+share of those among the h is each one's doubt.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import comb
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,10 @@ PARTIAL: Final = "partial"
 UNKNOWN: Final = "unknown"
 BEFORE_HISTORY: Final = "before-history"
 UNREACHABLE: Final = "unreachable"
+# How often, per broker that routed a message, nobody there got it; and how often somebody did. Brokers send
+# messages only where they are wanted, so a dead end is rare: a subscriber that left, or one that dropped it.
+TRUE_DEAD_ENDS: Final = 0.01
+TRUE_BRANCHES: Final = 0.5
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,31 +153,31 @@ def _weigh(claims: list[_Claim], findings: Mapping[int, Finding]) -> None:
             below.setdefault(claim.source, []).append(claim)
             asked = findings.get(claim.source)
             claim.contradicted = asked is not None and not asked.lost and claim.source not in claiming
-    alone: list[_Claim] = []  # nobody speaks for these but themselves
     for claim in claims:
-        corroborated = _rate_below(claim.broker, below, findings, {claim.broker})
-        claim.doubt = claim.rate * corroborated
-        if corroborated == 1.0:
-            if claim.contradicted:
-                claim.doubt = 1.0
-            else:
-                alone.append(claim)
-    others = len(findings) - len(claiming) + len(alone)
-    for claim in alone:
-        claim.doubt = _share(claim.rate, len(alone), others)
+        supported, rate_below = _rate_below(claim.broker, below, findings, {claim.broker})
+        if claim.source is None:
+            claim.doubt = claim.rate * rate_below
+        elif claim.contradicted and not supported:
+            claim.doubt = 1.0
+        else:
+            # False claims of this kind to be expected among all who were asked, against true ones.
+            false = min(1.0, len(findings) * claim.rate) * rate_below
+            claim.doubt = false / (false + (TRUE_BRANCHES if supported else TRUE_DEAD_ENDS))
 
 
 def _rate_below(
     broker: int, below: Mapping[int, list[_Claim]], findings: Mapping[int, Finding], seen: set[int]
-) -> float:
-    """How likely everything that speaks for this broker having had the message is false."""
-    rate = 1.0
-    for receiver in findings[broker].delivered:
+) -> tuple[bool, float]:
+    """Whether anything speaks for this broker having had the message, and how likely all that is false."""
+    finding = findings[broker]
+    rate = float(comb(max(finding.candidates, len(finding.delivered)), len(finding.delivered)))
+    for receiver in finding.delivered:
         rate *= receiver.fpp
-    for claim in below.get(broker, ()):
-        if claim.broker not in seen:
-            rate *= claim.rate * _rate_below(claim.broker, below, findings, seen | {claim.broker})
-    return rate
+    rate = min(1.0, rate)
+    children = [claim for claim in below.get(broker, ()) if claim.broker not in seen]
+    for claim in children:
+        rate *= claim.rate * _rate_below(claim.broker, below, findings, seen | {claim.broker})[1]
+    return bool(finding.delivered or children), rate
 
 
 def _ordered(claims: list[_Claim]) -> list[_Claim]:

@@ -1,0 +1,628 @@
+"""The subscriber hosting broker, SHB: subscriptions, constreams, filtering and catchup (spec D4, D5, D9).
+
+For every pubend that it follows the broker hands over knowledge twice: contiguous, once and in order to
+`learn`, which feeds the constream; and whatever else arrives to `answer`, for catchup streams that asked.
+What comes out are outputs: messages to subscribers, curiosity, storage effects, reports.
+
+catchup(s, p) is true from the moment a subscriber connects behind the constream until its switchover, and
+again when it has no room for something. A subscriber that is not connected has no stream here at all: the
+persistent filtering subsystem remembers for it.
+
+Order of durability: filtering record synced, then latestDelivered saved, then reported upstream.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.durable.catchup import CatchupStream
+from postroad.durable.constream import Constream
+from postroad.durable.filtering import TABLE as FILTERING
+from postroad.durable.filtering import PersistentFiltering, ReadBuffer
+from postroad.durable.knowledge import Segment
+from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
+from postroad.durable.release import Report
+from postroad.durable.subscriptions import (
+    RELEASED,
+    SUBSCRIPTIONS,
+    Attached,
+    Cursor,
+    Subscription,
+    Subscriptions,
+)
+from postroad.durable.token import CheckpointToken
+from postroad.errors import BugError, UsageError
+from postroad.selectors import MatchIndex, Selector
+from postroad.storage.effects import (
+    Append,
+    Appended,
+    Chop,
+    Read,
+    ReadDone,
+    Save,
+    Saved,
+    SaveFailed,
+    StorageInput,
+)
+from postroad.units import MILLISECOND_US, SECOND_US
+
+DELIVERED: Final = "durable.delivered"
+SAVE_US: Final = 250 * MILLISECOND_US  # latestDelivered is saved this often
+REPORT_US: Final = SECOND_US
+SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
+MAX_FOLLOWED: Final = 65_536  # pubends
+
+_NEVER: Final = (1 << 63) - 1  # `since` of a subscription whose pubend is not followed yet
+_TICK: Final = struct.Struct("<q")
+TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One pubend."""
+
+    constream: Constream
+    filtering: PersistentFiltering
+    catchups: dict[int, CatchupStream]  # by subscriber, connected ones only
+    saved: int  # latestDelivered as it is on disk
+    reported: tuple[int, int, bool] | None = None  # released, latestDelivered, ended
+
+
+class Hosting:
+    """All durable subscribers of one broker.
+
+    `room(s)`: whether a subscriber can be sent something. `spend(s, n)`: it is sent a frame of n bytes, which
+    whoever carries out the `Deliver` does not count again. `need()`: what knowledge must be filtered with for
+    all subscriptions here.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: int,
+        boot: int,
+        new_tag: Callable[[], int],
+        room: Callable[[int], bool],
+        spend: Callable[[int, int], object],
+        need: Callable[[], Mapping[int, int]],
+        now_us: int,
+    ) -> None:
+        self._broker = broker
+        self._serial = boot << 32
+        self._new_tag = new_tag
+        self._room = room
+        self._spend = spend
+        self._need = need
+        self.subscriptions = Subscriptions(broker=broker, new_tag=new_tag)
+        self._index = MatchIndex()  # all subscriptions; key and target are their ids
+        self._pubends: dict[int, _Followed] = {}
+        self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
+        self._saving: dict[int, list[tuple[int, int]]] = {}  # tag -> (pubend, latestDelivered) on its way
+        self._moved: dict[int, None] = {}  # pubends whose latestDelivered is to be saved
+        self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
+        self._save_at = now_us
+        self._report_at = now_us + REPORT_US
+        self._silence_at = now_us + SILENCE_US
+
+    # ---- restart and pubends
+
+    def recover(self, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
+        """After a restart: the tables of `TABLES`. Then `follow` every pubend of `followed_before`."""
+        self._rows = dict(tables)
+        self.subscriptions.recover(tables.get(SUBSCRIPTIONS, {}), tables.get(RELEASED, {}))
+        for one in self.subscriptions:
+            self._index.add(one.id, one.selector, one.id)
+
+    def followed_before(self) -> dict[int, int]:
+        """Pubend -> latestDelivered as saved."""
+        rows = self._rows.get(DELIVERED, {})
+        return {int.from_bytes(key, "big"): _TICK.unpack(value)[0] for key, value in sorted(rows.items())}
+
+    def follow(
+        self,
+        pubend: int,
+        *,
+        start: int,
+        now_us: int,
+        last: int = 0,
+        chopped: int = 0,
+        suspect: bool = False,
+    ) -> list[Output]:
+        """Follow a pubend. `start`: where a stream never followed before begins, 0 for a pubend that is new.
+
+        `last`, `chopped`, `suspect`: what the log says of the pubend's filtering stream. When `position`
+        answers, knowledge is to be handed to `learn` from that tick on.
+        """
+        if pubend in self._pubends or len(self._pubends) >= MAX_FOLLOWED:
+            raise BugError("this pubend is followed already, or too many are")
+        delivered = self.followed_before().get(pubend, start)
+        filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)
+        reads = filtering.recover(
+            self._rows.get(FILTERING, {}), last=last, chopped=chopped, suspect=suspect, delivered=delivered
+        )
+        constream = Constream(pubend, filtering=filtering, position=filtering.heard)
+        held = self._pubends[pubend] = _Followed(constream, filtering, {}, saved=delivered)
+        self._moved[pubend] = None
+        if filtering.recovered:
+            return self._opened(held, now_us)
+        return self._mine(pubend, list(reads))
+
+    def _opened(self, held: _Followed, now_us: int) -> list[Output]:
+        """The pubend can be followed from now on: those who have been waiting for it begin."""
+        out: list[Output] = []
+        pubend, live = held.constream.pubend, held.constream.live
+        for one in self.subscriptions:
+            cursor = one.cursors.get(pubend)
+            if cursor is None:
+                continue
+            if cursor.since == _NEVER:
+                cursor.since, cursor.matched = live, held.filtering.matched(one.id)
+            if one.session is not None:
+                out += self._enter(held, one, cursor.told, now_us)
+        return out
+
+    def position(self, pubend: int) -> int | None:
+        """From here on `learn` expects knowledge; None while the pubend is not followed or not recovered."""
+        held = self._pubends.get(pubend)
+        return None if held is None or not held.filtering.recovered else held.constream.live
+
+    def unfollow(self, pubend: int) -> None:
+        """The pubend is gone for good."""
+        self._pubends.pop(pubend, None)
+        self._moved.pop(pubend, None)
+
+    # ---- subscribers
+
+    def attach(
+        self,
+        *,
+        name: str,
+        selector: Selector,
+        ack: str,
+        session: int,
+        token: CheckpointToken | None,
+        now_us: int,
+        shared: bool = False,
+        key: str = "",
+    ) -> tuple[Attached, list[Output]]:
+        """A connection takes a subscription: it goes on after `token`, or after what it acknowledged.
+
+        A created one gets nothing from a pubend before `begin` is called for it.
+        """
+        attached = self.subscriptions.attach(
+            name=name,
+            selector=selector,
+            ack=ack,
+            session=session,
+            token=token,
+            now_us=now_us,
+            shared=shared,
+            key=key,
+        )
+        one = attached.subscription
+        out: list[Output] = []
+        if one is None:
+            return attached, out
+        if attached.created:
+            self._index.add(one.id, one.selector, one.id)
+        self._disconnect(one.id)
+        if token is not None:
+            self._begin_from_token(one, token)
+        for pubend, cursor in list(one.cursors.items()):
+            at = cursor.released if token is None else token.tick(pubend) or cursor.released
+            cursor.told = at
+            cursor.last_event = 0
+            if self.position(pubend) is not None:
+                out += self._enter(self._pubends[pubend], one, at, now_us)
+        return attached, out
+
+    def _begin_from_token(self, one: Subscription, token: CheckpointToken) -> None:
+        """A subscription that comes from elsewhere: its PFS begins now, what is before is refiltered."""
+        for pubend, tick in token.items():
+            held, live = self._pubends.get(pubend), self.position(pubend)
+            matched = 0 if held is None else held.filtering.matched(one.id)
+            since = _NEVER if live is None else live
+            self.subscriptions.begin(one, pubend, tick, since=since, matched=matched)
+
+    def begin(self, subscriber: int, pubend: int, tick: int, now_us: int) -> list[Output]:
+        """From `tick`, at or before `position`, everything of this pubend is for the subscription.
+
+        For a created one: the tick from which on the knowledge handed to `learn` is filtered with it. For
+        one that came with a token, and a pubend that it does not name: 0.
+        """
+        one, held = self.subscriptions.by_id(subscriber), self._pubends[pubend]
+        if pubend in one.cursors:
+            return []
+        live = held.constream.live
+        self.subscriptions.begin(one, pubend, tick, since=live, matched=held.filtering.matched(one.id))
+        return self._enter(held, one, tick, now_us) if one.session is not None else []
+
+    def confirm(self, subscriber: int, ticket: int) -> None:
+        """Answer this ticket with `Confirmed` when all that was said of the subscription is on disk."""
+        self.subscriptions.confirm(subscriber, ticket)
+
+    def _enter(self, held: _Followed, one: Subscription, tick: int, now_us: int) -> list[Output]:
+        """A connected subscriber that has everything up to `tick`."""
+        constream = held.constream
+        if tick >= constream.live:
+            constream.join(one.id, tick)
+            return []
+        held.catchups[one.id] = CatchupStream(
+            subscriber=one.id, pubend=constream.pubend, position=tick, selector=one.selector
+        )
+        return self._pump(held, one, now_us)
+
+    def detach(self, session: int) -> None:
+        """The connection is gone."""
+        one = self.subscriptions.detach(session)
+        if one is not None:
+            self._disconnect(one.id)
+
+    def _disconnect(self, subscriber: int) -> None:
+        for held in self._pubends.values():
+            held.constream.forget(subscriber)
+            if held.catchups.pop(subscriber, None) is not None:
+                held.filtering.cancel(subscriber)
+
+    def delete(self, name: str) -> tuple[int, list[Output]]:
+        """End a subscription for good; its id."""
+        one = self.subscriptions.delete(name)
+        self._index.remove(one.id)
+        self._disconnect(one.id)
+        out: list[Output] = []
+        for held in self._pubends.values():
+            out += held.filtering.forget(one.id)
+        return one.id, out
+
+    def claimed(
+        self, name: str, epoch: int, broker: int, now_us: int
+    ) -> tuple[CheckpointToken, int | None] | None:
+        """Another broker hosts this name: the token for it and the session to be ended, if it was ours."""
+        handover = self.subscriptions.claimed(name, epoch, broker, now_us)
+        if handover is None:
+            return None
+        self._disconnect(handover.subscription)
+        return handover.token, handover.ended
+
+    def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
+        """The subscriber consumed everything up to here."""
+        one = self.subscriptions.by_session(session)
+        if one is None:
+            raise UsageError("an acknowledgement without a durable subscription")
+        self.subscriptions.ack(one, token, ticket)
+
+    def credit(self, subscriber: int, now_us: int) -> list[Output]:
+        """The subscriber has room again."""
+        out: list[Output] = []
+        one = self.subscriptions.find(subscriber)
+        if one is not None and one.session is not None:
+            for held in self._pubends.values():
+                if subscriber in held.catchups:
+                    out += self._pump(held, one, now_us)
+        return out
+
+    # ---- knowledge
+
+    def learn(self, pubend: int, segment: Segment, now_us: int) -> list[Output]:
+        """The next contiguous knowledge of a pubend, filtered with at least `need`."""
+        held = self._pubends[pubend]
+        constream = held.constream
+        if segment.end <= constream.live:
+            return []
+        segment = segment.cut(constream.live, segment.end)
+        groups = [] if segment.batch is None else self._index.match(segment.batch)
+        effects, behind = constream.learn(segment, groups, self._room)
+        self._moved[pubend] = None
+        out = self._mine(pubend, effects)
+        for effect in effects:
+            if isinstance(effect, Deliver | DeliverGap):
+                self._note(effect)
+        for subscriber in behind:
+            one = self.subscriptions.by_id(subscriber)
+            tick = max(segment.start, one.cursors[pubend].told)
+            held.catchups[subscriber] = CatchupStream(
+                subscriber=subscriber, pubend=pubend, position=tick, selector=one.selector
+            )
+        return out + self._pump_idle(held, now_us)
+
+    def wanted(self, pubend: int) -> bool:
+        """Somebody is catching up: `answer` wants to see what arrives."""
+        held = self._pubends.get(pubend)
+        return held is not None and bool(held.catchups)
+
+    def answer(self, pubend: int, segments: list[Segment], now_us: int) -> list[Output]:
+        """Knowledge that came out of order, or was found for a `Wants`."""
+        held = self._pubends.get(pubend)
+        if held is None:
+            return []
+        need = self._need()
+        out: list[Output] = []
+        for subscriber, catchup in list(held.catchups.items()):
+            wanted = [catchup.learn(segment, need) for segment in segments]
+            if any(wanted):
+                out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+        return out
+
+    # ---- catching up
+
+    def _pump_idle(self, held: _Followed, now_us: int) -> list[Output]:
+        """Streams at the end of a round may go on: latestDelivered, or what is kept, is ahead of them."""
+        out: list[Output] = []
+        for subscriber in [number for number, catchup in held.catchups.items() if catchup.idle]:
+            if not self._room(subscriber):
+                continue
+            out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+        return out
+
+    def _pump(self, held: _Followed, one: Subscription, now_us: int) -> list[Output]:
+        """Deliver, then switch over, begin the next round or ask, whichever is due."""
+        catchup, constream = held.catchups[one.id], held.constream
+        out: list[Output] = []
+
+        def room() -> bool:
+            return self._room(one.id)
+
+        def send(message: Message) -> None:
+            self._note(message)
+            out.append(message)
+
+        while True:
+            catchup.advance(room, send)
+            if not catchup.idle:
+                break
+            if catchup.position >= constream.recent_start:
+                catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
+                if one.id in constream:
+                    del held.catchups[one.id]
+                return out
+            if not self._next_round(held, one, catchup, out):
+                return out
+        if not catchup.reading and self._room(one.id):
+            spans = catchup.wants(now_us)
+            if spans:
+                out.append(Wants(pubend=constream.pubend, spans=tuple(spans), need=self._need()))
+        return out
+
+    def _next_round(
+        self, held: _Followed, one: Subscription, catchup: CatchupStream, out: list[Output]
+    ) -> bool:
+        """A plan for the next stretch, at once or after a read. False: there is nothing to go on with yet."""
+        start, end = catchup.position, held.constream.latest_delivered
+        since = one.cursors[catchup.pubend].since
+        if start >= end:
+            return False
+        if start < since:
+            catchup.refilter(min(end, since))
+            return True
+        buffer, reads = held.filtering.batch_read(one.id, start, end)
+        catchup.reading = True
+        if buffer is not None:
+            catchup.plan(buffer)
+        out += self._mine(catchup.pubend, list(reads))
+        return True
+
+    def _planned(self, held: _Followed, buffer: ReadBuffer, now_us: int) -> list[Output]:
+        catchup = held.catchups.get(buffer.subscriber)
+        if catchup is None:
+            return []
+        catchup.plan(buffer)
+        return self._pump(held, self.subscriptions.by_id(buffer.subscriber), now_us)
+
+    def _note(self, message: Message) -> None:
+        """Remember what subscribers were sent."""
+        events = message.count if isinstance(message, Deliver) else 0
+        last = message.last if isinstance(message, Deliver) else message.end
+        size = message.size
+        for number in message.subscribers:
+            self._spend(number, size)
+            cursor = self.subscriptions.by_id(number).cursors[message.pubend]
+            cursor.last_event = last
+            self.subscriptions.sent(cursor, message.end, last, events)
+
+    # ---- storage
+
+    def _mine(self, pubend: int, effects: list[Output]) -> list[Output]:
+        """Answers to these come back to this pubend."""
+        for effect in effects:
+            if isinstance(effect, Append | Read | Save):
+                self._owner[effect.tag] = pubend
+        return effects
+
+    def stored(self, item: StorageInput, now_us: int) -> list[Output]:
+        """An answer of the log or of the tables; those that are not ours are ignored."""
+        if isinstance(item, Saved | SaveFailed):
+            return self._on_save(item)
+        pubend = self._owner.pop(item.tag, None)
+        held = None if pubend is None else self._pubends.get(pubend)
+        if held is None or pubend is None:
+            return []
+        if isinstance(item, ReadDone):
+            return self._on_read(pubend, held, item, now_us)
+        if isinstance(item, Appended):
+            held.filtering.appended(item.tag)
+            held.constream.appended(item.tag)
+        elif held.filtering.append_failed(item.tag):
+            held.constream.append_failed()
+        self._moved[pubend] = None
+        return self._pump_idle(held, now_us)
+
+    def _on_read(self, pubend: int, held: _Followed, done: ReadDone, now_us: int) -> list[Output]:
+        if not held.filtering.recovered:
+            reads = held.filtering.tail_done(done)
+            return self._mine(pubend, list(reads)) if reads else self._opened(held, now_us)
+        buffer, reads = held.filtering.read_done(done)
+        out = self._mine(pubend, list(reads))
+        return out if buffer is None else out + self._planned(held, buffer, now_us)
+
+    def _on_save(self, item: Saved | SaveFailed) -> list[Output]:
+        if isinstance(item, SaveFailed):
+            return self._on_save_failed(item)
+        pubend = self._owner.pop(item.tag, None)
+        if pubend is not None and pubend in self._pubends:
+            self._pubends[pubend].filtering.saved(item.tag)
+        for number, tick in self._saving.pop(item.tag, ()):
+            if number in self._pubends:
+                self._pubends[number].saved = tick
+        tickets = self.subscriptions.saved(item.tag)
+        return [Confirmed(subscriber=number, ticket=ticket) for number, ticket in tickets or ()]
+
+    def _on_save_failed(self, item: SaveFailed) -> list[Output]:
+        pubend = self._owner.pop(item.tag, None)
+        if pubend is not None and pubend in self._pubends:
+            self._pubends[pubend].filtering.save_failed(item.tag)
+        for number, _ in self._saving.pop(item.tag, ()):
+            if number in self._pubends:
+                self._moved[number] = None
+        failed = self.subscriptions.save_failed(item.tag, item.error)
+        return [
+            Confirmed(subscriber=number, ticket=ticket, error=error) for number, ticket, error in failed or ()
+        ]
+
+    # ---- time
+
+    def tick(self, now_us: int) -> list[Output]:
+        """The end of a turn: what is to be saved, told, reported or asked again."""
+        out: list[Output] = []
+        if now_us >= self._silence_at:
+            self._silence_at = now_us + SILENCE_US
+            out += self._silences()
+        if now_us >= self._save_at and self._moved:
+            self._save_at = now_us + SAVE_US
+            self._advance_kept()
+            out += self.subscriptions.flush(now_us)
+            out += self._save_delivered()
+        else:
+            out += self.subscriptions.flush(now_us)
+        for held in self._pubends.values():
+            for subscriber, catchup in list(held.catchups.items()):
+                deadline = catchup.next_deadline()
+                if deadline is not None and deadline <= now_us:
+                    out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+        if now_us >= self._report_at:
+            self._report_at = now_us + REPORT_US
+            for name in self.subscriptions.expired(now_us):
+                out += self.delete(name)[1]
+            out += self._reports()
+        return out
+
+    def next_deadline(self) -> int:
+        deadlines = [self._report_at, self._silence_at]
+        if self._moved:
+            deadlines.append(self._save_at)
+        deadline = self.subscriptions.next_deadline()
+        if deadline is not None:
+            deadlines.append(deadline)
+        for held in self._pubends.values():
+            deadlines += [at for one in held.catchups.values() if (at := one.next_deadline()) is not None]
+        return min(deadlines)
+
+    def _silences(self) -> list[Output]:
+        """Silence messages: tokens of subscribers that match nothing must not stay behind (paper, 4.1)."""
+        out: list[Output] = []
+        for pubend, held in self._pubends.items():
+            live = held.constream.live
+            for number in list(held.constream.members):
+                one = self.subscriptions.by_id(number)
+                cursor = one.cursors[pubend]
+                if not one.kept_here and cursor.told < live and self._room(number):
+                    silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.told, end=live)
+                    self._spend(number, silence.size)
+                    cursor.told = live
+                    out.append(silence)
+        return out
+
+    def _advance_kept(self) -> None:
+        """A token kept here advances over silence without a message, if all that was sent was consumed."""
+        for pubend, held in self._pubends.items():
+            latest = held.constream.latest_delivered
+            for number in held.constream.members:
+                one = self.subscriptions.by_id(number)
+                cursor = one.cursors[pubend]
+                if one.kept_here and not one.shared and cursor.released >= cursor.last_event:
+                    cursor.told = max(cursor.told, latest)
+                    self.subscriptions.release(one, pubend, latest)
+
+    def _save_delivered(self) -> list[Output]:
+        """latestDelivered, after the checkpoint that remembers holes below it."""
+        out: list[Output] = []
+        rows: list[tuple[bytes, bytes | None]] = []
+        saving: list[tuple[int, int]] = []
+        for pubend in self._moved:
+            held = self._pubends[pubend]
+            out += self._mine(pubend, list(held.filtering.checkpoint()))
+            latest = held.constream.latest_delivered
+            if latest > held.saved:
+                rows.append((pubend.to_bytes(8, "big"), _TICK.pack(latest)))
+                saving.append((pubend, latest))
+        self._moved.clear()
+        if rows:
+            save = Save(table=DELIVERED, rows=tuple(rows), tag=self._new_tag())
+            self._saving[save.tag] = saving
+            out.append(save)
+        return out
+
+    def released(self, pubend: int) -> int:
+        """released(p) = min(latestDelivered(p), min released(s, p)), of what is on disk."""
+        saved, least = self._pubends[pubend].saved, self.subscriptions.released(pubend)
+        return saved if least is None else min(saved, least)
+
+    def _reports(self) -> list[Output]:
+        out: list[Output] = []
+        for pubend, held in self._pubends.items():
+            ended = self.subscriptions.released(pubend) is None
+            now = (self.released(pubend), held.saved, ended)
+            if now == held.reported or (ended and held.reported is not None and held.reported[2]):
+                continue
+            held.reported = now
+            self._serial += 1
+            report = Report(
+                owner=self._broker, serial=self._serial, released=now[0], latest_delivered=now[1], ended=ended
+            )
+            out.append(Reported(pubend=pubend, report=report))
+            chop = held.filtering.chop(now[0])
+            if isinstance(chop, Chop):
+                out.append(chop)
+        return out
+
+    # ---- inspection
+
+    def _matched(self, subscriber: int, pubend: int) -> tuple[int, int]:
+        held = self._pubends.get(pubend)
+        if held is None:
+            return 0, 0
+        return held.filtering.matched(subscriber), held.constream.latest_delivered
+
+    def cursor(self, subscriber: int, pubend: int) -> Cursor | None:
+        one = self.subscriptions.find(subscriber)
+        return None if one is None else one.cursors.get(pubend)
+
+    def catching_up(self, subscriber: int, pubend: int) -> bool:
+        """catchup(s, p), of a connected subscriber."""
+        return subscriber in self._pubends[pubend].catchups
+
+    def status(self, now_us: int) -> dict[str, object]:
+        return {
+            "subscriptions": self.subscriptions.status(now_us, self._matched),
+            "constreams": [held.constream.status() for held in self._pubends.values()],
+            "filtering": [held.filtering.status() for held in self._pubends.values()],
+            "catching_up": sum(len(held.catchups) for held in self._pubends.values()),
+        }
+
+    def check(self) -> None:
+        self.subscriptions.check()
+        if len(self._index) != len(self.subscriptions):
+            raise BugError("hosting: the index does not hold exactly the subscriptions")
+        for pubend, held in self._pubends.items():
+            held.constream.check()
+            held.filtering.check()
+            for number, catchup in held.catchups.items():
+                catchup.check()
+                if number in held.constream or self.subscriptions.by_id(number).session is None:
+                    raise BugError(f"hosting: subscriber {number} is in two streams, or not connected")
+            for one in self.subscriptions:
+                entered = one.id in held.constream or one.id in held.catchups
+                if entered != (one.session is not None and pubend in one.cursors):
+                    raise BugError(f"hosting: subscriber {one.id} is in no stream, or in one too many")

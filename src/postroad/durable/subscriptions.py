@@ -1,0 +1,485 @@
+"""Durable subscriptions hosted here: names, selectors, tokens, who is connected (spec D3, D10, D11).
+
+A subscription is a name and a selector; it exists until it is deleted, connected or not. released(s, p) is
+the tick of pubend p up to which it acknowledged everything. If the subscriber keeps its own token (ack=""),
+that only says what may be forgotten, and is saved now and then. If the broker keeps it (ack "auto", "batch"
+or "manual") it is the token, and an acknowledgement is confirmed when it is on disk; those of one turn
+share a save. What is reported up the tree is always what is saved.
+
+Decisions (docs/durable.md): a name that comes back with another selector is refused; a second connection
+under one name takes it over, the first is ended; at two brokers the higher epoch has it, and the other one
+lets go, but holds what the subscription has not acknowledged for `HOLD_US`, until the new one has reported.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.durable.token import CheckpointToken
+from postroad.errors import BugError, PostroadError, UsageError
+from postroad.ids import pubend_text
+from postroad.selectors import Selector
+from postroad.storage.effects import Save, StorageEffect
+from postroad.units import MILLISECOND_US, SECOND_US
+
+SUBSCRIPTIONS: Final = "durable.subscriptions"
+RELEASED: Final = "durable.released"
+ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its token
+MAX_SUBSCRIPTIONS: Final = 100_000
+MAX_NAME_BYTES: Final = 255
+MAX_ELSEWHERE: Final = 1_000_000  # names known to be hosted by other brokers
+MAX_UNACKED: Final = 256  # deliveries told apart for the lag; neighbours are merged beyond it
+SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
+HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
+
+_NEXT: Final = b"\0next"  # no name begins with NUL
+_CURSOR: Final = struct.Struct("<qqq")
+
+
+class _Row(msgspec.Struct, frozen=True):
+    id: int
+    topic: str
+    where: str
+    ack: str
+    epoch: int
+    created_us: int
+    shared: bool
+    key: str
+
+
+@dataclass(slots=True)
+class Cursor:
+    """(s, p)."""
+
+    released: int  # released(s, p): acknowledged up to here
+    saved: int  # the same, on disk
+    since: int  # the PFS of this broker knows the subscription from here on
+    matched: int  # events the subscription had matched when it acknowledged up to `released`
+    told: int  # the newest tick it was told of on this connection
+    last_event: int = 0  # the newest event or gap it was sent on this connection
+    unacked: deque[tuple[int, int]] = field(default_factory=deque)  # (tick, events) sent above `released`
+
+
+@dataclass(slots=True)
+class Subscription:
+    id: int
+    name: str
+    selector: Selector
+    ack: str
+    epoch: int
+    created_us: int
+    shared: bool = False
+    key: str = ""  # attribute that orders a shared subscription
+    session: int | None = None  # the broker's handle of its connection; None: not connected
+    moved_at: int | None = None  # another broker hosts it since then
+    cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
+
+    @property
+    def kept_here(self) -> bool:
+        """This broker keeps the token."""
+        return self.ack != ""
+
+    def token(self) -> CheckpointToken:
+        return CheckpointToken({pubend: cursor.released for pubend, cursor in self.cursors.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """`ask`: the broker that keeps this subscription's token, to be asked for it; nothing was done yet."""
+
+    subscription: Subscription | None
+    created: bool
+    replaced: int | None  # the session that was taken over
+    ask: int | None
+    epoch: int  # to be claimed with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What the former broker gives to the one that claims a subscription."""
+
+    subscription: int
+    token: CheckpointToken
+    ended: int | None  # the session to be told that the subscription is elsewhere
+
+
+class Subscriptions:
+    """Everything this broker knows of durable subscriptions."""
+
+    def __init__(self, *, broker: int, new_tag: Callable[[], int]) -> None:
+        self._broker = broker
+        self._new_tag = new_tag
+        self._next = 1  # ids are never used again: filtering records name them
+        self._by_name: dict[str, Subscription] = {}
+        self._by_id: dict[int, Subscription] = {}
+        self._sessions: dict[int, Subscription] = {}  # those connected
+        self._elsewhere: dict[str, tuple[int, int]] = {}  # name -> (epoch, broker)
+        self._holders: dict[int, dict[int, Cursor]] = {}  # pubend -> subscription -> cursor
+        self._minimum: dict[int, int] = {}  # pubend -> least saved; absent: to be found anew
+        self._dirty_names: dict[str, None] = {}  # whose row is to be saved or removed
+        self._dirty: dict[tuple[int, int], None] = {}  # (subscription, pubend): likewise
+        self._saving_names: dict[int, tuple[str, ...]] = {}  # tag -> names whose rows are on their way
+        self._saving: dict[int, list[tuple[int, int, int]]] = {}  # tag -> (subscription, pubend, tick)
+        self._tickets: list[tuple[int, int]] = []  # (subscription, ticket) to be confirmed by the next save
+        self._confirming: dict[int, list[tuple[int, int]]] = {}  # tag -> those
+        self._save_at = 0
+
+    # ---- the life of a subscription
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> Subscription | None:
+        return self._by_name.get(name)
+
+    def by_id(self, number: int) -> Subscription:
+        return self._by_id[number]
+
+    def find(self, number: int) -> Subscription | None:
+        return self._by_id.get(number)
+
+    def by_session(self, session: int) -> Subscription | None:
+        return self._sessions.get(session)
+
+    def attach(
+        self,
+        *,
+        name: str,
+        selector: Selector,
+        ack: str,
+        session: int,
+        token: CheckpointToken | None,
+        now_us: int,
+        shared: bool = False,
+        key: str = "",
+    ) -> Attached:
+        """A connection takes the subscription, which is created if there is none of that name."""
+        _check_name(name, ack)
+        if session in self._sessions:
+            raise BugError(f"session {session} has a subscription already")
+        held = self._by_name.get(name)
+        elsewhere, broker = self._elsewhere.get(name, (0, 0))
+        epoch = max(now_us, elsewhere + 1, held.epoch + 1 if held is not None else 1)
+        if elsewhere and token is None:
+            return Attached(subscription=None, created=False, replaced=None, ask=broker, epoch=epoch)
+        if held is not None:
+            _check_same(held, selector, shared, key)
+            replaced = held.session
+            if replaced is not None:
+                del self._sessions[replaced]
+        else:
+            if len(self._by_name) >= MAX_SUBSCRIPTIONS:
+                raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
+            replaced = None
+            held = self._create(name, selector, now_us, shared, key)
+        created = held.epoch == 0
+        held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
+        self._sessions[session] = held
+        self._elsewhere.pop(name, None)
+        self._dirty_names[name] = None
+        self._save_at = 0
+        return Attached(subscription=held, created=created, replaced=replaced, ask=None, epoch=epoch)
+
+    def _create(self, name: str, selector: Selector, now_us: int, shared: bool, key: str) -> Subscription:
+        made = Subscription(self._next, name, selector, "", 0, now_us, shared, key)
+        self._next += 1
+        self._by_name[name] = self._by_id[made.id] = made
+        return made
+
+    def detach(self, session: int) -> Subscription | None:
+        """The connection is gone; the subscription stays."""
+        held = self._sessions.pop(session, None)
+        if held is not None:
+            held.session = None
+            for cursor in held.cursors.values():
+                cursor.unacked.clear()
+        return held
+
+    def delete(self, name: str) -> Subscription:
+        """Nothing is kept for it any more."""
+        held = self._by_name.pop(name, None)
+        if held is None:
+            raise UsageError(f"there is no durable subscription {name!r} here")
+        del self._by_id[held.id]
+        if held.session is not None:
+            del self._sessions[held.session]
+        for pubend in held.cursors:
+            del self._holders[pubend][held.id]
+            self._minimum.pop(pubend, None)
+            self._dirty[held.id, pubend] = None
+        self._dirty_names[name] = None
+        self._save_at = 0
+        return held
+
+    # ---- at two brokers
+
+    def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Handover | None:
+        """Another broker says that it hosts `name` since `epoch`. What to hand over if it was ours.
+
+        The same broker may claim again, and asks this way for a token as well. None while it is ours by a
+        higher epoch: then `claims` is the answer. Equal epochs go to the higher broker number.
+        """
+        held = self._by_name.get(name)
+        ours = held is not None and held.moved_at is None and (held.epoch, self._broker) > (epoch, broker)
+        if ours or broker == self._broker:
+            return None
+        if epoch >= self._elsewhere.get(name, (0, 0))[0] and len(self._elsewhere) < MAX_ELSEWHERE:
+            self._elsewhere[name] = (epoch, broker)
+        if held is None:
+            return None
+        ended, held.session = held.session, None
+        if ended is not None:
+            del self._sessions[ended]
+        if held.moved_at is None:
+            held.moved_at = now_us
+        return Handover(subscription=held.id, token=held.token(), ended=ended)
+
+    def claims(self) -> dict[str, int]:
+        """Name -> epoch of what is hosted here, for brokers that may not have heard."""
+        return {one.name: one.epoch for one in self._by_name.values() if one.moved_at is None}
+
+    def expired(self, now_us: int) -> list[str]:
+        """Names that moved long enough ago; they are to be deleted here."""
+        return [
+            one.name
+            for one in self._by_name.values()
+            if one.moved_at is not None and now_us - one.moved_at >= HOLD_US
+        ]
+
+    # ---- tokens
+
+    def begin(self, subscription: Subscription, pubend: int, tick: int, *, since: int, matched: int) -> None:
+        """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on."""
+        if pubend in subscription.cursors:
+            return
+        cursor = Cursor(released=tick, saved=tick, since=since, matched=matched, told=tick)
+        subscription.cursors[pubend] = cursor
+        self._holders.setdefault(pubend, {})[subscription.id] = cursor
+        self._minimum.pop(pubend, None)
+        self._dirty[subscription.id, pubend] = None
+        self._save_at = 0
+
+    def sent(self, cursor: Cursor, end: int, tick: int, events: int) -> None:
+        """The subscriber was told everything up to `end`, `events` among it, the last one at `tick`."""
+        cursor.told = max(cursor.told, end)
+        if tick <= cursor.released:
+            return
+        if len(cursor.unacked) >= MAX_UNACKED:
+            before, count = cursor.unacked.pop()
+            cursor.unacked.append((max(before, tick), count + events))
+        else:
+            cursor.unacked.append((tick, events))
+
+    def ack(self, subscription: Subscription, token: Mapping[int, int], ticket: int | None = None) -> None:
+        """Everything up to these ticks was consumed. With a ticket it is confirmed when it is on disk.
+
+        A token never takes an acknowledgement back, and cannot acknowledge what was not told.
+        """
+        for pubend, tick in token.items():
+            cursor = subscription.cursors.get(pubend)
+            if cursor is not None:
+                self.release(subscription, pubend, min(tick, max(cursor.told, cursor.released)))
+        if ticket is not None:
+            self.confirm(subscription.id, ticket)
+
+    def confirm(self, number: int, ticket: int) -> None:
+        """Confirm this ticket when everything up to now is on disk."""
+        self._tickets.append((number, ticket))
+        self._save_at = 0
+
+    def release(self, subscription: Subscription, pubend: int, tick: int) -> None:
+        cursor = subscription.cursors[pubend]
+        if tick <= cursor.released:
+            return
+        cursor.released = tick
+        while cursor.unacked and cursor.unacked[0][0] <= tick:
+            cursor.matched += cursor.unacked.popleft()[1]
+        self._dirty[subscription.id, pubend] = None
+
+    def released(self, pubend: int) -> int | None:
+        """The least released(s, p) on disk; None if no subscription is here."""
+        holders = self._holders.get(pubend)
+        if not holders:
+            return None
+        found = self._minimum.get(pubend)
+        if found is None:
+            found = self._minimum[pubend] = min(cursor.saved for cursor in holders.values())
+        return found
+
+    # ---- saving
+
+    def flush(self, now_us: int) -> list[StorageEffect]:
+        """Save what was acknowledged, at once if somebody waits for it."""
+        if now_us < self._save_at or not (self._dirty or self._dirty_names or self._tickets):
+            return []
+        self._save_at = now_us + SAVE_US
+        effects: list[StorageEffect] = []
+        if self._dirty_names:
+            tag = self._new_tag()
+            rows = [(name.encode(), self._row(name)) for name in self._dirty_names]
+            rows.append((_NEXT, msgspec.msgpack.encode(self._next)))
+            self._saving_names[tag] = tuple(self._dirty_names)
+            self._dirty_names.clear()
+            effects.append(Save(table=SUBSCRIPTIONS, rows=tuple(rows), tag=tag))
+        tag = self._new_tag()
+        rows = []
+        self._saving[tag] = []
+        for number, pubend in self._dirty:
+            cursor = self._holders.get(pubend, {}).get(number)
+            if cursor is None:
+                rows.append((_cursor_key(number, pubend), None))
+                self._saving[tag].append((number, pubend, 0))
+                continue
+            row = _CURSOR.pack(cursor.released, cursor.since, cursor.matched)
+            rows.append((_cursor_key(number, pubend), row))
+            self._saving[tag].append((number, pubend, cursor.released))
+        self._dirty.clear()
+        self._confirming[tag], self._tickets = self._tickets, []
+        effects.append(Save(table=RELEASED, rows=tuple(rows), tag=tag))
+        return effects
+
+    def _row(self, name: str) -> bytes | None:
+        one = self._by_name.get(name)
+        if one is None:
+            return None
+        selector = one.selector
+        return msgspec.msgpack.encode(
+            _Row(
+                one.id,
+                selector.topic,
+                selector.where,
+                one.ack,
+                one.epoch,
+                one.created_us,
+                one.shared,
+                one.key,
+            )
+        )
+
+    def next_deadline(self) -> int | None:
+        return self._save_at if self._dirty or self._dirty_names or self._tickets else None
+
+    def saved(self, tag: int) -> list[tuple[int, int]] | None:
+        """Rows are on disk: the (subscription, ticket) to confirm; None if the tag is not ours."""
+        self._saving_names.pop(tag, None)
+        saving = self._saving.pop(tag, None)
+        if saving is None:
+            return None
+        for number, pubend, tick in saving:
+            subscription = self._by_id.get(number)
+            cursor = subscription.cursors.get(pubend) if subscription is not None else None
+            if cursor is not None and tick > cursor.saved:
+                if self._minimum.get(pubend) == cursor.saved:
+                    del self._minimum[pubend]
+                cursor.saved = tick
+        return self._confirming.pop(tag)
+
+    def save_failed(self, tag: int, error: PostroadError) -> list[tuple[int, int, PostroadError]] | None:
+        """The rows are to be saved again; those who wait for them get the error, and may ask again."""
+        self._dirty_names.update(dict.fromkeys(self._saving_names.pop(tag, ())))
+        saving = self._saving.pop(tag, None)
+        if saving is None:
+            return None
+        self._dirty.update(dict.fromkeys((number, pubend) for number, pubend, _ in saving))
+        return [(number, ticket, error) for number, ticket in self._confirming.pop(tag)]
+
+    def recover(self, subscriptions: Mapping[bytes, bytes], released: Mapping[bytes, bytes]) -> None:
+        """After a restart: both tables. Nobody is connected."""
+        for name, value in sorted(subscriptions.items()):
+            if name == _NEXT:
+                self._next = max(self._next, msgspec.msgpack.decode(value, type=int))
+                continue
+            row = msgspec.msgpack.decode(value, type=_Row)
+            selector = Selector.parse(row.topic, row.where)
+            held = Subscription(
+                row.id, name.decode(), selector, row.ack, row.epoch, row.created_us, row.shared, row.key
+            )
+            self._by_name[held.name] = self._by_id[held.id] = held
+            self._next = max(self._next, held.id + 1)
+        for key, value in sorted(released.items()):
+            number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
+            owner = self._by_id.get(number)
+            if owner is not None:
+                tick, since, matched = _CURSOR.unpack(value)
+                self.begin(owner, pubend, tick, since=since, matched=matched)
+        self._dirty.clear()
+        self._save_at = 0
+
+    # ---- inspection
+
+    def lag(
+        self, subscription: Subscription, now_us: int, matched: Callable[[int, int], tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Events and microseconds behind. `matched(s, p)`: events matched so far, and latestDelivered."""
+        events = behind = 0
+        for pubend, cursor in subscription.cursors.items():
+            total, latest = matched(subscription.id, pubend)
+            if cursor.released < latest and total > cursor.matched:
+                events += total - cursor.matched
+                behind = max(behind, now_us - cursor.released)
+        return events, behind
+
+    def status(self, now_us: int, matched: Callable[[int, int], tuple[int, int]]) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = []
+        for one in self._by_name.values():
+            events, behind = self.lag(one, now_us, matched)
+            rows.append(
+                {
+                    "name": one.name,
+                    "topic": one.selector.topic,
+                    "where": one.selector.where,
+                    "ack": one.ack or "token",
+                    "shared": one.shared,
+                    "connected": one.session is not None,
+                    "moved": one.moved_at is not None,
+                    "lag_events": events,
+                    "lag_s": behind / SECOND_US,
+                    "released": {pubend_text(p): c.released for p, c in sorted(one.cursors.items())},
+                }
+            )
+        return rows
+
+    def check(self) -> None:
+        if sorted(one.id for one in self._by_name.values()) != sorted(self._by_id):
+            raise BugError("subscriptions: names and ids are not those of the same ones")
+        for session, one in self._sessions.items():
+            if one.session != session or self._by_id.get(one.id) is not one:
+                raise BugError(f"subscriptions: session {session} is not that of its subscription")
+        for pubend, holders in self._holders.items():
+            if any(self._by_id[number].cursors.get(pubend) is not c for number, c in holders.items()):
+                raise BugError("subscriptions: a holder is not the cursor of its subscription")
+            found = self._minimum.get(pubend)
+            if found is not None and found != min(cursor.saved for cursor in holders.values()):
+                raise BugError("subscriptions: the least released tick is another one")
+            if any(cursor.saved > cursor.released for cursor in holders.values()):
+                raise BugError("subscriptions: more is saved than was acknowledged")
+
+
+def _cursor_key(number: int, pubend: int) -> bytes:
+    return number.to_bytes(4, "big") + pubend.to_bytes(8, "big")
+
+
+def _check_name(name: str, ack: str) -> None:
+    if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
+        raise UsageError(f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {name!r}")
+    if ack not in ACKS:
+        raise UsageError(f"ack {ack!r} is not one of {', '.join(repr(one) for one in ACKS)}")
+
+
+def _check_same(held: Subscription, selector: Selector, shared: bool, key: str) -> None:
+    if held.selector != selector:
+        raise UsageError(
+            f"the durable subscription {held.name!r} is for topic {held.selector.topic!r} where "
+            f"{held.selector.where!r}: delete it first, or choose another name"
+        )
+    if (held.shared, held.key) != (shared, key):
+        raise UsageError(f"the durable subscription {held.name!r} is shared in another way: delete it first")

@@ -1,0 +1,196 @@
+"""The desk of a broker where traces are asked for, and where questions of other brokers are answered.
+
+A trace asked for here is run here (`trace.Trace`): its questions go to other brokers or to this one. To
+answer a question, stored filters may have to be read first; the desk keeps the question until they are here.
+All that can pile up is bounded: whoever asks beyond that is told to come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from postroad.errors import PeerError, PostroadError, UnavailableError
+from postroad.tracking.messages import TraceAnswer, TraceQuestion
+from postroad.tracking.strategies import Tracking
+from postroad.tracking.trace import Ask, Trace
+from postroad.tracking.verdict import TraceResult
+
+MAX_TRACES: Final = 64  # under way at once
+MAX_QUESTIONS: Final = 256  # waiting for stored filters
+HERE: Final = -1  # the asker of a question that this broker put to itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFilters:
+    """Read these stored records, then call `read`; one that cannot be read is b""."""
+
+    tag: int
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquire:
+    """Send this question to that broker; then call `answered` or `failed` with the number."""
+
+    broker: int
+    number: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Respond:
+    """Send this answer to the broker that asked under that number."""
+
+    broker: int
+    number: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A trace is done."""
+
+    ticket: int
+    results: tuple[TraceResult, ...]
+
+
+Output = ReadFilters | Inquire | Respond | Report
+
+
+@dataclass(slots=True)
+class _Question:
+    asker: int  # broker, or HERE
+    number: int  # the asker's own
+    question: TraceQuestion
+    records: dict[int, bytes]
+
+
+class TraceDesk:
+    def __init__(
+        self,
+        tracking: Tracking,
+        *,
+        me: int,
+        reachable: Callable[[], Sequence[int]],
+        names: Callable[[], Mapping[int, str]],
+    ) -> None:
+        self._tracking = tracking
+        self._me = me
+        self._reachable = reachable
+        self._names = names
+        self._traces: dict[int, Trace] = {}  # by ticket; under way
+        self._asked: dict[int, tuple[int, int]] = {}  # number of our question -> (ticket, broker asked)
+        self._questions: dict[int, _Question] = {}  # by tag; waiting for records
+        self._last = 0  # tickets, numbers and tags come from one counter
+
+    def begin(self, ids: Sequence[bytes], now_us: int) -> tuple[int, list[Output]]:
+        """Trace these messages; a Report with the ticket comes in the end."""
+        if len(self._traces) >= MAX_TRACES:
+            raise UnavailableError(f"{MAX_TRACES} traces are under way at this broker: try again")
+        trace = Trace(ids, reachable=self._reachable(), now_us=now_us)
+        ticket = self._next()
+        self._traces[ticket] = trace
+        return ticket, self._go_on(ticket, trace.start(now_us), now_us)
+
+    def abandon(self, ticket: int) -> None:
+        """Nobody waits for it any more."""
+        self._traces.pop(ticket, None)
+        self._asked = {number: held for number, held in self._asked.items() if held[0] != ticket}
+
+    def asked(self, broker: int, number: int, body: bytes, now_us: int) -> list[Output]:
+        """Another broker's question."""
+        try:
+            question = msgspec.msgpack.decode(body, type=TraceQuestion)
+        except msgspec.DecodeError as error:
+            raise PeerError(f"malformed trace question: {error}") from None
+        return self._answer(_Question(broker, number, question, {}), now_us)
+
+    def answered(self, number: int, body: bytes, now_us: int) -> list[Output]:
+        """An answer from the network; one that nobody waits for says nothing."""
+        held = self._asked.pop(number, None)
+        if held is None:
+            return []
+        ticket, broker = held
+        trace = self._traces[ticket]
+        try:
+            answer = msgspec.msgpack.decode(body, type=TraceAnswer)
+            asks = trace.answered(broker, answer, now_us)
+        except (msgspec.DecodeError, PeerError) as error:
+            asks = trace.failed(broker, f"answered what cannot be read: {error}", now_us)
+        return self._go_on(ticket, asks, now_us)
+
+    def failed(self, number: int, why: str, now_us: int) -> list[Output]:
+        held = self._asked.pop(number, None)
+        if held is None:
+            return []
+        ticket, broker = held
+        return self._go_on(ticket, self._traces[ticket].failed(broker, why, now_us), now_us)
+
+    def read(self, tag: int, records: Mapping[int, bytes], now_us: int) -> list[Output]:
+        """The stored records that ReadFilters asked for."""
+        question = self._questions.pop(tag, None)
+        if question is None:
+            return []
+        question.records.update(records)
+        return self._answer(question, now_us)
+
+    def tick(self, now_us: int) -> list[Output]:
+        out: list[Output] = []
+        for ticket, trace in list(self._traces.items()):
+            out += self._go_on(ticket, trace.tick(now_us), now_us)
+        return out
+
+    def next_deadline(self) -> int | None:
+        deadlines = [trace.next_deadline() for trace in self._traces.values()]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _next(self) -> int:
+        self._last += 1
+        return self._last
+
+    def _go_on(self, ticket: int, asks: Sequence[Ask], now_us: int) -> list[Output]:
+        out: list[Output] = []
+        for ask in asks:
+            number = self._next()
+            self._asked[number] = (ticket, ask.broker)
+            if ask.broker == self._me:
+                out += self._answer(_Question(HERE, number, ask.question, {}), now_us)
+            else:
+                body = msgspec.msgpack.encode(ask.question)
+                out.append(Inquire(broker=ask.broker, number=number, body=body))
+        trace = self._traces.get(ticket)
+        if trace is not None and trace.done:
+            self.abandon(ticket)
+            out.append(Report(ticket=ticket, results=tuple(trace.results(self._names()))))
+        return out
+
+    def _answer(self, question: _Question, now_us: int) -> list[Output]:
+        try:
+            wanted = self._tracking.wanted(question.question, question.records, now_us)
+            if wanted:
+                return self._read_first(question, wanted, now_us)
+            answer = self._tracking.answer(question.question, question.records, now_us)
+        except PostroadError as error:
+            return self._refuse(question, str(error), now_us)
+        body = msgspec.msgpack.encode(answer)
+        if question.asker == HERE:
+            return self.answered(question.number, body, now_us)
+        return [Respond(broker=question.asker, number=question.number, body=body)]
+
+    def _read_first(self, question: _Question, wanted: tuple[int, ...], now_us: int) -> list[Output]:
+        if len(self._questions) >= MAX_QUESTIONS:
+            return self._refuse(question, "has too many questions to answer", now_us)
+        tag = self._next()
+        self._questions[tag] = question
+        return [ReadFilters(tag=tag, sequences=wanted)]
+
+    def _refuse(self, question: _Question, why: str, now_us: int) -> list[Output]:
+        """To ourselves we say why; another broker's trace learns it by our silence."""
+        return self.failed(question.number, why, now_us) if question.asker == HERE else []
+
+    def metrics(self) -> dict[str, int | float]:
+        return {"traces": len(self._traces), "trace_questions_waiting": len(self._questions)}

@@ -1,0 +1,485 @@
+"""A publisher hosting broker and a subscriber hosting broker joined by hand, with disks that crash.
+
+What the routing core and the drivers do in earnest is done here in a few lines, so that the durable cores
+are tested by themselves: the link loses segments, the cache at the subscriber's broker forgets, disks lose
+what was not synced, or keep it without saying so, and fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
+from postroad.durable.filtering import filtering_stream
+from postroad.durable.hosting import TABLES, Hosting
+from postroad.durable.knowledge import EVERYTHING, KnowledgeStream, Segment
+from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.release import ReleaseRoot, RetentionPolicy
+from postroad.durable.release import TABLE as OWNERS
+from postroad.durable.spans import Span, subtract, union
+from postroad.durable.token import CheckpointToken
+from postroad.errors import StorageError
+from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.ids import IdSource
+from postroad.selectors import Selector
+from postroad.storage.effects import (
+    Append,
+    Appended,
+    AppendFailed,
+    Chop,
+    Read,
+    ReadDone,
+    Save,
+    Saved,
+    SaveFailed,
+    StorageInput,
+)
+
+PUBEND = 7 << 32
+Record = tuple[int, int, bytes]
+
+
+def batch_of(ids: IdSource, topics: list[str], now_ms: int, channel: int = 1) -> EventBatch:
+    builder = BatchBuilder()
+    for topic in topics:
+        builder.add(ids.next(now_ms), topic, {}, topic.encode(), DEFAULT_LIMITS)
+    return EventBatch.parse(builder.finish(channel=channel), DEFAULT_LIMITS)
+
+
+class Disk:
+    """A log and tables: what is on disk, and what was asked for and is not."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, list[Record]] = {}
+        self.chopped: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.tables: dict[str, dict[bytes, bytes]] = {}
+        self.queue: list[Append | Save] = []
+        self.reads: list[Read] = []
+        self.bytes = 0
+
+    def ask(self, effect: object) -> bool:
+        if isinstance(effect, Append | Save):
+            self.queue.append(effect)
+        elif isinstance(effect, Read):
+            self.reads.append(effect)
+        elif isinstance(effect, Chop):
+            self.chopped[effect.stream] = max(self.chopped.get(effect.stream, 0), effect.tick)
+            held = self.records.get(effect.stream, [])
+            self.records[effect.stream] = [one for one in held if one[1] > effect.tick]
+        else:
+            return False
+        return True
+
+    def _write(self, effect: Append | Save) -> None:
+        if isinstance(effect, Append):
+            last = self.last.get(effect.stream, 0)
+            assert last <= effect.first < effect.last, "records overlap"
+            self.last[effect.stream] = effect.last
+            self.records.setdefault(effect.stream, []).append((effect.first, effect.last, effect.data))
+            self.bytes += len(effect.data)
+            return
+        table = self.tables.setdefault(effect.table, {})
+        for key, value in effect.rows:
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+
+    def sync(self) -> list[StorageInput]:
+        """Everything asked for so far is on disk."""
+        queue, self.queue = self.queue, []
+        done: list[StorageInput] = []
+        for effect in queue:
+            self._write(effect)
+            done.append(Appended(tag=effect.tag) if isinstance(effect, Append) else Saved(tag=effect.tag))
+        return done + self.read()
+
+    def fail(self) -> list[StorageInput]:
+        error = StorageError("the disk is full")
+        queue, self.queue = self.queue, []
+        return [
+            AppendFailed(tag=one.tag, error=error)
+            if isinstance(one, Append)
+            else SaveFailed(tag=one.tag, error=error)
+            for one in queue
+        ]
+
+    def read(self) -> list[StorageInput]:
+        reads, self.reads = self.reads, []
+        return [self.answer(one) for one in reads]
+
+    def answer(self, wanted: Read) -> ReadDone:
+        records: list[Record] = []
+        budget, more = wanted.limit_bytes, False
+        for record in self.records.get(wanted.stream, []):
+            if record[1] > wanted.start and record[0] < wanted.end:
+                if budget <= 0:
+                    more = True
+                    break
+                records.append(record)
+                budget -= len(record[2])
+        known = max(self.last.get(wanted.stream, 0), self.chopped.get(wanted.stream, 0))
+        end = records[-1][1] if more else min(wanted.end, known)
+        covered = union((first, last) for first, last, _ in records)
+        chopped = min(self.chopped.get(wanted.stream, 0), wanted.end)
+        missing = subtract([(wanted.start, end)] if wanted.start < end else [], covered)
+        if chopped > wanted.start:
+            missing = union([*missing, (wanted.start, chopped)])
+        return ReadDone(tag=wanted.tag, records=tuple(records), missing=tuple(missing), more=more)
+
+    def crash(self, random: Random) -> None:
+        """Of what was asked for a prefix is on disk: of rows a shorter one than of records."""
+        appended = random.randint(0, len(self.queue))
+        saved = random.randint(0, appended)
+        for at, effect in enumerate(self.queue[:appended]):
+            if isinstance(effect, Append) or at < saved:
+                self._write(effect)
+        self.queue, self.reads = [], []
+
+    def state(self, stream: int) -> dict[str, int]:
+        chopped = self.chopped.get(stream, 0)
+        return {"last": max(self.last.get(stream, 0), chopped), "chopped": chopped}
+
+
+@dataclass
+class Client:
+    """A subscriber that keeps its token and what it got in one transaction, or lets the broker keep it."""
+
+    name: str
+    topic: str
+    ack: str
+    window: int = 4_000
+    session: int | None = None
+    number: int = 0
+    token: CheckpointToken = field(default_factory=CheckpointToken)
+    started: int | None = None
+    got: list[int] = field(default_factory=list)  # ticks of events, consumed
+    gaps: list[Span] = field(default_factory=list)
+    inbox: list[Deliver | DeliverGap] = field(default_factory=list)
+    held: int = 0  # bytes in the inbox
+    seen: int = 0  # the end of the newest message on this connection
+    confirmed: int = 0  # acknowledged and confirmed
+    pending: dict[int, int] = field(default_factory=dict)  # ticket -> tick
+
+
+class World:
+    def __init__(self, random: Random, policy: RetentionPolicy, clients: list[Client]) -> None:
+        self.random = random
+        self.policy = policy
+        self.clients = clients
+        self.now = 1_000_000_000
+        self.tags = 0
+        self.sessions = 0
+        self.boot = 0
+        self.ids = IdSource(1, 9)
+        self.truth: dict[int, str] = {}  # every tick ever on the publishing broker's disk -> topic
+        self.acknowledged: set[bytes] = set()
+        self.published: dict[int, list[bytes]] = {}  # tag -> ids that wait for it
+        self.unsure: list[EventBatch] = []  # what a publisher has no answer for
+        self.link: list[Segment] = []
+        self.p_disk, self.h_disk = Disk(), Disk()
+        self.told = 0  # the newest tick the publishing broker ever spoke of
+        self.start_publisher()
+        self.start_host()
+
+    def tag(self) -> int:
+        self.tags += 1
+        return self.tags
+
+    # ---- the publishing broker
+
+    def start_publisher(self) -> None:
+        self.link.clear()
+        self.asked: list[Span] = []
+        self.pubend = DurablePubend(
+            PUBEND, limits=DEFAULT_LIMITS, cache_bytes=2_000, new_tag=self.tag, now_us=self.now
+        )
+        self.root = ReleaseRoot(PUBEND, self.policy, new_tag=self.tag)
+        self.root.recover(self.p_disk.tables.get(OWNERS, {}))
+        state = self.p_disk.state(PUBEND)
+        effects = self.pubend.recover(
+            self.p_disk.tables.get(TABLE, {}),
+            self.p_disk.tables.get(PUBLISHERS, {}),
+            last=state["last"],
+            chopped=state["chopped"],
+            suspect=False,
+            now_us=self.now,
+        )
+        while effects:
+            (read,) = effects
+            assert isinstance(read, Read)
+            effects = self.pubend.tail_done(self.p_disk.answer(read))
+        assert self.pubend.recovered
+        assert self.pubend.last >= self.told, "a restart may assign a tick that was told silent"
+        self.pubend.check()
+
+    def publish(self, topics: list[str]) -> None:
+        batches = [batch_of(self.ids, topics, self.now // 1000)]
+        if self.unsure and self.random.random() < 0.5:
+            batches = [*self.unsure, *batches]
+            self.unsure = []
+        for batch in batches:
+            staged = self.pubend.stage([batch], self.now)
+            ids = [batch.id(row) for row in range(batch.count)]
+            (tag,) = staged.tags
+            for effect in staged.effects:
+                self.p_disk.ask(effect)
+            if tag is None:
+                self.acknowledged.update(ids)
+            else:
+                self.published.setdefault(tag, []).extend(ids)
+                self.unsure.append(batch)
+
+    def publisher_stored(self, item: StorageInput) -> None:
+        match item:
+            case Appended(tag=tag):
+                segment = self.pubend.appended(tag)
+                assert segment is not None and segment.batch is not None
+                self._spread(segment)
+                ids = set(self.published.pop(tag, ()))
+                self.acknowledged |= ids
+                self.unsure = [one for one in self.unsure if one.id(0) not in self.acknowledged]
+            case AppendFailed(tag=tag):
+                for failed in self.pubend.append_failed(tag):
+                    self.published.pop(failed, None)
+            case ReadDone():
+                segments, effects = self.pubend.read_done(item)
+                self.link += segments
+                for effect in effects:
+                    self.p_disk.ask(effect)
+            case Saved(tag=tag):
+                assert self.pubend.saved(tag) or self.root.saved(tag)
+            case SaveFailed(tag=tag):
+                assert self.pubend.save_failed(tag) or self.root.save_failed(tag)
+
+    def _spread(self, segment: Segment) -> None:
+        assert segment.end > self.told or segment.lost
+        self.told = max(self.told, segment.end)
+        self.link.append(segment)
+
+    def silence(self) -> None:
+        segment, effects = self.pubend.assert_silence(self.now)
+        for effect in effects:
+            self.p_disk.ask(effect)
+        if segment is not None:
+            self._spread(segment)
+
+    def sync_publisher(self, how: Callable[[], list[StorageInput]]) -> None:
+        for item in how():
+            self.publisher_stored(item)
+        for first, last, data in self.p_disk.records.get(PUBEND, []):
+            batch = EventBatch.parse(data, DEFAULT_LIMITS)
+            for tick, row in zip(batch.headers["tick"].tolist(), range(batch.count), strict=True):
+                assert first < tick <= last
+                self.truth[tick] = batch.topic(row)
+
+    def crash_publisher(self) -> None:
+        self.p_disk.crash(self.random)
+        self.published.clear()
+        self.start_publisher()
+        self.sync_publisher(list)
+
+    def release(self) -> None:
+        floor = self.root.floor(self.now, self.pubend.last, self.pubend.floor_for_size)
+        for effect in [*self.root.flush(self.now), *self.pubend.release(floor), *self.pubend.checkpoint()]:
+            self.p_disk.ask(effect)
+
+    def nack(self, spans: list[Span]) -> None:
+        for start, end in spans:
+            segments, missing = self.pubend.answer(start, end, 1_000)
+            self.link += segments
+            for effect in self.pubend.read(missing):
+                self.p_disk.ask(effect)
+
+    # ---- the subscribers' broker
+
+    def start_host(self) -> None:
+        self.boot += 1
+        self.cache = KnowledgeStream()
+        self.host = Hosting(
+            broker=3,
+            boot=self.boot,
+            new_tag=self.tag,
+            room=self._room,
+            spend=self._spend,
+            need=dict,
+            now_us=self.now,
+        )
+        self.by_number: dict[int, Client] = {}
+        for client in self.clients:
+            self._cut(client)
+        self.host.recover({table: self.h_disk.tables.get(table, {}) for table in TABLES})
+        effects = self.host.follow(
+            PUBEND,
+            start=self.pubend.last if self.boot == 1 else 0,
+            now_us=self.now,
+            **self.h_disk.state(filtering_stream(PUBEND)),
+        )
+        while self.host.position(PUBEND) is None:
+            (read,) = effects
+            assert isinstance(read, Read)
+            effects = self.host.stored(self.h_disk.answer(read), self.now)
+        self.perform(effects)
+        self.host.check()
+
+    def _room(self, number: int) -> bool:
+        client = self.by_number.get(number)
+        return client is not None and client.held < client.window
+
+    def _spend(self, number: int, size: int) -> None:
+        self.by_number[number].held += size
+
+    @staticmethod
+    def _cut(client: Client) -> None:
+        client.session, client.inbox, client.held, client.pending = None, [], 0, {}
+
+    def perform(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if self.h_disk.ask(output):
+                continue
+            match output:
+                case Deliver() | DeliverGap():
+                    for number in output.subscribers:
+                        self.by_number[number].inbox.append(output)
+                case Wants():
+                    self._find(output)
+                case Confirmed():
+                    client = self.by_number.get(output.subscriber)
+                    if client is not None and output.error is None:
+                        client.confirmed = max(client.confirmed, client.pending.pop(output.ticket, 0))
+                case Reported():
+                    if not self.random.randrange(4):
+                        continue  # lost; it is reported again when it changes
+                    self.root.report(output.report)
+
+    def _find(self, wants: Wants) -> None:
+        found: list[Segment] = []
+        missing: list[Span] = []
+        for start, end in wants.spans:
+            here, gaps = self.cache.find(start, end, wants.need)
+            found += here
+            missing += gaps
+        self.nack(missing)
+        if found:
+            self.perform(self.host.answer(PUBEND, found, self.now))
+
+    def receive(self, count: int, *, lose: bool = False) -> None:
+        """The first segments on the link arrive."""
+        arrived, self.link = self.link[:count], self.link[count:]
+        if lose:
+            return
+        for segment in arrived:
+            news = self.cache.accumulate(segment)
+            while (after := self.cache.after(self.position, {})) is not None:
+                self.perform(self.host.learn(PUBEND, after, self.now))
+            self.perform(self.host.answer(PUBEND, [segment, *news], self.now))
+
+    @property
+    def position(self) -> int:
+        position = self.host.position(PUBEND)
+        assert position is not None
+        return position
+
+    def curious(self) -> None:
+        """Ask for what is missing between the horizon and what the pubend knows."""
+        _, missing = self.cache.find(self.position, max(self.position, self.pubend.last), {})
+        self.nack(missing)
+
+    def sync_host(self, how: Callable[[], list[StorageInput]]) -> None:
+        for item in how():
+            self.perform(self.host.stored(item, self.now))
+
+    def crash_host(self) -> None:
+        self.h_disk.crash(self.random)
+        self.start_host()
+
+    # ---- subscribers
+
+    def connect(self, client: Client) -> None:
+        self.sessions += 1
+        client.session = self.sessions
+        token = None if client.ack or client.started is None else client.token
+        attached, outputs = self.host.attach(
+            name=client.name,
+            selector=Selector.parse(client.topic, ""),
+            ack=client.ack,
+            session=client.session,
+            token=token,
+            now_us=self.now,
+        )
+        assert attached.subscription is not None
+        client.number = attached.subscription.id
+        client.seen = client.confirmed if client.ack else client.token.tick(PUBEND)
+        self.by_number[client.number] = client
+        self.perform(outputs)
+        if PUBEND not in attached.subscription.cursors:
+            # It is as new as can be: at the horizon, where the brokers upstream filter with it.
+            assert client.started is None or not client.got
+            client.started = self.position
+            client.token = CheckpointToken({PUBEND: self.position})
+            client.seen = client.confirmed = self.position
+            self.perform(self.host.begin(client.number, PUBEND, self.position, self.now))
+            self.host.confirm(client.number, 0)
+            self.perform(self.host.tick(self.now))
+            self.sync_host(self.h_disk.sync)
+
+    def disconnect(self, client: Client) -> None:
+        if client.session is not None:
+            self.host.detach(client.session)
+            self._cut(client)
+
+    def consume(self, client: Client, count: int) -> None:
+        """Take messages from the connection, checking each, and acknowledge now and then."""
+        if client.session is None:
+            return
+        taken, client.inbox = client.inbox[:count], client.inbox[count:]
+        for message in taken:
+            client.held -= message.size
+            assert message.start >= client.seen and message.end > message.start, "a message goes back"
+            client.seen = message.end
+            if isinstance(message, DeliverGap):
+                client.gaps.append((message.start, message.end))
+            elif message.batch is not None:
+                rows = message.batch.headers["tick"]
+                ticks = (rows if message.rows is None else rows[message.rows]).tolist()
+                assert ticks == sorted(set(ticks)) and message.start < ticks[0] and ticks[-1] <= message.end
+                client.got += ticks
+            client.token = client.token.advanced(PUBEND, message.end)
+        if taken and (client.ack or self.random.random() < 0.7):
+            ticket = self.tag()
+            client.pending[ticket] = client.seen
+            self.host.ack(client.session, {PUBEND: client.seen}, ticket)
+            self.perform(self.host.credit(client.number, self.now))
+            self.perform(self.host.tick(self.now))
+        elif taken:
+            self.perform(self.host.credit(client.number, self.now))
+
+    def settle(self) -> None:
+        """Everything heals: all are connected, nothing is lost, time passes."""
+        for _ in range(40):
+            self.now += 600_000
+            self.silence()
+            self.sync_publisher(self.p_disk.sync)
+            self.curious()
+            self.sync_publisher(self.p_disk.sync)
+            self.receive(len(self.link))
+            for client in self.clients:
+                if client.session is None:
+                    self.connect(client)
+                self.consume(client, len(client.inbox))
+            self.perform(self.host.tick(self.now))
+            self.sync_host(self.h_disk.sync)
+            self.check()
+
+    def check(self) -> None:
+        self.pubend.check()
+        self.root.check()
+        self.host.check()
+        assert self.pubend.floor <= max(self.pubend.last, 0)
+
+
+EVERYTHING_KNOWN = EVERYTHING

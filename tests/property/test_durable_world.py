@@ -1,0 +1,119 @@
+"""Exactly once, in order, gaps only where something was released: two brokers through anything (D12)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.durable.release import RetentionPolicy
+from postroad.durable.spans import union
+from postroad.units import SECOND_US
+
+if TYPE_CHECKING:
+    from tests.property.durable_world import Client, World
+else:
+    _spec = importlib.util.spec_from_file_location("durable_world", Path(__file__).with_name("durable_world.py"))
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["durable_world"] = _module
+    _spec.loader.exec_module(_module)
+    Client, World = _module.Client, _module.World
+
+TOPICS = ["a", "b", "c/d", "c/e"]
+
+
+def step(world: World, random: Random) -> None:
+    client = random.choice(world.clients)
+    roll = random.randrange(100)
+    world.now += random.choice([0, 1, 50, 5_000, 300_000, 1_000_000])
+    if roll < 28:
+        world.publish([random.choice(TOPICS) for _ in range(random.randint(1, 6))])
+    elif roll < 40:
+        world.sync_publisher(world.p_disk.sync)
+    elif roll < 52:
+        world.receive(random.randint(1, 4), lose=random.random() < 0.2)
+    elif roll < 56:
+        world.curious()
+    elif roll < 60:
+        world.silence()
+    elif roll < 68:
+        world.sync_host(world.h_disk.sync)
+    elif roll < 72:
+        world.perform(world.host.tick(world.now))
+    elif roll < 80:
+        world.consume(client, random.randint(1, 5))
+    elif roll < 85:
+        world.connect(client) if client.session is None else world.disconnect(client)
+    elif roll < 88:
+        world.release()
+    elif roll < 91:
+        world.cache.forget_first()
+    elif roll < 93:
+        world.sync_publisher(world.p_disk.fail)
+    elif roll < 95:
+        world.sync_host(world.h_disk.fail)
+    elif roll < 97:
+        world.crash_publisher()
+    elif roll < 99:
+        world.crash_host()
+    else:
+        world.sync_host(world.h_disk.read)
+        world.sync_publisher(world.p_disk.read)
+
+
+def run(seed: int, policy: RetentionPolicy, steps: int) -> World:
+    random = Random(seed)
+    clients = [
+        Client("one", "a", ""),
+        Client("two", "#", "", window=300),
+        Client("three", "c/#", "manual"),
+        Client("four", "b", "auto", window=600),
+    ]
+    world = World(random, policy, clients)
+    for client in clients[::2]:
+        world.connect(client)
+    for _ in range(steps):
+        step(world, random)
+        world.check()
+    world.settle()
+    return world
+
+
+def wanted(client: Client, topic: str) -> bool:
+    return client.topic == "#" or topic == client.topic or topic.startswith(client.topic.rstrip("#"))
+
+
+def judge(world: World, *, early: bool) -> None:
+    for client in world.clients:
+        assert client.started is not None
+        expected = [t for t in sorted(world.truth) if t > client.started and wanted(client, world.truth[t])]
+        got = client.got
+        if not client.ack:
+            assert got == sorted(set(got)), "repeated or out of order"
+        lost = [tick for tick in expected if tick not in set(got)]
+        assert set(got) <= set(expected)
+        gaps = union(client.gaps)
+        assert all(any(start < tick <= end for start, end in gaps) for tick in lost), "silently lost"
+        if not early:
+            assert not client.gaps, "a gap although nothing was released early"
+        assert not world.host.catching_up(client.number, 7 << 32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_exactly_once_in_order_without_gaps(seed: int) -> None:
+    """D12: whatever crashes, fails, is lost or slow, each subscriber has every event once and in order."""
+    judge(run(seed, RetentionPolicy(grace_us=0), 150), early=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_early_release_is_told(seed: int) -> None:
+    """D8: what early release took is covered by gap messages, never silence."""
+    policy = RetentionPolicy(grace_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
+    judge(run(seed, policy, 150), early=True)

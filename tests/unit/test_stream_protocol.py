@@ -1,0 +1,482 @@
+"""The stream protocol at its edges: odd orders, hostile peers, full links, forgotten caches, clocks that step.
+
+Frames are carried by hand by the harness of test_broker. A `Fake` is a broker played by the test: it shakes
+hands, advertises itself and says whatever the test wants.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from postroad.broker import Broker, Closed, Opened, Received
+from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
+from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
+from postroad.ids import IdSource, volatile_pubend
+from postroad.overlay.topology import MAX_NEIGHBOURS, MAX_SEQUENCE
+from postroad.units import KIB, SECOND_US
+from postroad.wire.frames import (
+    MAX_CONTROL_BYTES,
+    Advertisement,
+    Attach,
+    Credit,
+    Detach,
+    Hello,
+    InterestEntry,
+    InterestPull,
+    InterestUpdate,
+    Kind,
+    Message,
+    Nack,
+    Refuse,
+    Silence,
+    Stamp,
+    Subscribed,
+    TopologyUpdate,
+    decode,
+    encode,
+    frame_kind,
+)
+
+if TYPE_CHECKING:
+    from tests.unit.test_broker import Client, Net
+else:
+    _SPEC = importlib.util.spec_from_file_location("broker_harness", Path(__file__).with_name("test_broker.py"))
+    _HARNESS = importlib.util.module_from_spec(_SPEC)
+    sys.modules[_SPEC.name] = _HARNESS
+    _SPEC.loader.exec_module(_HARNESS)
+    Client, Net = _HARNESS.Client, _HARNESS.Net
+
+MAX_I64 = (1 << 63) - 1
+MAX_U64 = (1 << 64) - 1
+
+
+class Fake(Client):
+    """A broker that the test plays. Its number is its own, its pubend that of its first start."""
+
+    def __init__(
+        self, net: Net, at: int, number: int, *, window: int = 1 << 22, node: bytes = b"", gives: bool = True
+    ) -> None:
+        self.net, self.at, self.number = net, at, number
+        self.node = node or bytes([number & 0xFF]) * 16
+        self.pubend = volatile_pubend(number, 1)
+        self.gives = gives  # gives credit back
+        self.messages: list[Message] = []
+        self.batches: list[EventBatch] = []
+        self.sizes: list[int] = []
+        self.sequence = 0
+        self.connection = net.open(at, self)
+        self.say(
+            Hello(
+                version=1,
+                role="broker",
+                name=f"fake{number}",
+                token="",
+                limits=DEFAULT_LIMITS,
+                window=window,
+                time_us=net.now_us,
+                broker=number,
+                node=self.node,
+                boot=1,
+            )
+        )
+
+    def say(self, *messages: Message) -> None:
+        self.send(*(encode(message) for message in messages))
+
+    def take(self, frame: bytes) -> None:
+        self.sizes.append(len(frame))
+        if frame_kind(frame) == Kind.KNOWLEDGE:
+            self.batches.append(EventBatch.parse(frame, DEFAULT_LIMITS))
+            if self.gives:
+                self.net.give(self.at, [Received(self.connection, encode(Credit(size=len(frame))))])
+        else:
+            self.messages.append(decode(frame))
+
+    def advertise(
+        self, *others: int, broker: int = 0, pubends: tuple[int, ...] = (), sequence: int = 0, boot: int = 1
+    ) -> None:
+        """Links to the broker that it is linked with and to `others`; or those of another broker."""
+        self.sequence += 1
+        number = broker or self.number
+        links = {*others, self.at + 1} if not broker else set(others)
+        advertisement = Advertisement(
+            broker=number,
+            node=self.node if not broker else bytes([broker & 0xFF]) * 16,
+            name=f"fake{number}",
+            boot=boot,
+            sequence=sequence or self.sequence,
+            neighbours=tuple(sorted((link, 1) for link in links)),
+            pubends=pubends or (volatile_pubend(number, 1),),
+        )
+        self.say(TopologyUpdate(advertisements=(advertisement,)))
+
+    def of(self, kind: type[Message]) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def refused(self) -> str:
+        return "".join(message.reason for message in self.of(Refuse))
+
+
+def knowledge(pubend: int, start: int, end: int, ticks: list[int], *, stamp: int = 0) -> bytes:
+    """A KNOWLEDGE frame with an event at each of these ticks; the payload is the tick."""
+    builder, source = BatchBuilder(), IdSource(1, pubend >> 32)
+    for tick in ticks:
+        builder.add(source.next(tick), "t", {}, str(tick).encode(), DEFAULT_LIMITS)
+    frame = bytearray(builder.finish(kind=Kind.KNOWLEDGE, channel=stamp))
+    frame[16:24] = pubend.to_bytes(8, "little")
+    frame[24:32] = start.to_bytes(8, "little", signed=True)
+    frame[32:40] = end.to_bytes(8, "little", signed=True)
+    for row, tick in enumerate(ticks):
+        at = 48 + 48 * row + 16
+        frame[at : at + 8] = tick.to_bytes(8, "little", signed=True)
+    return bytes(frame)
+
+
+def wants(owner: int, topic: str = "t", version: int = 1 << 32) -> InterestUpdate:
+    entry = InterestEntry(entry=1, topic=topic, where="")
+    return InterestUpdate(owner=owner, base=0, version=version, added=(entry,), removed=())
+
+
+def restart(net: Net, at: int, **streams: int) -> None:
+    """A broker with other limits of its streams."""
+    net.boots[at] += 1
+    identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=net.boots[at])
+    config = BrokerConfig(streams=StreamConfig(**streams))
+    net.brokers[at] = Broker(config, identity, draw=lambda n: n // 2, now_us=net.now_us)
+
+
+def core(net: Net, at: int) -> Broker:
+    broker = net.brokers[at]
+    assert broker is not None
+    return broker
+
+
+def served(net: Net, at: int = 0) -> bool:
+    """Whether an honest client of that broker still gets what another one publishes."""
+    subscriber, publisher = Client(net, at), Client(net, at)
+    subscriber.subscribe(1, "here")
+    publisher.publish("here", "x")
+    return bool(subscriber.got() == ["x"])
+
+
+# ---- what a peer may not say
+
+
+DEAD = volatile_pubend(1, 0)
+ODD: list[Message] = [
+    Silence(spans=((volatile_pubend(2, 1), 0, MAX_U64, 0),)),
+    Silence(spans=((volatile_pubend(2, 1), -5, 7, 0),)),
+    Silence(spans=((volatile_pubend(2, 1), MAX_I64, MAX_I64, 0),)),
+    Silence(spans=((-1, 0, 7, 0),)),
+    Attach(origin=1, known={DEAD: MAX_I64}),
+    Attach(origin=1, known={DEAD: MAX_U64}),
+    Attach(origin=1, known={DEAD: -1}),
+    Attach(origin=2, known={volatile_pubend(2, 5): MAX_U64}),
+    Attach(origin=-1, known={-1: 5}),
+    Attach(origin=MAX_U64, known={}),
+    Nack(pubend=DEAD, spans=((MAX_U64 - 1, MAX_U64),), need={}),
+    Nack(pubend=DEAD, spans=((-(1 << 63), 5),), need={}),
+    Nack(pubend=volatile_pubend(1, 1), spans=((-1, MAX_U64),), need={}),
+    Nack(pubend=volatile_pubend(1, 1), spans=((0, MAX_U64),), need={}),
+    Stamp(number=-1, versions={}),
+]
+
+
+@pytest.mark.parametrize("message", ODD, ids=str)
+def test_ticks_and_numbers_out_of_range_cost_only_their_sender(message: Message) -> None:
+    net = Net(1)
+    subscriber, publisher = Client(net, 0), Client(net, 0)
+    subscriber.subscribe(1, "t")
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    fake.say(wants(2), Attach(origin=1, known={}))
+    fake.send(knowledge(fake.pubend, 5, 9, [7]))
+    publisher.publish("t", "a")
+    fake.say(message)
+    assert fake.has(Refuse)
+    assert served(net)
+    net.wait(2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("span", [(0, MAX_I64), (-MAX_I64, 5), (MAX_I64 - 1, MAX_I64)])
+def test_knowledge_about_ticks_that_cannot_be_is_refused(span: tuple[int, int], lost: bool) -> None:
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    fake.send(knowledge(fake.pubend, 5, 9, [7]))
+    fake.send(
+        empty_frame(
+            kind=Kind.KNOWLEDGE, pubend=fake.pubend, start=span[0], end=span[1], channel=0, lost=lost
+        )
+    )
+    assert fake.has(Refuse)
+    assert served(net)
+
+
+def test_two_brokers_with_one_number_cannot_both_be_linked() -> None:
+    """Neither has advertised itself when the other comes, so link state knows of no conflict yet."""
+    net = Net(1)
+    first = Fake(net, 0, 2, node=b"a" * 16)
+    second = Fake(net, 0, 2, node=b"b" * 16)
+    assert second.has(Refuse)
+    assert not first.has(Refuse)
+    net.give(0, [Closed(second.connection)])
+    net.give(0, [Closed(first.connection)])
+    assert served(net)
+
+
+def test_one_broker_more_than_can_be_linked_is_refused() -> None:
+    net = Net(1)
+    core(net, 0).check = lambda: None  # type: ignore[method-assign]  # a thousand times a thousand links
+    fakes = [
+        Fake(net, 0, 2 + number, node=(2 + number).to_bytes(16, "big")) for number in range(MAX_NEIGHBOURS)
+    ]
+    assert not any(fake.has(Refuse) for fake in fakes)
+    more = Fake(net, 0, 5_000, node=b"m" * 16)
+    assert more.has(Refuse)
+    assert served(net)
+    net.give(0, [Closed(fakes[0].connection)])
+    assert not Fake(net, 0, 5_001, node=b"o" * 16).has(Refuse)
+
+
+def test_an_advertisement_in_our_name_cannot_use_up_our_sequence() -> None:
+    net = Net(1)
+    fake, other = Fake(net, 0, 2), Fake(net, 0, 3)
+    forged = Advertisement(
+        broker=1,
+        node=bytes([1]) * 16,
+        name="b0",
+        boot=(1 << 32) - 1,
+        sequence=MAX_SEQUENCE - 1,
+        neighbours=(),
+        pubends=(),
+    )
+    fake.say(TopologyUpdate(advertisements=(forged,)))
+    net.give(0, [Closed(other.connection)])
+    net.give(0, [Closed(fake.connection)])
+    net.wait(1)
+    net.now_us += 3_600 * SECOND_US
+    net.wait(1)
+    assert served(net)
+
+
+def test_advertisements_before_one_that_is_refused_are_passed_on() -> None:
+    net = Net(1)
+    fake, witness = Fake(net, 0, 2), Fake(net, 0, 3)
+    good = Advertisement(
+        broker=9, node=b"9" * 16, name="nine", boot=1, sequence=1, neighbours=(), pubends=()
+    )
+    bad = Advertisement(
+        broker=8, node=b"8" * 16, name="eight", boot=-1, sequence=1, neighbours=(), pubends=()
+    )
+    fake.say(TopologyUpdate(advertisements=(good, bad)))
+    assert fake.has(Refuse)
+    assert good in [ad for update in witness.of(TopologyUpdate) for ad in update.advertisements]
+
+
+def test_more_pubends_than_streams_are_followed_do_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postroad.overlay.routing.MAX_STREAMS", 50)
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    fake.advertise(pubends=tuple(volatile_pubend(2, boot) for boot in range(1, 100)))
+    assert served(net)
+    assert core(net, 0).metrics()["streams"] <= 50
+
+
+def test_pubends_that_are_not_its_own_are_not_taken_from_a_broker() -> None:
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise(pubends=(volatile_pubend(1, 7), volatile_pubend(2, 1), volatile_pubend(3, 7)))
+    fake.say(Silence(spans=((fake.pubend, 5, 9, 0),)))
+    subscriber = Client(net, 0)
+    subscriber.subscribe(1, "t")
+    version = core(net, 0)._interest.own_version
+    fake.say(Stamp(number=1, versions={1: version}), Silence(spans=((fake.pubend, 9, 12, 1),)))
+    assert [message.missing for message in subscriber.messages if isinstance(message, Subscribed)] == [()]
+
+
+def test_a_table_pulled_many_times_in_one_message_is_sent_once() -> None:
+    net = Net(1)
+    Client(net, 0).subscribe(1, "t")
+    fake = Fake(net, 0, 2)
+    before = len(fake.of(InterestUpdate))
+    fake.say(InterestPull(owners=(1,) * 10_000))
+    assert len(fake.of(InterestUpdate)) == before + 1
+
+
+def test_a_nack_names_only_owners_that_matter() -> None:
+    """What it names is kept and sent on, so a nack full of owners that ask for nothing costs nothing."""
+    net = Net(1)
+    fake, asker = Fake(net, 0, 2), Fake(net, 0, 3)
+    fake.advertise()
+    fake.say(Silence(spans=((fake.pubend, 5, 9, 0), (fake.pubend, 20, 30, 0))))
+    asker.say(Attach(origin=2, known={fake.pubend: 5}))
+    asker.say(Nack(pubend=fake.pubend, spans=((9, 20),), need={owner: 0 for owner in range(10_000)}))
+    assert all(len(nack.need) <= 1 for nack in fake.of(Nack))
+    assert not fake.has(Refuse)
+
+
+def test_stamps_and_attaches_have_limits() -> None:
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.say(Stamp(number=1, versions=dict.fromkeys(range(20_000), 1)))
+    assert fake.has(Refuse)
+    fake = Fake(net, 0, 3)
+    for origin in range(100, 12_000):
+        fake.say(Attach(origin=origin, known={}))
+        if fake.has(Refuse):
+            break
+    assert fake.has(Refuse)
+    assert served(net)
+
+
+# ---- what neighbours are told
+
+
+def test_rows_are_chosen_from_what_is_passed_on() -> None:
+    """A frame may straddle the newest tick heard of; only its later part is news for those further down."""
+    net = Net(1)
+    fake, below = Fake(net, 0, 2), Fake(net, 0, 3)
+    fake.advertise()
+    below.advertise()
+    below.say(wants(3), Attach(origin=2, known={fake.pubend: 100}))
+    fake.send(knowledge(fake.pubend, 90, 110, [92, 95, 105, 107]))
+    got = [event.payload for batch in below.batches for event in batch.events()]
+    assert got == [b"105", b"107"]
+
+
+def test_silences_wait_for_no_more_stamps_than_are_remembered() -> None:
+    """A silence names a stamp; it must be said before so many more are defined that its own is forgotten."""
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    below = Fake(net, 0, 3)
+    below.advertise()
+    fake.say(Silence(spans=((fake.pubend, 0, 1, 0),)))
+    for number in range(1, 1_200):
+        fake.say(
+            Stamp(number=number, versions={3: number}), Silence(spans=((fake.pubend, number, number + 1, number),))
+        )
+    below.say(wants(3, version=1 << 20), Attach(origin=2, known={fake.pubend: 1}))
+    known: dict[int, None] = {0: None}
+    for message in below.messages:
+        if isinstance(message, Stamp):
+            known[message.number] = None
+            if len(known) > 1_025:
+                del known[next(number for number in known if number)]
+        elif isinstance(message, Silence):
+            assert all(span[3] in known for span in message.spans)
+
+
+def test_a_silence_frame_is_never_too_long() -> None:
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    below = Fake(net, 0, 3)
+    below.advertise()
+    fake.say(Stamp(number=1, versions={3: 1}), Stamp(number=2, versions={3: 2}))
+    base = 1 << 50
+    for first in range(0, 60_000, 10_000):
+        fake.say(
+            Silence(
+                spans=tuple(
+                    (fake.pubend, base + at, base + at + 1, 1 + at % 2) for at in range(first, first + 10_000)
+                )
+            )
+        )
+    below.say(wants(3), Attach(origin=2, known={fake.pubend: base}))
+    assert max(below.sizes) <= MAX_CONTROL_BYTES
+    assert sum(len(message.spans) for message in below.of(Silence)) >= 60_000
+
+
+def test_a_neighbour_that_is_fed_nothing_because_all_is_forgotten_learns_how_far_the_stream_is() -> None:
+    net = Net(1)
+    restart(net, 0, cache_bytes=KIB)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    for tick in range(10, 2_000, 10):
+        fake.send(knowledge(fake.pubend, tick - 10, tick, [tick]))
+    below = Fake(net, 0, 3)
+    below.advertise()
+    below.say(wants(3), Attach(origin=2, known={fake.pubend: 50}))
+    heard = [span[2] for message in below.of(Silence) for span in message.spans]
+    heard += [batch.end for batch in below.batches]
+    assert max(heard, default=0) == 1_990
+
+
+def test_the_end_of_a_pubend_reaches_a_neighbour_that_was_out_of_credit() -> None:
+    net = Net(1)
+    publisher = Client(net, 0)
+    fake = Fake(net, 0, 2, window=64 * KIB, gives=False)
+    fake.advertise()
+    fake.say(wants(2), Attach(origin=1, known={}))
+    for _ in range(9):
+        publisher.publish("t", "x" * 8 * KIB)
+    dead = volatile_pubend(1, 0)
+    fake.say(Attach(origin=1, known={dead: 77}))
+    assert not any(batch.lost for batch in fake.batches)
+    spans = [span for message in fake.of(Silence) for span in message.spans if span[0] == dead]
+    assert len(spans) == 1
+    assert spans[0][1] == spans[0][2] > 77  # from this it knows that something is missing, and asks
+    fake.say(Credit(size=sum(len(batch.data) for batch in fake.batches)))
+    fake.say(Nack(pubend=dead, spans=((77, spans[0][1]),), need={}))
+    assert [(batch.start, batch.end) for batch in fake.batches if batch.lost] == [(77, spans[0][1])]
+
+
+def test_all_that_is_asked_of_a_dead_pubend_is_answered_at_once() -> None:
+    """Also when the clock of the next process is behind that of the last one."""
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    fake.say(Attach(origin=1, known={}))
+    late = net.now_us + 50 * SECOND_US
+    fake.say(Nack(pubend=volatile_pubend(1, 0), spans=((late, late + 10), (late + 20, late + 500)), need={}))
+    assert [(batch.start, batch.end) for batch in fake.batches] == [(late, late + 500)]
+
+
+def test_a_nack_about_a_stream_that_was_dropped_here_is_taken_up() -> None:
+    net = Net(1)
+    fake, below = Fake(net, 0, 2), Fake(net, 0, 3)
+    fake.advertise()
+    below.advertise()
+    old = volatile_pubend(2, 0)
+    below.say(Attach(origin=2, known={}))
+    below.say(Nack(pubend=old, spans=((50, 60),), need={}))
+    assert any(old in attach.known for attach in fake.of(Attach))
+    fake.send(empty_frame(kind=Kind.KNOWLEDGE, pubend=old, start=50, end=60, channel=0, lost=True))
+    assert [(batch.start, batch.end) for batch in below.batches if batch.lost] == [(50, 60)]
+
+
+def test_a_link_that_goes_and_comes_in_one_turn() -> None:
+    net = Net(2, [(0, 1)])
+    subscriber, publisher = Client(net, 1), Client(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.publish("t", "a")
+    for end, far in list(net.ends.items()):
+        if end[0] == 0 and not isinstance(far, Client):
+            del net.ends[end], net.ends[far]
+            near, new = net.last_connection + 1, net.last_connection + 2
+            net.last_connection += 2
+            net.ends[0, near], net.ends[1, new] = (1, new), (0, near)
+            net.give(1, [Opened(new), Closed(far[1])])
+            net.give(0, [Closed(end[1]), Opened(near, dialled="b1")])
+    publisher.publish("t", "b")
+    net.wait(2)
+    assert subscriber.got() == ["a", "b"]
+
+
+def test_messages_in_odd_order_are_taken() -> None:
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.say(Detach(origin=77), Nack(pubend=77 << 32, spans=((0, 5),), need={}), Attach(origin=77, known={}))
+    fake.say(Attach(origin=77, known={77 << 32: 4}), Detach(origin=77), Detach(origin=77))
+    fake.send(knowledge(77 << 32, 0, 9, [4]))
+    net.give(0, [Closed(fake.connection), Received(fake.connection, encode(Detach(origin=77)))])
+    assert served(net)

@@ -1,0 +1,361 @@
+"""The attachment map, the skew check, the planner, what people see, and the seam (T4, T5, T7, T10)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import postroad.tracking
+from postroad.cli import plan as plan_command
+from postroad.errors import UsageError
+from postroad.ids import IdSource, MessageId
+from postroad.tracking.attachment import (
+    NEIGHBOUR,
+    SUBSCRIBER,
+    AttachmentMap,
+    Change,
+    decode_changes,
+    encode_changes,
+)
+from postroad.tracking.planner import MAX_MATCHING, Impossible, Plan, Wish, plan
+from postroad.tracking.render import dot, tree
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.skew import SkewCheck
+from postroad.tracking.trace import parse_ids
+from postroad.tracking.verdict import Delivered, RouteStep, TraceResult
+from postroad.units import MILLISECOND_US, SECOND_US
+
+# ---- attachment map
+
+
+def started(now_us: int = 0) -> tuple[AttachmentMap, list[Change]]:
+    return AttachmentMap.restored((), last_stored_us=0, now_us=now_us)
+
+
+def test_read_with_the_skew_on_both_sides() -> None:
+    """T10."""
+    held, _ = started()
+    held.attached(SUBSCRIBER, "ann", 10 * SECOND_US)
+    held.detached(SUBSCRIBER, "ann", 20 * SECOND_US)
+    held.attached(NEIGHBOUR, "12", 10 * SECOND_US)
+
+    def found(time_ms: int, delay_us: int = 0) -> list[str]:
+        return held.at(SUBSCRIBER, time_ms, skew_us=SECOND_US, delay_us=delay_us)
+
+    assert [bool(found(ms)) for ms in (8998, 9000, 15_000, 21_000, 21_001)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert found(8000, delay_us=2 * SECOND_US) == ["ann"]
+    assert held.at(NEIGHBOUR, 10**9, skew_us=0) == ["12"]
+    assert list(held) == [(NEIGHBOUR, "12")]
+    held.check()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["attach", "detach", "stop", "crash", "forget"])),
+        max_size=30,
+    )
+)
+@settings(max_examples=100)
+def test_the_log_gives_the_same_map(steps: list[tuple[str, str]]) -> None:
+    """T4: restored from its log, or from a snapshot, it answers the same."""
+    held, log = started()
+    truth: dict[int, set[str]] = {}
+    attached: set[str] = set()
+    begin = 0
+    for number, (who, action) in enumerate(steps):
+        now_us = (number + 1) * SECOND_US
+        if action == "attach":
+            log += held.attached(SUBSCRIBER, who, now_us)
+            attached.add(who)
+        elif action == "detach":
+            log += held.detached(SUBSCRIBER, who, now_us)
+            attached.discard(who)
+        elif action == "forget":
+            begin = max(begin, now_us - 5 * SECOND_US)
+            held.forget(begin)
+            log = held.snapshot(now_us)
+        else:
+            if action == "stop":
+                log += held.stopped(now_us)
+            attached.clear()
+            changes, whole = decode_changes(encode_changes(log) + b"torn")
+            assert (changes, whole) == (log, len(encode_changes(log)))
+            held, news = AttachmentMap.restored(changes, last_stored_us=now_us, now_us=now_us)
+            log = changes + news
+        held.check()
+        truth[now_us + SECOND_US // 2] = set(attached)
+    for at_us, expected in truth.items():
+        if at_us > begin:
+            assert set(held.at(SUBSCRIBER, at_us // MILLISECOND_US, skew_us=0)) == expected
+
+
+def test_a_crash_is_a_gap_and_a_stop_is_not() -> None:
+    held, log = started(SECOND_US)
+    log += held.attached(SUBSCRIBER, "ann", 2 * SECOND_US)
+    died, _ = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=9 * SECOND_US)
+    assert died.lost == [(5 * SECOND_US, 9 * SECOND_US)]
+    assert [died.lost_at(ms, skew_us=0) for ms in (4999, 5001, 8999, 9001)] == [False, True, True, False]
+    assert died.at(SUBSCRIBER, 8000, skew_us=0) == ["ann"]
+    assert died.at(SUBSCRIBER, 10_000, skew_us=0) == []
+    log += held.stopped(6 * SECOND_US)
+    ended, _ = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=9 * SECOND_US)
+    assert ended.lost == []
+    assert ended.at(SUBSCRIBER, 8000, skew_us=0) == []
+    assert ended.begins_us == SECOND_US
+
+
+def test_a_long_catch_up_costs_few_changes() -> None:
+    held, _ = started()
+    changes = [held.late(SUBSCRIBER, "ann", ms, ms + 50) for ms in range(0, 600_000, 50)]
+    assert sum(map(len, changes)) <= 11
+    assert held.at(SUBSCRIBER, 345_678, skew_us=0) == ["ann"]
+    held.check()
+
+
+# ---- skew
+
+
+def test_skew_check() -> None:
+    """T5: |tb - (t + delta)| <= Ts, else what to add; once a second; judged by the newest id."""
+    check = SkewCheck(250 * MILLISECOND_US)
+    now_us = 1_700_000_000_000_000
+
+    def ids(*ahead_ms: int) -> bytes:
+        return b"".join(bytes(MessageId(1, 2, now_us // 1000 + ms, 0)) for ms in ahead_ms)
+
+    assert check.correction_us(1, ids(0), now_us) is None
+    assert check.correction_us(1, ids(249), now_us) is None
+    assert check.correction_us(1, ids(-250), now_us) is None
+    assert check.correction_us(1, ids(-90_000, -80_000, 10), now_us) is None  # sent again, and a new one
+    late = check.correction_us(1, ids(-5000), now_us)
+    assert late is not None
+    assert abs(late - 5 * SECOND_US) <= MILLISECOND_US
+    assert check.correction_us(1, ids(-5000), now_us + 900_000) is None
+    assert check.correction_us(2, ids(4000), now_us) == -4_000_500
+    assert check.correction_us(1, ids(-5000), now_us + 1_100_000) is not None
+    check.forget(2)
+    assert check.correction_us(2, ids(4000), now_us) is not None
+    assert check.corrections == 4
+
+
+def test_a_corrected_publisher_stays_within_the_tolerance() -> None:
+    """T5: a clock that jumps by an hour is back after one correction."""
+    check = SkewCheck(250 * MILLISECOND_US)
+    delta_us, corrections = 0, 0
+    for step in range(100):
+        now_us = 1_700_000_000_000_000 + step * 2 * SECOND_US
+        clock_us = now_us + (3_600 * SECOND_US if step >= 50 else 0)
+        identity = IdSource(1, 2).next((clock_us + delta_us) // MILLISECOND_US)
+        change = check.correction_us(1, identity, now_us)
+        if change is not None:
+            corrections += 1
+            delta_us += change
+    assert corrections == 1
+
+
+# ---- planner
+
+wishes = st.builds(
+    Wish,
+    accuracy=st.sampled_from((0.5, 0.9, 0.95, 0.99, 0.999, 0.99999, 0.9999999)),
+    rate=st.floats(0.01, 2e6),
+    memory=st.integers(1, 1 << 28),
+    skew_us=st.integers(0, 10**8),
+    jitter_us=st.integers(0, 10**8),
+)
+
+
+@given(wishes)
+@settings(max_examples=200, deadline=None)
+def test_plans_keep_their_promise(wish: Wish) -> None:
+    """T7: a plan meets Corollary 2 and the accuracy; a refusal names wishes that are possible."""
+    found = plan(wish)
+    if isinstance(found, Plan):
+        assert found.accuracy >= wish.accuracy - 1e-12
+        assert 2 * found.skew_us + wish.jitter_us <= found.w * found.lifetime_us
+        assert found.lifetime_us <= found.persist_us
+        assert found.lifetime_us <= found.shape.n / wish.rate * SECOND_US
+        assert found.shape.size <= wish.memory
+        assert found.skew_us >= wish.skew_us
+        assert found.skew_limit_us >= found.skew_us
+        assert 1 <= found.w < MAX_MATCHING
+        TrackingConfig(
+            bits=found.shape.m,
+            capacity=found.shape.n,
+            hashes=found.shape.k,
+            persist_us=found.persist_us,
+            skew_us=found.skew_us,
+            jitter_us=wish.jitter_us,
+        )
+    else:
+        for name, other in found.nearest:
+            assert isinstance(plan(other), Plan), name
+            changed = [
+                field
+                for field in ("accuracy", "rate", "memory", "skew_us", "jitter_us")
+                if getattr(other, field) != getattr(wish, field)
+            ]
+            assert changed == [name if name in ("accuracy", "rate", "memory") else f"{name}_us"]
+
+
+def test_the_papers_configuration() -> None:
+    """Section 5: 10,000 bytes, 5,000 a second, five nines: about 2521 keys, 16 hashes, w = 1."""
+    found = plan(Wish(accuracy=0.99999, rate=5000, memory=8192, skew_us=200_000, jitter_us=0))
+    assert isinstance(found, Plan)
+    assert (found.w, found.shape.m) == (1, 65536)
+    assert 2521 <= found.shape.n <= 2600
+    assert found.shape.k in (16, 17, 18)
+
+
+def test_wishes_that_make_no_sense() -> None:
+    good = {"accuracy": 0.9, "rate": 1.0, "memory": 1, "skew_us": 0, "jitter_us": 0}
+    for name, value in (("accuracy", 1.0), ("accuracy", 0.0), ("rate", 0.0), ("memory", 0), ("skew_us", -1)):
+        with pytest.raises(UsageError):
+            Wish(**{**good, name: value})  # type: ignore[arg-type]
+
+
+def run_plan(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    plan_command.register(app)
+    result = CliRunner().invoke(app, ["plan", "tracking", *arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.return_value, result.stdout
+
+
+def test_plan_command_prints_configuration() -> None:
+    code, text = run_plan("--accuracy", "0.99999", "--rate", "5000", "--memory", "135000", "--skew", "1 s")
+    assert code == 0
+    assert set(tomllib.loads(text)["tracking"]) == {
+        "strategy",
+        "bits",
+        "capacity",
+        "hashes",
+        "persist",
+        "skew",
+        "jitter",
+    }
+    code, text = run_plan("--accuracy", "0.99999", "--json")
+    assert json.loads(text)["configuration"]["tracking"]["strategy"] == "bloom"
+
+
+def test_plan_command_says_what_is_impossible() -> None:
+    code, text = run_plan("--accuracy", "0.99999", "--rate", "1000000", "--memory", "8 KiB", "--skew", "1 s")
+    assert code == 1
+    assert text.startswith("impossible: a filter of 8192 bytes holds")
+    assert "--memory '" in text
+    assert "--rate " in text
+    code, text = run_plan("--rate", "1000000", "--memory", "8 KiB", "--json")
+    assert json.loads(text)["possible"] is False
+    nearest = json.loads(text)["nearest"]
+    assert isinstance(
+        plan(Wish(accuracy=0.999, rate=1e6, memory=nearest["memory"], skew_us=250_000, jitter_us=500_000)),
+        Plan,
+    )
+    with pytest.raises(UsageError):
+        run_plan("--accuracy", "1")
+    assert isinstance(plan(Wish(accuracy=0.9, rate=1, memory=9, skew_us=10**12, jitter_us=0)), Impossible)
+
+
+# ---- what people see
+
+RESULT = TraceResult(
+    id="0000002a-00000007-0193c1d2e3f4-0001",
+    publisher=42,
+    origin="b1",
+    origin_doubt=1e-9,
+    route=(
+        RouteStep(broker="b1", source=None, doubt=1e-9),
+        RouteStep(broker="b2", source="b1", doubt=0.0),
+        RouteStep(broker="b3", source="b2", doubt=0.0123),
+        RouteStep(broker="b4", source="b9", doubt=1.0),
+    ),
+    receivers=(
+        Delivered(subscriber="billing", broker="b1", doubt=5e-4),
+        Delivered(subscriber='a "quoted" one', broker="b3", doubt=0.0),
+    ),
+    verdict="partial",
+    explanation="b5: cannot be reached",
+    missing=(("b5", "cannot be reached"),),
+)
+
+
+def test_json_has_the_documented_shape() -> None:
+    made = RESULT.to_json()
+    assert list(made) == ["id", "origin", "route", "receivers", "missing"]
+    assert made["origin"] == {"publisher": "0000002a", "broker": "b1"}
+    assert made["route"][1] == {"broker": "b2", "from": "b1", "doubt": 0.0}
+    assert made["receivers"][0] == {"subscriber": "billing", "broker": "b1", "doubt": 5e-4}
+    assert made["missing"]["verdict"] == "partial"
+    assert made["missing"]["brokers"] == [{"broker": "b5", "why": "cannot be reached"}]
+    json.dumps(made)
+
+
+def test_tree() -> None:
+    assert tree(RESULT).splitlines() == [
+        "message 0000002a-00000007-0193c1d2e3f4-0001",
+        "published by 0000002a at b1 (doubt 1e-09)",
+        "├─ → billing (doubt 5e-04)",
+        "└─ b2 (certain)",
+        "   └─ b3 (doubt 0.012)",
+        '      └─ → a "quoted" one (certain)',
+        "b4, from b9 (doubtful: nobody confirms it)",
+        "partial: b5: cannot be reached",
+    ]
+
+
+def test_dot() -> None:
+    lines = dot(RESULT).splitlines()
+    assert (lines[0], lines[-1]) == ("digraph trace {", "}")
+    assert '  "b2" -> "b3" [label="1.2e-02"];' in lines
+    assert '  "b9" -> "b4" [label="1.0e+00", style=dashed];' in lines
+    assert '  "b3" -> "subscriber a \\"quoted\\" one" [label="0.0e+00"];' in lines
+
+
+def test_malformed_ids_are_named() -> None:
+    assert parse_ids([RESULT.id])[0].hex() == "0000002a000000070193c1d2e3f40001"
+    with pytest.raises(UsageError, match="'nonsense' is not a message id"):
+        parse_ids([RESULT.id, "nonsense"])
+
+
+def test_configuration_is_checked() -> None:
+    for wrong in (
+        {"strategy": "all"},
+        {"routing": "x"},
+        {"deliveries": "x"},
+        {"bits": 1},
+        {"hashes": 0},
+        {"persist_us": 0},
+        {"max_histories": 0},
+        {"jitter_us": -1},
+    ):
+        with pytest.raises(UsageError):
+            TrackingConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_cores_are_pure() -> None:
+    """Everything but the store, which is the driver's."""
+    forbidden = {"asyncio", "socket", "time", "random", "os", "threading", "pathlib", "subprocess"}
+    folder = Path(postroad.tracking.__file__).parent
+    modules = sorted(path for path in folder.glob("*.py") if path.name != "store.py")
+    assert len(modules) > 15
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & forbidden, path
+            assert "postroad.tracking.store" not in names

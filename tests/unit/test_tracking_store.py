@@ -1,0 +1,226 @@
+"""T3, issue 4: filter files that survive kill -9, are checked, and go when they are old or replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from postroad.errors import StorageError
+from postroad.ids import MessageId
+from postroad.tracking.attachment import Change, encode_changes
+from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter
+from postroad.tracking.keys import PUBLISH, HistoryKey
+from postroad.tracking.messages import TraceItem, TraceQuestion
+from postroad.tracking.record import FilterMeta, decode_record, encode_record
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.store import TrackingStore
+from postroad.tracking.strategies import make_tracking
+from postroad.units import SECOND_US
+
+KEY = HistoryKey(PUBLISH)
+
+
+def effect(
+    sequence: int, *, replaces: int | None = None, final: bool = True, size: int = 1000
+) -> StoreFilter:
+    meta = FilterMeta(
+        key=KEY,
+        sequence=sequence,
+        m=size * 8,
+        n=10,
+        k=3,
+        count=1,
+        lo_ms=sequence,
+        hi_ms=sequence,
+        replaces=replaces,
+        final=final,
+    )
+    record = encode_record(meta, bytes([sequence % 256]) * size)
+    return StoreFilter(key=KEY, sequence=sequence, record=record, replaces=replaces, final=final)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "tracking").iterdir())
+
+
+def opened(folder: Path) -> TrackingStore:
+    store = TrackingStore(folder)
+    assert store.load().problems == []
+    return store
+
+
+def test_what_is_stored_is_found_again(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    made = [effect(1), effect(2, final=False), effect(3)]
+    store.apply(made)
+    store.apply([StoreAttachments(record=encode_changes([Change(what="start", at_us=5)]))])
+    assert store.read([1, 2, 3, 4]) == {one.sequence: one.record for one in made} | {4: b""}
+    again = TrackingStore(tmp_path)
+    loaded = again.load()
+    assert [meta.sequence for meta in loaded.filters] == [1, 2, 3]
+    assert loaded.changes == [Change(what="start", at_us=5)]
+    assert again.read([1, 2, 3]) == {one.sequence: one.record for one in made}
+    again.apply([effect(4)])
+    assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 4]
+
+
+def test_replaced_and_dropped_filters_go(tmp_path: Path) -> None:
+    """T8: a retained filter is overwritten: one state of it is on the disk."""
+    store = opened(tmp_path)
+    store.apply([effect(1, final=False), effect(2, final=False)])
+    store.apply([effect(3, final=False, replaces=1), effect(4, final=False, replaces=2)])
+    assert files(tmp_path) == ["part-00000002.flt"]
+    store.apply([effect(5, replaces=3)])
+    store.apply([effect(6, replaces=4)])
+    assert files(tmp_path) == ["full-00000003.flt"]
+    store.apply([DropFilters(sequences=(5, 6))])
+    assert store.read([5, 6]) == {5: b"", 6: b""}
+    store.apply([effect(7)])
+    assert store.read([7])[7] == effect(7).record
+
+
+def test_mostly_dead_files_are_rewritten(tmp_path: Path) -> None:
+    """One slow history among many must not keep their old states."""
+    store = opened(tmp_path)
+    store.apply([effect(number, final=False) for number in range(1, 21)])
+    for number in range(2, 21):
+        store.apply([effect(100 + number, replaces=number)])
+    assert store.size < 22 * 1200
+    assert sorted(meta.sequence for meta in TrackingStore(tmp_path).load().filters) == [1, *range(102, 121)]
+    assert decode_record(store.read([1])[1])[0].sequence == 1
+
+
+def test_interrupted_replacement(tmp_path: Path) -> None:
+    """Killed between writing the new state and removing the old: the new one counts."""
+    store = opened(tmp_path)
+    store.apply([effect(1, final=False)])
+    old = (tmp_path / "tracking" / "part-00000001.flt").read_bytes()
+    store.apply([effect(2, final=False, replaces=1)])
+    (tmp_path / "tracking" / "part-00000001.flt").write_bytes(old)
+    (tmp_path / "tracking" / "part-00000009.tmp").write_bytes(b"half")
+    again = opened(tmp_path)
+    assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [2]
+    assert files(tmp_path) == ["part-00000002.flt"]
+    again.apply([effect(3)])
+
+
+@pytest.mark.parametrize("damage", ["torn", "magic", "meta", "garbage"])
+def test_damage_is_skipped_and_said(tmp_path: Path, damage: str) -> None:
+    store = opened(tmp_path)
+    made = [effect(1), effect(2), effect(3)]
+    store.apply(made)
+    (path,) = (tmp_path / "tracking").glob("*.flt")
+    data = bytearray(path.read_bytes())
+    second = len(made[0].record)
+    if damage == "torn":
+        del data[-10:]
+    elif damage == "magic":
+        data[second] ^= 1
+    elif damage == "meta":
+        data[second + 30] ^= 1
+    else:
+        data[second + 8 : second + 16] = b"\xff" * 8
+    path.write_bytes(bytes(data))
+    again = TrackingStore(tmp_path)
+    loaded = again.load()
+    assert [meta.sequence for meta in loaded.filters] == ([1, 2] if damage == "torn" else [1, 3])
+    (problem,) = loaded.problems
+    assert str(path) in problem
+    assert "skipped" in problem
+    again.apply([effect(4)])
+    assert len(TrackingStore(tmp_path).load().filters) == 3
+
+
+def test_a_damaged_body_is_seen_when_it_is_read(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.apply([effect(1)])
+    (path,) = (tmp_path / "tracking").glob("*.flt")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(StorageError):
+        decode_record(store.read([1])[1])
+
+
+def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    first, second = (
+        Change(what="start", at_us=1),
+        Change(what="attach", at_us=2, kind="subscriber", who="ann"),
+    )
+    store.apply([StoreAttachments(record=encode_changes([first, second]))])
+    path = tmp_path / "tracking" / "attachments.log"
+    path.write_bytes(path.read_bytes()[:-3])
+    loaded = TrackingStore(tmp_path).load()
+    assert loaded.changes == [first]
+    assert "torn" in loaded.problems[0]
+    again = opened(tmp_path)
+    again.apply([StoreAttachments(record=encode_changes([second]))])
+    assert TrackingStore(tmp_path).load().changes == [first, second]
+    again.apply([StoreAttachments(record=encode_changes([first]), replace=True)])
+    assert TrackingStore(tmp_path).load().changes == [first]
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "tracking").write_text("a file")
+    with pytest.raises(StorageError):
+        TrackingStore(tmp_path).load()
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from postroad.ids import MessageId
+    from postroad.tracking.settings import TrackingConfig
+    from postroad.tracking.store import TrackingStore
+    from postroad.tracking.strategies import make_tracking
+
+    store = TrackingStore(Path(sys.argv[1]))
+    loaded = store.load()
+    now_us = 1_700_000_000_000_000
+    config = TrackingConfig(persist_us=1_000_000, bits=16_000, capacity=1000, hashes=11)
+    tracking = make_tracking(config, me=7, stored=loaded.filters, changes=loaded.changes, now_us=now_us)
+    for number in range(100_000):
+        now_us += 10_000
+        tracking.published(bytes(MessageId(1, 7, now_us // 1000, 0)), now_us)
+        store.apply(tracking.tick(now_us))
+        print(now_us, flush=True)
+"""
+
+
+def test_kill_9_loses_at_most_one_interval(tmp_path: Path) -> None:
+    """Issue 4: a real process, killed at a moment it did not choose."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(730)]
+    process.send_signal(signal.SIGKILL)
+    rest, _ = process.communicate(timeout=30)
+    done_us = [int(line) for line in [*lines, *rest.splitlines()] if len(line.strip()) == 16]
+    store = TrackingStore(tmp_path)
+    loaded = store.load()
+    now_us = done_us[-1] + SECOND_US
+    config = TrackingConfig(persist_us=SECOND_US, bits=16_000, capacity=1000, hashes=11)
+    tracking = make_tracking(config, me=7, stored=loaded.filters, changes=loaded.changes, now_us=now_us)
+    for at_us in done_us:
+        item = TraceItem(id=bytes(MessageId(1, 7, at_us // 1000, 0)), origin=7)
+        question = TraceQuestion(items=(item,))
+        records: dict[int, bytes] = {}
+        while wanted := tracking.wanted(question, records, now_us):
+            records |= store.read(wanted)
+        finding = tracking.answer(question, records, now_us).findings[0]
+        if at_us <= done_us[-1] - SECOND_US:
+            assert finding.published is not None
+        else:
+            assert finding.published is not None or finding.lost
