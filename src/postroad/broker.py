@@ -19,18 +19,23 @@ from postroad import kernel
 from postroad.config import BrokerConfig, Identity
 from postroad.errors import BugError, DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
+from postroad.ids import VOLATILE
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
 from postroad.overlay.routing import Routing
-from postroad.overlay.topology import Topology, topology_frames
+from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
+from postroad.tracking.effects import FiltersRead
+from postroad.tracking.strategies import NoTracking, Tracking
+from postroad.tracking.tracer import Tracer
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
     Accepted,
     Advertisement,
+    Answer,
     Attach,
     Credit,
     Detach,
@@ -41,6 +46,7 @@ from postroad.wire.frames import (
     Kind,
     Message,
     Nack,
+    Query,
     Rejected,
     Reply,
     Request,
@@ -57,6 +63,7 @@ from postroad.wire.frames import (
 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered, to recognise what they send twice
 MAX_STATUS_ROWS: Final = 1_000
+MAX_BOOT: Final = VOLATILE - 1  # what a plain pubend has room for; forged ones must leave some above them
 PUBLISHER_BITS: Final = 22  # of a publisher's number count connections of one start, the rest is the start
 
 
@@ -87,14 +94,20 @@ class DialFailed:
     address: str
 
 
-Input = Opened | Received | Closed | DialFailed
+Input = Opened | Received | Closed | DialFailed | FiltersRead
 
 
 class Broker:
     """One broker, without its sockets and its clock."""
 
     def __init__(
-        self, config: BrokerConfig, identity: Identity, *, draw: Callable[[int], int], now_us: int
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        *,
+        draw: Callable[[int], int],
+        now_us: int,
+        tracking: Tracking | None = None,
     ) -> None:
         self._config = config
         self.identity = identity
@@ -115,7 +128,19 @@ class Broker:
         for address in config.dial:
             self._links.dial(address, now_us)
         self._interest = Interest(me, identity.boot)
-        self._delivery = Delivery(config.delivery, available=self._links.available, spend=self._links.spend)
+        self._tracer = Tracer(
+            tracking or NoTracking(),
+            me=me,
+            topology=self._topology,
+            link=lambda other: self._by_number.get(other),
+        )
+        self._now_us = now_us  # of the turn under way
+        self._delivery = Delivery(
+            config.delivery,
+            available=self._links.available,
+            spend=self._links.spend,
+            sent=None if tracking is None else self._sent,
+        )
         self._routing = Routing(
             me=me,
             boot=identity.boot,
@@ -124,16 +149,17 @@ class Broker:
             interest=self._interest,
             delivery=self._delivery,
             links=self._links,
+            tracking=self._tracer.tracking,
             confirmed=self._confirmed,
             now_us=now_us,
         )
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
         self._peers: dict[int, Peer] = {}  # connections that are up
         self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
-        self._subscribers: dict[int, tuple[int, int]] = {}  # subscription key -> (connection, number)
+        self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
         self._pending: list[tuple[int, EventBatch]] = []  # publish frames of this turn, with their connection
         self._last_ids: OrderedDict[bytes, bytes] = OrderedDict()  # publisher's prefix -> last rest
-        self._pulled: set[tuple[int, int]] = set()  # (connection, owner) of tables asked for and not here yet
+        self._pulled: dict[int, set[int]] = {}  # by connection: owners of tables asked for, not here yet
         self._out: list[Effect] = []
         self._counters = {
             "events_in_total": 0,
@@ -157,6 +183,7 @@ class Broker:
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
         """Everything that happened since the last call; returns what to do."""
         self._counters["turns_total"] += 1
+        self._now_us = now_us
         for item in inputs:
             if type(item) is Received:
                 self._received(item.connection, item.frame, now_us)
@@ -173,6 +200,8 @@ class Broker:
                 self._down(item.connection, now_us)
             elif type(item) is DialFailed:
                 self._links.dial_failed(item.address, now_us)
+            elif type(item) is FiltersRead:
+                self._out += self._tracer.read(item, now_us)
         self._flush_publishes(now_us)
         self._out += self._links.tick(now_us)
         for advertisement in self._topology.tick(now_us):
@@ -184,19 +213,19 @@ class Broker:
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)
         self._out += self._routing.settle(now_us)
+        self._out += self._tracer.tick(now_us)
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        links = self._links.next_deadline()
-        if links is not None:
-            deadlines.append(links)
-        return min(deadlines)
+        optional = (self._links.next_deadline(), self._tracer.next_deadline())
+        return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
     def shutdown(self, now_us: int) -> list[Effect]:
         """Say goodbye to everyone."""
         out = self.handle([], now_us)
+        out += self._tracer.close(now_us)
         for connection in self._peers:
             out += self._links.refuse(connection, UnavailableError("the broker is shutting down"))
         return out
@@ -239,12 +268,22 @@ class Broker:
     def _up(self, peer: Peer, now_us: int) -> None:
         if peer.replaces is not None:
             self._down(peer.replaces, now_us)
-        self._peers[peer.connection] = peer
         if peer.role == "client":
+            self._peers[peer.connection] = peer
             return
+        if peer.broker in self._by_number:
+            # Link state would have said so at the handshake, had the other one been heard of by then.
+            self._refuse(peer.connection, PeerError(f"broker number {peer.broker:08x} is linked already"))
+            return
+        if len(self._by_number) >= MAX_NEIGHBOURS:
+            error = UnavailableError(f"a broker has at most {MAX_NEIGHBOURS} links")
+            self._out += self._links.refuse(peer.connection, error)
+            return
+        self._peers[peer.connection] = peer
         self._by_number[peer.broker] = peer.connection
         self._routing.neighbour_up(peer.broker, peer.connection)
         self._topology.link_up(peer.broker, peer.cost, now_us)
+        self._tracer.tracking.linked(peer.broker, now_us)
         for frame in topology_frames(self._topology.advertisements()):
             self._out.append(Send(peer.connection, frame))
         self._send(peer.connection, Digest(versions=self._interest.digest()))
@@ -255,11 +294,13 @@ class Broker:
             return
         if peer.role == "broker":
             del self._by_number[peer.broker]
-            self._pulled = {pull for pull in self._pulled if pull[0] != connection}
+            self._pulled.pop(connection, None)
             self._routing.neighbour_down(peer.broker)
             self._topology.link_down(peer.broker, now_us)
+            self._tracer.tracking.unlinked(peer.broker, now_us)
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
             return
+        self._tracer.closed(peer.connection)
         for key in self._delivery.closed(peer.connection):
             self._end_subscription(key)
 
@@ -312,6 +353,7 @@ class Broker:
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
             for group in self._within_limits(batches):
+                self._tracer.tracking.published(b"".join(batch.ids() for batch in group), now_us)
                 self._out += self._routing.publish(group, now_us)
         for connection, sequence in accepted.items():
             self._send(connection, Accepted(sequence=sequence))
@@ -380,6 +422,8 @@ class Broker:
                 if key is not None:
                     self._end_subscription(key)
                     self._send(peer.connection, Ended(number=message.number, code="", reason=""))
+            case Request(what="trace"):
+                self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():
                 self._answer(peer, message, now_us)
             case _:
@@ -387,6 +431,7 @@ class Broker:
 
     def _subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
         connection, number = peer.connection, message.number
+        name = f"{peer.name}#{peer.publisher:08x}.{number}"
         try:
             if self._delivery.count(connection) >= peer.limits.subscriptions:
                 raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
@@ -400,6 +445,7 @@ class Broker:
                 selector=selector,
                 overflow=message.overflow,
                 buffer=message.buffer,
+                name=name,
             )
             try:
                 updates = self._interest.subscribe(key, selector)
@@ -409,16 +455,21 @@ class Broker:
         except UsageError as error:
             self._send(connection, Ended(number=number, code=error.code, reason=str(error)))
             return
-        self._subscribers[key] = (connection, number)
+        self._subscribers[key] = (connection, number, name)
+        self._tracer.tracking.attached(name, now_us)
         self._flood_interest(updates, None)
         self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
 
     def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
-        connection, number = self._subscribers[key]
+        connection, number, _ = self._subscribers[key]
         return [Send(connection, encode(Subscribed(number=number, missing=missing)))]
 
+    def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
+        self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
+
     def _end_subscription(self, key: int) -> None:
-        del self._subscribers[key]
+        _, _, name = self._subscribers.pop(key)
+        self._tracer.tracking.detached(name, self._now_us)
         self._routing.unsubscribe(key)
         self._flood_interest(self._interest.unsubscribe(key), None)
 
@@ -432,33 +483,65 @@ class Broker:
                 self._routing.stamp(peer.broker, message)
             case Nack():
                 self._out += self._routing.nack(peer.broker, message, now_us)
+                version = self._interest.version
+                self._pull(peer, [owner for owner, need in message.need.items() if version(owner) < need])
             case Attach():
                 self._out += self._routing.attach(peer.broker, message)
             case Detach():
                 self._routing.detach(peer.broker, message)
             case TopologyUpdate():
-                news = [ad for ad in message.advertisements if self._topology.accept(ad, now_us)]
-                self._flood_topology(news, peer.broker)
+                self._on_topology(peer, message, now_us)
             case Digest():
                 wanted = self._interest.wanted(message.versions)
                 if wanted:
                     self._send(peer.connection, InterestPull(owners=wanted))
             case InterestUpdate():
-                news_here, missing = self._interest.accept(message)
-                if news_here:
-                    self._flood_interest([message], peer.broker)
-                pull = (peer.connection, message.owner)
-                if missing and pull not in self._pulled:
-                    self._pulled.add(pull)
-                    self._send(peer.connection, InterestPull(owners=(message.owner,)))
-                elif message.base == 0:
-                    self._pulled.discard(pull)
+                self._on_interest(peer, message)
             case InterestPull():
-                for owner in message.owners:
+                for owner in dict.fromkeys(message.owners):
                     for update in self._interest.full(owner):
                         self._send(peer.connection, update)
+            case Query():
+                self._out += self._tracer.query(message, now_us)
+            case Answer():
+                self._out += self._tracer.answer(message, now_us)
             case _:
                 raise BugError(f"{type(message).__name__} from a broker has no handler")
+
+    def _on_topology(self, peer: Peer, message: TopologyUpdate, now_us: int) -> None:
+        news: list[Advertisement] = []
+        try:
+            for advertisement in message.advertisements:
+                if advertisement.boot > MAX_BOOT:
+                    raise PeerError(
+                        f"advertisement of broker {advertisement.broker:08x} with a boot too high"
+                    )
+                if self._topology.accept(advertisement, now_us):
+                    news.append(advertisement)
+        finally:
+            self._flood_topology(news, peer.broker)  # what is held here is held by all, whatever came next
+
+    def _on_interest(self, peer: Peer, message: InterestUpdate) -> None:
+        held = self._interest.versions()
+        if message.owner not in held and len(held) > MAX_BROKERS:
+            raise PeerError(f"interest of more than {MAX_BROKERS} brokers")
+        news, missing = self._interest.accept(message)
+        if news:
+            self._flood_interest([message], peer.broker)
+        if missing:
+            self._pull(peer, [message.owner])
+        elif message.base == 0:
+            self._pulled.get(peer.connection, set()).discard(message.owner)
+
+    def _pull(self, peer: Peer, owners: list[int]) -> None:
+        """Ask for tables that the peer knows in a version which is not here, each once until it comes."""
+        pulled = self._pulled.setdefault(peer.connection, set())
+        wanted = [owner for owner in owners if owner not in pulled]
+        if wanted:
+            pulled.update(wanted)
+            if len(pulled) > MAX_BROKERS:
+                raise PeerError(f"more than {MAX_BROKERS} tables are asked for that do not come")
+            self._send(peer.connection, InterestPull(owners=tuple(wanted)))
 
     def _flood_interest(self, updates: Sequence[InterestUpdate], source: int | None) -> None:
         if updates:
@@ -515,6 +598,7 @@ class Broker:
             **self._delivery.metrics(),
             **self._interest.stats(),
             **self._routing.metrics(),
+            **self._tracer.metrics(),
             "links": len(self._by_number),
             "clients": len(self._peers) - len(self._by_number),
             "brokers_reachable": len(self._topology.reachable()),
@@ -525,7 +609,8 @@ class Broker:
 
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""
-        for room in (self._links, self._topology, self._interest, self._delivery, self._routing):
+        rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
+        for room in rooms:
             room.check()
         brokers = {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
         if brokers != self._by_number:

@@ -12,6 +12,7 @@ from pathlib import Path
 from postroad.errors import UsageError
 from postroad.overlay.access import AuthConfig
 from postroad.overlay.links import LinkSettings
+from postroad.tracking.settings import TrackingConfig
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Limits
 
@@ -64,6 +65,7 @@ class BrokerConfig:
     limits: Limits = DEFAULT_LIMITS
     streams: StreamConfig = field(default_factory=StreamConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
     dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to

@@ -8,11 +8,22 @@ closed) and our own (`BugError`: an invariant does not hold; report it). What th
 
 from __future__ import annotations
 
+from typing import Final
+
+MAX_MESSAGE: Final = (
+    2_000  # characters; what somebody sent may be part of a message, and is sent back with it
+)
+_EXCERPT: Final = 60  # characters of a condition shown on either side of the place that is wrong
+_CUT: Final = "..."
+
 
 class PostroadError(Exception):
     """The root of all Postroad errors. `code` is what travels on the wire."""
 
     code = "error"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shorten(message, MAX_MESSAGE))
 
 
 class UsageError(PostroadError):
@@ -28,14 +39,21 @@ class SelectorError(UsageError):
 
     def __init__(self, message: str, *, text: str = "", position: int = 0) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = shorten(message, MAX_MESSAGE)
         self.text = text
         self.position = position
 
     def __str__(self) -> str:
         if not self.text:
             return self.message
-        return f"{self.message} at character {self.position + 1}\n  {self.text}\n  {' ' * self.position}^"
+        begin, end = max(0, self.position - _EXCERPT), self.position + _EXCERPT
+        before = _CUT if begin else ""
+        after = _CUT if end < len(self.text) else ""
+        pointer = " " * (len(before) + self.position - begin)
+        return (
+            f"{self.message} at character {self.position + 1}\n"
+            f"  {before}{self.text[begin:end]}{after}\n  {pointer}^"
+        )
 
 
 class TooLargeError(UsageError):
@@ -84,6 +102,11 @@ class BugError(PostroadError):
     """An invariant of our own does not hold."""
 
     code = "bug"
+
+
+def shorten(text: str, limit: int) -> str:
+    """The beginning of a text that is too long."""
+    return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
 
 
 def _tree(kind: type[PostroadError]) -> dict[str, type[PostroadError]]:

@@ -14,11 +14,11 @@ from random import Random
 from postroad.config import DEFAULT_LIMITS
 from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.filtering import filtering_stream
-from postroad.durable.hosting import TABLES, Hosting
-from postroad.durable.knowledge import EVERYTHING, KnowledgeStream, Segment
+from postroad.durable.hosting import REPORT_US, TABLES, Hosting
+from postroad.durable.knowledge import KnowledgeStream, Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
-from postroad.durable.release import ReleaseRoot, RetentionPolicy
 from postroad.durable.release import TABLE as OWNERS
+from postroad.durable.release import ReleaseMerger, ReleaseRoot, RetentionPolicy
 from postroad.durable.spans import Span, subtract, union
 from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
@@ -182,6 +182,7 @@ class World:
         self.unsure: list[EventBatch] = []  # what a publisher has no answer for
         self.link: list[Segment] = []
         self.p_disk, self.h_disk = Disk(), Disk()
+        self.merger = ReleaseMerger()
         self.told = 0  # the newest tick the publishing broker ever spoke of
         self.start_publisher()
         self.start_host()
@@ -198,7 +199,7 @@ class World:
         self.pubend = DurablePubend(
             PUBEND, limits=DEFAULT_LIMITS, cache_bytes=2_000, new_tag=self.tag, now_us=self.now
         )
-        self.root = ReleaseRoot(PUBEND, self.policy, new_tag=self.tag)
+        self.root = ReleaseRoot(PUBEND, self.policy, new_tag=self.tag, now_us=self.now)
         self.root.recover(self.p_disk.tables.get(OWNERS, {}))
         state = self.p_disk.state(PUBEND)
         effects = self.pubend.recover(
@@ -216,6 +217,15 @@ class World:
         assert self.pubend.recovered
         assert self.pubend.last >= self.told, "a restart may assign a tick that was told silent"
         self.pubend.check()
+        self.merger.resend(lambda _: True)
+        self.report()
+
+    def report(self) -> None:
+        """Reports reach the pubend's broker."""
+        for report in self.merger.take(lambda _: True).get(PUBEND, []):
+            self.root.report(report)
+        for effect in self.root.flush(self.now):
+            self.p_disk.ask(effect)
 
     def publish(self, topics: list[str]) -> None:
         batches = [batch_of(self.ids, topics, self.now // 1000)]
@@ -238,7 +248,7 @@ class World:
         match item:
             case Appended(tag=tag):
                 segment = self.pubend.appended(tag)
-                assert segment is not None and segment.batch is not None
+                assert segment is not None
                 self._spread(segment)
                 ids = set(self.published.pop(tag, ()))
                 self.acknowledged |= ids
@@ -338,6 +348,8 @@ class World:
         client.session, client.inbox, client.held, client.pending = None, [], 0, {}
 
     def perform(self, outputs: list[Output]) -> None:
+        """In order; curiosity last, since its answers make outputs that come after these."""
+        curiosity = [output for output in outputs if isinstance(output, Wants)]
         for output in outputs:
             if self.h_disk.ask(output):
                 continue
@@ -345,16 +357,16 @@ class World:
                 case Deliver() | DeliverGap():
                     for number in output.subscribers:
                         self.by_number[number].inbox.append(output)
-                case Wants():
-                    self._find(output)
                 case Confirmed():
                     client = self.by_number.get(output.subscriber)
                     if client is not None and output.error is None:
                         client.confirmed = max(client.confirmed, client.pending.pop(output.ticket, 0))
                 case Reported():
-                    if not self.random.randrange(4):
-                        continue  # lost; it is reported again when it changes
-                    self.root.report(output.report)
+                    self.merger.report(output.pubend, output.report)
+                    if self.random.randrange(4):
+                        self.report()  # else later
+        for wants in curiosity:
+            self._find(wants)
 
     def _find(self, wants: Wants) -> None:
         found: list[Segment] = []
@@ -426,6 +438,9 @@ class World:
             self.host.confirm(client.number, 0)
             self.perform(self.host.tick(self.now))
             self.sync_host(self.h_disk.sync)
+            self.now += REPORT_US  # it is confirmed when the pubend's broker has heard of it
+            self.perform(self.host.tick(self.now))
+            self.report()
 
     def disconnect(self, client: Client) -> None:
         if client.session is not None:
@@ -439,14 +454,16 @@ class World:
         taken, client.inbox = client.inbox[:count], client.inbox[count:]
         for message in taken:
             client.held -= message.size
-            assert message.start >= client.seen and message.end > message.start, "a message goes back"
+            assert message.start >= client.seen, f"{client.name}: {message.start} after {client.seen}"
+            assert message.end > message.start
             client.seen = message.end
             if isinstance(message, DeliverGap):
                 client.gaps.append((message.start, message.end))
             elif message.batch is not None:
                 rows = message.batch.headers["tick"]
                 ticks = (rows if message.rows is None else rows[message.rows]).tolist()
-                assert ticks == sorted(set(ticks)) and message.start < ticks[0] and ticks[-1] <= message.end
+                assert ticks == sorted(set(ticks))
+                assert message.start < ticks[0] <= ticks[-1] <= message.end
                 client.got += ticks
             client.token = client.token.advanced(PUBEND, message.end)
         if taken and (client.ack or self.random.random() < 0.7):
@@ -460,7 +477,9 @@ class World:
 
     def settle(self) -> None:
         """Everything heals: all are connected, nothing is lost, time passes."""
-        for _ in range(40):
+        calm = 0
+        for _ in range(60):
+            before = (self.position, [len(client.got) for client in self.clients])
             self.now += 600_000
             self.silence()
             self.sync_publisher(self.p_disk.sync)
@@ -474,12 +493,14 @@ class World:
             self.perform(self.host.tick(self.now))
             self.sync_host(self.h_disk.sync)
             self.check()
+            moved = [len(client.got) for client in self.clients] != before[1]
+            behind = [one for one in self.clients if self.host.catching_up(one.number, PUBEND) or one.inbox]
+            calm = 0 if moved or behind or self.link else calm + 1
+            if calm == 4:
+                return
 
     def check(self) -> None:
         self.pubend.check()
         self.root.check()
         self.host.check()
         assert self.pubend.floor <= max(self.pubend.last, 0)
-
-
-EVERYTHING_KNOWN = EVERYTHING

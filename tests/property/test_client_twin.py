@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.client import effects as fx
-from postroad.client.core import ClientCore, ClientSettings
+from postroad.client.core import ClientCore
 from postroad.client.outbox import Outbox
+from postroad.client.settings import ClientSettings
 from postroad.client.streams import Streams
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError

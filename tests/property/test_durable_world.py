@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.durable_world import Client, World
 
 from postroad.durable.release import RetentionPolicy
 from postroad.durable.spans import union
 from postroad.units import SECOND_US
-
-if TYPE_CHECKING:
-    from tests.property.durable_world import Client, World
-else:
-    _spec = importlib.util.spec_from_file_location("durable_world", Path(__file__).with_name("durable_world.py"))
-    _module = importlib.util.module_from_spec(_spec)
-    sys.modules["durable_world"] = _module
-    _spec.loader.exec_module(_module)
-    Client, World = _module.Client, _module.World
 
 TOPICS = ["a", "b", "c/d", "c/e"]
 
@@ -104,16 +92,18 @@ def judge(world: World, *, early: bool) -> None:
         assert not world.host.catching_up(client.number, 7 << 32)
 
 
-@settings(max_examples=200, deadline=None)
+EARLY = RetentionPolicy(grace_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
+
+
+@settings(max_examples=130, deadline=None)
 @given(st.integers(0, 2**32))
 def test_exactly_once_in_order_without_gaps(seed: int) -> None:
     """D12: whatever crashes, fails, is lost or slow, each subscriber has every event once and in order."""
-    judge(run(seed, RetentionPolicy(grace_us=0), 150), early=False)
+    judge(run(seed, RetentionPolicy(grace_us=0), 120), early=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.integers(0, 2**32))
 def test_early_release_is_told(seed: int) -> None:
     """D8: what early release took is covered by gap messages, never silence."""
-    policy = RetentionPolicy(grace_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
-    judge(run(seed, policy, 150), early=True)
+    judge(run(seed, EARLY, 120), early=True)

@@ -10,9 +10,10 @@ import pytest
 
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.bloom import BloomFilter, Shape, expected_rate, false_positive_rate
-from postroad.tracking.history import FilterHistory, Pace, Window, times_of
+from postroad.tracking.history import FilterHistory, Pace, Window
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import TraceItem, TraceQuestion
+from postroad.tracking.moments import Times
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -115,7 +116,7 @@ def test_full_buffers(row: Row) -> None:
         due = history.tick(now_us)
         stored += [due] if due else []
         ids = ids_of(200, 200, first=step * 200)
-        stored += history.add(ids, times_of(ids), now_us)
+        stored += history.add(ids, Times(ids), now_us)
     assert stored
     assert (stored[0].meta.count == row.n) == row.full
 

@@ -11,7 +11,8 @@ import pytest
 
 import postroad
 from postroad.config import DEFAULT_LIMITS
-from postroad.events import EventBatch
+from postroad.events import BatchBuilder, EventBatch
+from postroad.ids import MessageId
 from postroad.wire import frames as wire
 from postroad.wire.frames import Kind
 
@@ -221,6 +222,53 @@ def test_a_subscription_that_is_not_confirmed_can_be_given_up() -> None:
                 async with asyncio.timeout(0.1):
                     await client.subscribe("a")
             assert client._subscriptions == {}
+
+    run(test)
+
+
+def test_what_nobody_read_of_a_subscription_that_ended_is_given_back() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            events = await client.subscribe("a")
+            builder = BatchBuilder()
+            builder.add(bytes(MessageId(1, 2, 3, 4)), "a", {}, b"x", DEFAULT_LIMITS)
+            batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+            broker.say(batch.with_ticks(5, kind=Kind.DELIVERY, pubend=5, start=0, channel=1).data)
+            broker.say(wire.Ended(number=1, code="slow-consumer", reason="fell behind"))
+            await asyncio.sleep(0.1)
+            assert client._core._outstanding > 0
+            await events.close()
+            assert client._core._outstanding == 0
+
+    run(test)
+
+
+def test_a_subscription_that_cannot_be_sent_raises_every_time() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            events = client.subscribe("a", where="x" * (1 << 20))
+            for _ in range(2):
+                with pytest.raises(postroad.TooLargeError):
+                    await events
+            await client.publish("a", b"x")
+            await client.flush()
+            assert broker.connections == 1
+
+    run(test)
+
+
+def test_one_bad_frame_does_not_end_a_client() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            broker.say(wire.Refuse(code="protocol", reason="a bad frame"))
+            await asyncio.sleep(0.1)
+            await client.publish("a", b"x")
+            await client.flush()
+            assert broker.connections == 2
+            broker.say(wire.Refuse(code="protocol", reason="a bad frame"))
+            await asyncio.sleep(0.1)
+            with pytest.raises(postroad.PeerError, match="a bad frame"):
+                await client.publish("a", b"x")
 
     run(test)
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from postroad.client import effects as fx
-from postroad.client.core import CLIENT_LIMITS, ClientCore, ClientSettings, State
+from postroad.client.core import ClientCore, State
+from postroad.client.settings import CLIENT_LIMITS, ClientSettings
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import (
     BugError,
@@ -319,7 +320,7 @@ def test_pings_are_answered() -> None:
 
 
 def test_one_bad_frame_does_not_end_a_session_that_was_up() -> None:
-    """Refused for `protocol` once: back to the same broker after a pause. Again at once: it is no accident."""
+    """Refused for `protocol` once: back to the same broker after a pause. Again at once: no accident."""
     script = Script("a:1", "b:2")
     script.up()
     number = script.subscribe()
@@ -339,6 +340,11 @@ def test_one_bad_frame_does_not_end_a_session_that_was_up() -> None:
         script.handle()
         assert script.take(Dial) == [Dial("a:1")]
         script.up()
+    script.now += SECOND_US
+    script.lose()  # for another reason, and soon
+    script.now += 4 * SECOND_US
+    script.handle()
+    script.up()
     assert script.take(fx.Failed) == []
     script.now += SECOND_US
     script.say(wire.Refuse(code="protocol", reason="a bad frame"))

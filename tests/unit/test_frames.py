@@ -91,6 +91,8 @@ MESSAGES: list[Message] = [
         parts=2,
     ),
     frames.InterestPull(owners=(7, 8)),
+    frames.Query(source=1, target=2, number=3, hops=4, what="trace", body=b"?"),
+    frames.Answer(source=2, target=1, number=3, hops=4, body=b"!"),
 ]
 
 

@@ -277,6 +277,8 @@ SENTENCES = [
     f"1 to {topology.MAX_NAME} printable characters",
     f"at most {handshake.MAX_TOKEN:,} characters",
     f"{handshake.MIN_WINDOW:,} to {handshake.MAX_WINDOW:,}",
+    f"a control frame of at most {frames.HANDSHAKE_BYTES:,} bytes",
+    f"cut to about {errors.MAX_MESSAGE:,} characters",
     f"at most {handshake.MAX_KEY_BYTES} bytes",
     f"1 to {topology.MAX_COST:,}",
     f"its node id, {topology.NODE_BYTES} bytes",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,6 +21,17 @@ from postroad.cli.connection import (
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
+
+# What an operator looks at first, shown also when it is 0; of all others people see those that are not.
+FIRST_METRICS: Final = (
+    "events_in_total",
+    "deliveries_total",
+    "events_forwarded_total",
+    "dropped_deliveries_total",
+    "lost_spans_total",
+    "refused_frames_total",
+)
+NOT_FOR_PEOPLE: Final = frozenset({"uptime_started_seconds", "kernel_compiled"})  # said better above
 
 
 def register(app: typer.Typer) -> None:
@@ -57,9 +69,16 @@ def _show(answer: dict[str, Any]) -> None:
     )
     for key, value in answer.items():
         if isinstance(value, dict) and value:
-            console.print(_facts(key, value))
+            console.print(_facts(key, _worth_showing(value) if key == "metrics" else value))
         elif isinstance(value, list) and value:
             console.print(_rows(key, value))
+
+
+def _worth_showing(metrics: dict[str, Any]) -> dict[str, Any]:
+    first = {name: metrics[name] for name in FIRST_METRICS if name in metrics}
+    return first | {
+        name: value for name, value in metrics.items() if value and name not in NOT_FOR_PEOPLE | first.keys()
+    }
 
 
 def _facts(title: str, values: dict[str, Any]) -> Any:
@@ -67,7 +86,7 @@ def _facts(title: str, values: dict[str, Any]) -> Any:
 
     table = Table(title=title or None, title_justify="left", show_header=False, box=None, pad_edge=False)
     for key, value in values.items():
-        table.add_row(key.replace("_", " "), _text(value))
+        table.add_row(_plain(key.replace("_", " ")), _text(key, value))
     return table
 
 
@@ -78,17 +97,41 @@ def _rows(title: str, rows: list[Any]) -> Any:
     columns = list(dict.fromkeys(key for row in dicts for key in row))
     table = Table(title=title.replace("_", " "), title_justify="left", pad_edge=False)
     for column in columns:
-        table.add_column(column.replace("_", " "))
+        numbers = all(isinstance(row.get(column), int | float | None) for row in dicts)
+        table.add_column(
+            _plain(column.replace("_", " ")),
+            justify="right" if numbers else "left",
+            overflow="fold",  # an address that is cut off is of no use
+        )
     for row in dicts:
-        table.add_row(*(_text(row.get(column, "")) for column in columns))
+        table.add_row(*(_text(column, row.get(column)) for column in columns))
     return table
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> Any:
+    if value is None or value == "":
+        return _plain("-")
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return _plain("yes" if value else "no")
+    if name == "horizon" and isinstance(value, int):
+        return _plain(_time(value))
     if isinstance(value, float):
-        return f"{value:,.3f}"
+        return _plain(f"{value:,.3f}")
     if isinstance(value, int):
-        return f"{value:,}"
-    return value if isinstance(value, str) else json.dumps(value)
+        return _plain(f"{value:,}")
+    return _plain(value if isinstance(value, str) else json.dumps(value))
+
+
+def _time(tick: int) -> str:
+    """A tick as the time it stands for, unless it stands for none."""
+    try:
+        return datetime.fromtimestamp(tick / 1e6, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
+    except (ValueError, OverflowError, OSError):
+        return str(tick)
+
+
+def _plain(text: str) -> Any:
+    """Others chose names, topics and conditions: they are neither markup nor commands to the terminal."""
+    from rich.text import Text
+
+    return Text("".join(one if one.isprintable() else "?" for one in text))

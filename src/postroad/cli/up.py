@@ -56,6 +56,13 @@ def up(
             help="Prometheus metrics, /health and /ready. [default: 127.0.0.1:7421, or any free port]",
         ),
     ] = None,
+    tracking: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STRATEGY",
+            help="How the paths of messages are recorded: bloom, exact or none. [default: bloom]",
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; flags win over it.")
     ] = None,
@@ -77,6 +84,7 @@ def up(
         "tls.ca": tls_ca,
         "tls.require_client_certificate": mutual,
         "metrics": metrics,
+        "tracking.strategy": tracking,
         "log": log,
     }
     return run(configure(flags, config))

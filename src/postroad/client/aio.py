@@ -21,8 +21,9 @@ import msgspec
 from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
 from postroad.client.clock import now_us
-from postroad.client.core import CLIENT_LIMITS, ClientCore, ClientSettings, State
+from postroad.client.core import ClientCore, State
 from postroad.client.receipt import Receipt
+from postroad.client.settings import CLIENT_LIMITS, ClientSettings
 from postroad.client.subscription import Subscription
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
@@ -92,7 +93,7 @@ class _Socket(asyncio.Protocol):
         self.number = number
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = client
-        self._splitter = Splitter(CLIENT_LIMITS.batch_bytes)
+        self._splitter = Splitter(CLIENT_LIMITS.batch_bytes, handshake=True)
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

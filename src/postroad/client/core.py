@@ -7,6 +7,11 @@ first, since only that one recognises retries of what it accepted without tellin
 unaccepted publishes are sent again and subscriptions begin again; what a plain subscription missed
 meanwhile is unknown, and said so (`streams`).
 
+Credit belongs to one connection. Each begins with a whole window, and what the application holds of earlier
+ones is a debt: consuming pays it before any credit goes out, so all that is held shrinks to one window
+again. A subscription begins again only once that debt is within one window. Hence a client holds less than
+two windows and a frame, however often its connections break.
+
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
 corrected by every pong, half the round trip taken off.
 """
@@ -39,6 +44,7 @@ from postroad.client.effects import (
     Up,
 )
 from postroad.client.outbox import Outbox
+from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.client.streams import Streams
 from postroad.errors import (
     BugError,
@@ -51,40 +57,12 @@ from postroad.errors import (
 )
 from postroad.events import EventBatch, Gap, Value
 from postroad.overlay.effects import Close, Dial, Send
-from postroad.overlay.handshake import MIN_WINDOW, check_welcome, smaller
-from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
+from postroad.overlay.handshake import check_welcome, printable, smaller
 from postroad.wire import frames as wire
-from postroad.wire.frames import PROTOCOL_VERSION, Kind, Limits
+from postroad.wire.frames import PROTOCOL_VERSION, Kind
 
 MAX_REQUESTS: Final = 1024
-# Wide on purpose: the smaller of both sides holds, and it is the broker that knows what it can bear.
-CLIENT_LIMITS: Final = Limits(
-    event_bytes=64 * MIB,
-    batch_bytes=80 * MIB,
-    batch_events=1 << 20,
-    attributes=1024,
-    topic_bytes=32 * KIB,
-    topic_depth=1024,
-    subscriptions=1_000_000,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
-    """How a client behaves. Times in microseconds, sizes in bytes."""
-
-    addresses: tuple[str, ...]  # HOST:PORT each, tried in this order
-    name: str
-    token: str = ""
-    window: int = 4 * MIB  # of deliveries that the application has not consumed, all subscriptions together
-    publish_bytes: int = 8 * MIB  # published and not accepted
-    publish_events: int = 65_536
-    outage_us: int = 30 * SECOND_US  # calls that need a broker fail after this long without one
-    handshake_us: int = 10 * SECOND_US
-    ping_us: int = 5 * SECOND_US
-    dead_us: int = 15 * SECOND_US
-    backoff_us: int = 200 * MILLISECOND_US
-    max_backoff_us: int = 3 * SECOND_US
+MAX_BUFFER: Final = (1 << 63) - 1
 
 
 class State(Enum):
@@ -108,8 +86,6 @@ class ClientCore:
     """See the module's docstring. `draw(n)` gives a random number in 0..n-1."""
 
     def __init__(self, settings: ClientSettings, *, draw: Callable[[int], int]) -> None:
-        if not settings.addresses:
-            raise UsageError("no address to connect to")
         self.settings = settings
         self.outbox = Outbox(max_bytes=settings.publish_bytes, max_events=settings.publish_events)
         self.state = State.IDLE
@@ -127,6 +103,7 @@ class ClientCore:
         self._dial_us: int | None = None  # IDLE: when to dial
         self._hello_us = 0
         self._up_us = 0  # UP: since when
+        self._refused = False  # the last connection that was up ended as a breach of the protocol of ours
         self._heard_us = 0  # OPENING, UP: something was last received
         self._pinged_us: int | None = None  # UP: an unanswered ping was sent
         self._down_us: int | None = None  # no broker since; None while UP
@@ -136,7 +113,9 @@ class ClientCore:
         self._requests: set[int] = set()
         self._last_request = 0
         self._outstanding = 0  # bytes handed to the application and not consumed
-        self._consumed = 0  # bytes consumed and not yet given back as credit; negative: a debt
+        # Bytes consumed and not yet given back as credit; negative: a debt, held of earlier connections.
+        self._consumed = 0
+        self._waiting: list[int] = []  # UP: subscriptions to begin again once the debt is within a window
         self._out: list[Effect] = []
 
     # --- the driver's side
@@ -211,11 +190,7 @@ class ClientCore:
         self._connection = item.connection
         self._hello_us = self._heard_us = now_us
         settings = self.settings
-        # What the application has yet to consume from earlier connections takes its part of the window.
-        # A window cannot be nil, so the excess is a debt that consuming pays before credit goes out.
-        free = settings.window - self._outstanding
-        window = max(free, MIN_WINDOW)
-        self._consumed = free - window
+        self._consumed = -self._outstanding
         self._send(
             wire.Hello(
                 version=PROTOCOL_VERSION,
@@ -223,7 +198,7 @@ class ClientCore:
                 name=settings.name,
                 token=settings.token,
                 limits=CLIENT_LIMITS,
-                window=window,
+                window=settings.window,
                 time_us=now_us,
                 publisher=self._publisher,
                 resume_key=self._resume_key,
@@ -243,17 +218,19 @@ class ClientCore:
         error = item.error or UnavailableError("the broker closed the connection")
         self._lost_connection(error, now_us)
 
-    def _drop(self, error: PostroadError, now_us: int) -> None:
+    def _drop(self, error: PostroadError, now_us: int, *, pause: bool = False) -> None:
         """Give the connection up on our own account."""
         if self._connection is None:
             raise BugError("no connection to drop")
         self._out.append(Close(self._connection, error))
-        self._lost_connection(error, now_us)
+        self._lost_connection(error, now_us, pause=pause)
 
-    def _lost_connection(self, error: PostroadError, now_us: int) -> None:
+    def _lost_connection(self, error: PostroadError, now_us: int, *, pause: bool = False) -> None:
+        """Dial again; if it was up, the same broker, with `pause` not at once."""
         was_up = self.state is State.UP
         self._connection = None
         self._pinged_us = None
+        self._waiting.clear()
         self._failures[self.settings.addresses[self._address]] = str(error)
         if not was_up:
             self._try_next(now_us)
@@ -271,12 +248,20 @@ class ClientCore:
             self._out.append(Answered(number=number, error=gone, body=""))
         self._requests.clear()
         self._out.append(Down(error=error))
-        if now_us - self._up_us < self.settings.ping_us:
+        held = self._held(now_us)
+        if held:
+            self._backoff_us = 0
+            self._refused = False
+        if pause:
+            self._pause(now_us)
+        elif held:
+            self._dial()  # the same broker first, at once: it recognises what it accepted already
+        else:
             self._try_next(now_us)  # a broker that takes us and drops us is as good as none
-            return
-        # The same broker first, at once: it recognises what it accepted already.
-        self._backoff_us = 0
-        self._dial()
+
+    def _held(self, now_us: int) -> bool:
+        """Whether this connection was up for long enough to call it a success."""
+        return now_us - self._up_us >= self.settings.ping_us
 
     def _try_next(self, now_us: int) -> None:
         self._tried += 1
@@ -287,6 +272,10 @@ class ClientCore:
         if not self._welcomed:
             self._fail(self._unreachable())
             return
+        self._pause(now_us)
+
+    def _pause(self, now_us: int) -> None:
+        """Dial after a while."""
         self._backoff_us = min(
             max(self._backoff_us * 2, self.settings.backoff_us), self.settings.max_backoff_us
         )
@@ -306,6 +295,7 @@ class ClientCore:
     def _fail(self, error: PostroadError) -> None:
         self.state = State.OVER
         self._connection = None
+        self._waiting.clear()
         self.outbox.closed()
         self._out.append(Failed(error=error))
 
@@ -327,7 +317,7 @@ class ClientCore:
                 raise PeerError(f"the broker sent {type(message).__name__} while {self.state.value}")
             handler(self, message, now_us)
         except PeerError as error:
-            self._send(wire.Refuse(code=error.code, reason=str(error)))
+            self._send(wire.Refuse(code=error.code, reason=printable(str(error))))
             self._drop(error, now_us)
 
     def _on_welcome(self, message: wire.Welcome, now_us: int) -> None:
@@ -345,21 +335,42 @@ class ClientCore:
         self._failures.clear()
         self._down_us = None
         self._outage = False
-        for subscription in self._subscriptions.values():
-            self._send(subscription.request)
+        for number, subscription in self._subscriptions.items():
+            if subscription.torn_us is None:
+                self._send(subscription.request)
+            else:
+                self._waiting.append(number)
+        self._begin_again()
         self._out.append(Up(broker=message.name))
         if error is not None:
             self._out.append(Lost(error=error))
 
+    def _begin_again(self) -> None:
+        """Subscriptions of an earlier connection, once there is room for what they bring."""
+        if not self._waiting or -self._consumed > self.settings.window:
+            return
+        for number in self._waiting:
+            self._send(self._subscriptions[number].request)
+        self._waiting.clear()
+
     def _on_refuse(self, message: wire.Refuse, now_us: int) -> None:
-        """Being refused for what we are or do is final; anything else may pass."""
-        error = from_wire(message.code, message.reason)
-        if isinstance(error, UsageError | PeerError) or not self._welcomed:
+        """Being refused for what we are or do is final; anything else may pass.
+
+        One bad frame on a connection that was up does not end an application for ever: it gets another
+        try. What breaks the protocol again at once is no accident.
+        """
+        error = from_wire(message.code, printable(message.reason))
+        if isinstance(error, PeerError) and self.state is State.UP:
+            final = self._refused and not self._held(now_us)
+        else:
+            final = isinstance(error, UsageError | PeerError) or not self._welcomed
+        if final:
             if self._connection is not None:
                 self._out.append(Close(self._connection, error))
             self._fail(error)
         else:
-            self._drop(error, now_us)
+            self._drop(error, now_us, pause=isinstance(error, PeerError))
+            self._refused = isinstance(error, PeerError)
 
     def _on_ping(self, message: wire.Ping, now_us: int) -> None:
         self._send(wire.Pong(time_us=message.time_us, at_us=now_us))
@@ -459,6 +470,9 @@ class ClientCore:
         """A new subscription's number; Began or Ended follows."""
         if len(self._subscriptions) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
+        check_texts("subscription", topic, where, overflow)
+        if not 0 <= buffer <= MAX_BUFFER:
+            raise UsageError(f"a buffer of {buffer} bytes")
         self._last_number += 1
         number = self._last_number
         request = wire.Subscribe(number=number, topic=topic, where=where, overflow=overflow, buffer=buffer)
@@ -468,7 +482,10 @@ class ClientCore:
         return number, self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:
-        if self._subscriptions.pop(number, None) is not None and self.state is State.UP:
+        known = self._subscriptions.pop(number, None) is not None
+        if number in self._waiting:
+            self._waiting.remove(number)
+        elif known and self.state is State.UP:
             self._send(wire.Unsubscribe(number=number))
         return self._take()
 
@@ -477,6 +494,7 @@ class ClientCore:
         self._need(State.UP)
         if len(self._requests) >= MAX_REQUESTS:
             raise UsageError(f"more than {MAX_REQUESTS} requests at once")
+        check_texts("request", what, *arguments.keys(), *arguments.values())
         self._last_request += 1
         self._requests.add(self._last_request)
         self._send(wire.Request(number=self._last_request, what=what, arguments=dict(arguments)))
@@ -486,6 +504,7 @@ class ClientCore:
         """The application took this many bytes of deliveries. Credit goes back a quarter window at a time."""
         self._outstanding -= size
         self._consumed += size
+        self._begin_again()
         if self.state is State.UP and self._consumed >= self.settings.window // 4:
             self._send(wire.Credit(size=self._consumed))
             self._consumed = 0
@@ -495,6 +514,7 @@ class ClientCore:
             self._out.append(Close(self._connection))
         self._connection = None
         self.state = State.OVER
+        self._waiting.clear()
         self.outbox.closed()
         return self._take()
 
@@ -508,6 +528,10 @@ class ClientCore:
             raise BugError("down, and nothing will ever dial")
         if len(self._requests) > MAX_REQUESTS or self._outstanding < 0:
             raise BugError("requests or consumed bytes are out of bounds")
+        if self._waiting and self.state is not State.UP:
+            raise BugError("subscriptions wait to begin again without a connection")
+        if not set(self._waiting) <= self._subscriptions.keys():
+            raise BugError("subscriptions that are over wait to begin again")
         self.outbox.check()
         for subscription in self._subscriptions.values():
             subscription.streams.check()

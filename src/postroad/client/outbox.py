@@ -52,7 +52,8 @@ class Outbox:
         self._sent: deque[_Held] = deque()  # sent on this connection, neither accepted nor rejected
         self._cut_total = 0
         self._sequence = 0  # of the last frame cut, in this connection's numbering
-        self._credit = 0  # bytes the broker is ready to take; one frame may overdraw it
+        self._window = 0  # what the broker announced
+        self._credit = 0  # bytes of it the broker is ready to take; one frame may overdraw it
         self._publisher: tuple[int, int] | None = None
         self._ids: IdSource | None = None
         self._limits: Limits | None = None
@@ -88,7 +89,7 @@ class Outbox:
             self._publisher = (publisher, broker)
             self._ids = IdSource(publisher, broker)
         self._limits = limits
-        self._credit = credit
+        self._window = self._credit = credit
         # The next event always fits into the open batch, so add() need not look at its size first.
         spare = limits.batch_bytes - limits.event_bytes - _OVERHEAD_BYTES
         self._cut_bytes = max(1, min(CUT_BYTES, spare))
@@ -141,8 +142,8 @@ class Outbox:
         return frames
 
     def credit(self, size: int) -> None:
-        if size < 0:
-            raise PeerError(f"credit of {size} bytes")
+        if size < 1 or self._credit + size > self._window:
+            raise PeerError(f"credit for {size} bytes that were not sent")
         self._credit += size
 
     def _cut(self) -> None:

@@ -61,10 +61,10 @@ class Subscription:
         client = self._client
         if self._began is None:
             await client._until(lambda: client.connected)
-            self._began = asyncio.get_running_loop().create_future()
             self._number, effects = client._core.subscribe(
                 topic=self.topic, where=self.where, overflow=self._overflow, buffer=self._buffer
             )
+            self._began = asyncio.get_running_loop().create_future()
             client._subscriptions[self._number] = self
             client._perform(effects)
         began = self._began
@@ -79,12 +79,12 @@ class Subscription:
     async def close(self) -> None:
         """Unsubscribe. What was not read is dropped."""
         client = self._client
-        if self._number is not None and client._subscriptions.pop(self._number, None) is not None:
-            effects = client._core.unsubscribe(self._number)
-            for _, taken in self._queue:
+        if self._number is not None:
+            if client._subscriptions.pop(self._number, None) is not None:
+                client._perform(client._core.unsubscribe(self._number))
+            for _, taken in self._queue:  # also of one that the broker ended: others share the window
                 client._core.consumed(taken)
             self._queue.clear()
-            client._perform(effects)
             client._flush()
         self._events = []
         self._end(None)

@@ -27,8 +27,10 @@ from postroad.errors import BugError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.selectors import Group
+from postroad.storage.effects import Save, StorageEffect
 from postroad.units import MIB
 
+DELIVERED: Final = "durable.delivered"
 RECENT_BYTES: Final = MIB  # of segments kept for switchover, beyond those that wait for the disk
 PENDING_BYTES: Final = 32 * MIB  # of segments that wait for the disk; then catchup streams wait too
 
@@ -269,6 +271,43 @@ class Constream:
             raise BugError("constream: what is kept does not reach the present, or is miscounted")
         if (self._waiting[-1][0] if self._waiting else self.latest_delivered) != self.live:
             raise BugError("constream: what waits for the disk does not reach the present")
+
+
+class Ledger:
+    """latestDelivered of every pubend, as it is on disk."""
+
+    __slots__ = ("_new_tag", "_saving", "moved", "saved")
+
+    def __init__(self, *, new_tag: Callable[[], int]) -> None:
+        self._new_tag = new_tag
+        self.saved: dict[int, int] = {}  # pubend -> latestDelivered
+        self.moved: dict[int, None] = {}  # pubends of which there may be more to save
+        self._saving: dict[int, dict[int, int]] = {}  # tag -> rows on their way
+
+    def recover(self, rows: Mapping[bytes, bytes]) -> None:
+        for key, value in sorted(rows.items()):
+            self.saved[int.from_bytes(key, "big")] = int.from_bytes(value, "big")
+
+    def begin(self, pubend: int, tick: int) -> None:
+        self.saved.setdefault(pubend, tick)
+        self.moved[pubend] = None
+
+    def save(self, latest: Mapping[int, int]) -> list[StorageEffect]:
+        """Save these, where they are news."""
+        self.moved.clear()
+        news = {pubend: tick for pubend, tick in latest.items() if tick > self.saved[pubend]}
+        if not news:
+            return []
+        tag = self._new_tag()
+        self._saving[tag] = news
+        rows = tuple((pubend.to_bytes(8, "big"), tick.to_bytes(8, "big")) for pubend, tick in news.items())
+        return [Save(table=DELIVERED, rows=rows, tag=tag)]
+
+    def on_saved(self, tag: int) -> None:
+        self.saved.update(self._saving.pop(tag, {}))
+
+    def on_failed(self, tag: int) -> None:
+        self.moved.update(dict.fromkeys(self._saving.pop(tag, {})))
 
 
 def _rows_of(groups: list[Group], subscriber: int) -> npt.NDArray[np.uint32] | None:

@@ -84,8 +84,8 @@ class DurablePubend:
         self._cache_bytes = cache_bytes
         self._new_tag = new_tag
         self._assigned = now_us  # the highest tick given to an event or asserted silent
-        self._logged = now_us  # the end of the last record asked for that has not failed
-        self._synced = now_us  # the end of the last record on disk
+        self._logged = 0  # the end of the last record asked for that has not failed
+        self._synced = 0  # the end of the last record on disk; the first one reaches back to 0
         self._cache = KnowledgeStream()  # the newest knowledge, contiguous up to `last`
         self._hole: Span = (0, 0)  # behind the last readable record lay a damaged one: L
         self._staged: OrderedDict[int, _Staged] = OrderedDict()  # by tag, in order of ticks
@@ -396,9 +396,9 @@ class DurablePubend:
         self._fresh = held is None  # the save failed where the append behind it did not
         known = _Facts(0, 0) if held is None else msgspec.msgpack.decode(held, type=_Facts)
         self.start = known.start
-        self._synced = self._logged = max(last, chopped, known.start)
+        self._synced = self._logged = max(last, chopped, 0)
         self.floor = max(chopped, known.start)
-        self._reserved = max(known.reserved, self._synced)
+        self._reserved = max(known.reserved, self._synced, self.start)
         self.last = self._assigned = self._reserved
         if suspect:
             # Acknowledged ticks may lie in what cannot be read: they are L, and are not assigned again.

@@ -328,6 +328,8 @@ class PersistentFiltering:
                 return self._finish(state, state.at)
         if done.more and done.records and state.at < state.low:
             return None
+        if state.at < state.low:
+            state.unknown.append((state.at, state.low))  # a hole behind the last record of the log
         return self._finish(state, state.end)
 
     @staticmethod
@@ -414,8 +416,10 @@ class PersistentFiltering:
         self.chopped = max(chopped, 0)
         self.last_timestamp = self._first = self._synced = max(last, self.chopped)
         self.heard = max(delivered, self.last_timestamp)
-        if suspect or checkpoint > self.last_timestamp:
+        if suspect or max(checkpoint, self.doubt) > self.last_timestamp:
             self.hole(self.heard)
+        for one, index in self._last_index.items():
+            self._last_index[one] = min(index, self.last_timestamp)  # of records that failed
         return self._read_tail(max(checkpoint, self.chopped))
 
     def _read_tail(self, start: int) -> list[Read]:

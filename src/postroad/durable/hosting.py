@@ -13,13 +13,12 @@ Order of durability: filtering record synced, then latestDelivered saved, then r
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from postroad.durable.catchup import CatchupStream
-from postroad.durable.constream import Constream
+from postroad.durable.constream import DELIVERED, Constream, Ledger
 from postroad.durable.filtering import TABLE as FILTERING
 from postroad.durable.filtering import PersistentFiltering, ReadBuffer
 from postroad.durable.knowledge import Segment
@@ -29,7 +28,6 @@ from postroad.durable.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
     Attached,
-    Cursor,
     Subscription,
     Subscriptions,
 )
@@ -39,7 +37,6 @@ from postroad.selectors import MatchIndex, Selector
 from postroad.storage.effects import (
     Append,
     Appended,
-    Chop,
     Read,
     ReadDone,
     Save,
@@ -49,14 +46,12 @@ from postroad.storage.effects import (
 )
 from postroad.units import MILLISECOND_US, SECOND_US
 
-DELIVERED: Final = "durable.delivered"
 SAVE_US: Final = 250 * MILLISECOND_US  # latestDelivered is saved this often
 REPORT_US: Final = SECOND_US
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
 
 _NEVER: Final = (1 << 63) - 1  # `since` of a subscription whose pubend is not followed yet
-_TICK: Final = struct.Struct("<q")
 TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING)
 
 
@@ -67,7 +62,6 @@ class _Followed:
     constream: Constream
     filtering: PersistentFiltering
     catchups: dict[int, CatchupStream]  # by subscriber, connected ones only
-    saved: int  # latestDelivered as it is on disk
     reported: tuple[int, int, bool] | None = None  # released, latestDelivered, ended
 
 
@@ -100,8 +94,7 @@ class Hosting:
         self._index = MatchIndex()  # all subscriptions; key and target are their ids
         self._pubends: dict[int, _Followed] = {}
         self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
-        self._saving: dict[int, list[tuple[int, int]]] = {}  # tag -> (pubend, latestDelivered) on its way
-        self._moved: dict[int, None] = {}  # pubends whose latestDelivered is to be saved
+        self._ledger = Ledger(new_tag=new_tag)
         self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
         self._save_at = now_us
         self._report_at = now_us + REPORT_US
@@ -112,14 +105,14 @@ class Hosting:
     def recover(self, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
         """After a restart: the tables of `TABLES`. Then `follow` every pubend of `followed_before`."""
         self._rows = dict(tables)
+        self._ledger.recover(tables.get(DELIVERED, {}))
         self.subscriptions.recover(tables.get(SUBSCRIPTIONS, {}), tables.get(RELEASED, {}))
         for one in self.subscriptions:
             self._index.add(one.id, one.selector, one.id)
 
     def followed_before(self) -> dict[int, int]:
         """Pubend -> latestDelivered as saved."""
-        rows = self._rows.get(DELIVERED, {})
-        return {int.from_bytes(key, "big"): _TICK.unpack(value)[0] for key, value in sorted(rows.items())}
+        return dict(self._ledger.saved)
 
     def follow(
         self,
@@ -138,14 +131,14 @@ class Hosting:
         """
         if pubend in self._pubends or len(self._pubends) >= MAX_FOLLOWED:
             raise BugError("this pubend is followed already, or too many are")
-        delivered = self.followed_before().get(pubend, start)
+        delivered = self._ledger.saved.get(pubend, start)
         filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)
         reads = filtering.recover(
             self._rows.get(FILTERING, {}), last=last, chopped=chopped, suspect=suspect, delivered=delivered
         )
         constream = Constream(pubend, filtering=filtering, position=filtering.heard)
-        held = self._pubends[pubend] = _Followed(constream, filtering, {}, saved=delivered)
-        self._moved[pubend] = None
+        held = self._pubends[pubend] = _Followed(constream, filtering, {})
+        self._ledger.begin(pubend, delivered)
         if filtering.recovered:
             return self._opened(held, now_us)
         return self._mine(pubend, list(reads))
@@ -172,7 +165,6 @@ class Hosting:
     def unfollow(self, pubend: int) -> None:
         """The pubend is gone for good."""
         self._pubends.pop(pubend, None)
-        self._moved.pop(pubend, None)
 
     # ---- subscribers
 
@@ -315,7 +307,7 @@ class Hosting:
         segment = segment.cut(constream.live, segment.end)
         groups = [] if segment.batch is None else self._index.match(segment.batch)
         effects, behind = constream.learn(segment, groups, self._room)
-        self._moved[pubend] = None
+        self._ledger.moved[pubend] = None
         out = self._mine(pubend, effects)
         for effect in effects:
             if isinstance(effect, Deliver | DeliverGap):
@@ -446,7 +438,7 @@ class Hosting:
             held.constream.appended(item.tag)
         elif held.filtering.append_failed(item.tag):
             held.constream.append_failed()
-        self._moved[pubend] = None
+        self._ledger.moved[pubend] = None
         return self._pump_idle(held, now_us)
 
     def _on_read(self, pubend: int, held: _Followed, done: ReadDone, now_us: int) -> list[Output]:
@@ -463,9 +455,7 @@ class Hosting:
         pubend = self._owner.pop(item.tag, None)
         if pubend is not None and pubend in self._pubends:
             self._pubends[pubend].filtering.saved(item.tag)
-        for number, tick in self._saving.pop(item.tag, ()):
-            if number in self._pubends:
-                self._pubends[number].saved = tick
+        self._ledger.on_saved(item.tag)
         tickets = self.subscriptions.saved(item.tag)
         return [Confirmed(subscriber=number, ticket=ticket) for number, ticket in tickets or ()]
 
@@ -473,9 +463,7 @@ class Hosting:
         pubend = self._owner.pop(item.tag, None)
         if pubend is not None and pubend in self._pubends:
             self._pubends[pubend].filtering.save_failed(item.tag)
-        for number, _ in self._saving.pop(item.tag, ()):
-            if number in self._pubends:
-                self._moved[number] = None
+        self._ledger.on_failed(item.tag)
         failed = self.subscriptions.save_failed(item.tag, item.error)
         return [
             Confirmed(subscriber=number, ticket=ticket, error=error) for number, ticket, error in failed or ()
@@ -489,7 +477,7 @@ class Hosting:
         if now_us >= self._silence_at:
             self._silence_at = now_us + SILENCE_US
             out += self._silences()
-        if now_us >= self._save_at and self._moved:
+        if now_us >= self._save_at and self._ledger.moved:
             self._save_at = now_us + SAVE_US
             self._advance_kept()
             out += self.subscriptions.flush(now_us)
@@ -510,7 +498,7 @@ class Hosting:
 
     def next_deadline(self) -> int:
         deadlines = [self._report_at, self._silence_at]
-        if self._moved:
+        if self._ledger.moved:
             deadlines.append(self._save_at)
         deadline = self.subscriptions.next_deadline()
         if deadline is not None:
@@ -541,39 +529,31 @@ class Hosting:
             for number in held.constream.members:
                 one = self.subscriptions.by_id(number)
                 cursor = one.cursors[pubend]
-                if one.kept_here and not one.shared and cursor.released >= cursor.last_event:
+                if one.kept_here and cursor.released >= cursor.last_event:
                     cursor.told = max(cursor.told, latest)
                     self.subscriptions.release(one, pubend, latest)
 
     def _save_delivered(self) -> list[Output]:
         """latestDelivered, after the checkpoint that remembers holes below it."""
         out: list[Output] = []
-        rows: list[tuple[bytes, bytes | None]] = []
-        saving: list[tuple[int, int]] = []
-        for pubend in self._moved:
-            held = self._pubends[pubend]
-            out += self._mine(pubend, list(held.filtering.checkpoint()))
-            latest = held.constream.latest_delivered
-            if latest > held.saved:
-                rows.append((pubend.to_bytes(8, "big"), _TICK.pack(latest)))
-                saving.append((pubend, latest))
-        self._moved.clear()
-        if rows:
-            save = Save(table=DELIVERED, rows=tuple(rows), tag=self._new_tag())
-            self._saving[save.tag] = saving
-            out.append(save)
-        return out
+        latest: dict[int, int] = {}
+        for pubend in self._ledger.moved:
+            held = self._pubends.get(pubend)
+            if held is not None:
+                out += self._mine(pubend, list(held.filtering.checkpoint()))
+                latest[pubend] = held.constream.latest_delivered
+        return out + list(self._ledger.save(latest))
 
     def released(self, pubend: int) -> int:
         """released(p) = min(latestDelivered(p), min released(s, p)), of what is on disk."""
-        saved, least = self._pubends[pubend].saved, self.subscriptions.released(pubend)
+        saved, least = self._ledger.saved[pubend], self.subscriptions.released(pubend)
         return saved if least is None else min(saved, least)
 
     def _reports(self) -> list[Output]:
         out: list[Output] = []
         for pubend, held in self._pubends.items():
             ended = self.subscriptions.released(pubend) is None
-            now = (self.released(pubend), held.saved, ended)
+            now = (self.released(pubend), self._ledger.saved[pubend], ended)
             if now == held.reported or (ended and held.reported is not None and held.reported[2]):
                 continue
             held.reported = now
@@ -583,7 +563,7 @@ class Hosting:
             )
             out.append(Reported(pubend=pubend, report=report))
             chop = held.filtering.chop(now[0])
-            if isinstance(chop, Chop):
+            if chop is not None:
                 out.append(chop)
         return out
 
@@ -594,10 +574,6 @@ class Hosting:
         if held is None:
             return 0, 0
         return held.filtering.matched(subscriber), held.constream.latest_delivered
-
-    def cursor(self, subscriber: int, pubend: int) -> Cursor | None:
-        one = self.subscriptions.find(subscriber)
-        return None if one is None else one.cursors.get(pubend)
 
     def catching_up(self, subscriber: int, pubend: int) -> bool:
         """catchup(s, p), of a connected subscriber."""

@@ -69,7 +69,8 @@ class DeliverGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
-    """Curiosity of a catchup stream: find these ticks here or upstream, and hand what is found to `answer`.
+    """Curiosity of a catchup stream: find these ticks here or upstream, and hand what is found to `answer`,
+    once the outputs that came with this one are carried out: what `answer` returns goes behind them.
 
     `need`: what knowledge must be filtered with, for subscribers to take it.
     """

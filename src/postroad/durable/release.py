@@ -8,8 +8,8 @@ is an owner again, and gets gaps for what it missed.
 
 Tr is the minimum of released, Td that of latestDelivered. A tick t becomes L when
 t <= Tr, or t <= Td and it is older than `max_retain_us`, or t <= Td and more than `max_bytes` follow it;
-never before it is `grace_us` old, so that a broker with its first subscription has time to report, and one
-that takes over a subscription from another.
+never before it, or the process, is `grace_us` old, so that a broker with its first subscription has time to
+report, and one that takes over a subscription from another.
 """
 
 from __future__ import annotations
@@ -103,12 +103,25 @@ class ReleaseMerger:
 class ReleaseRoot:
     """At the pubend: its owners and the floor that follows from their reports and the policy."""
 
-    __slots__ = ("_dirty", "_new_tag", "_owners", "_policy", "_retired", "_save_at", "_saving", "pubend")
+    __slots__ = (
+        "_dirty",
+        "_new_tag",
+        "_owners",
+        "_policy",
+        "_quiet_until",
+        "_retired",
+        "_save_at",
+        "_saving",
+        "pubend",
+    )
 
-    def __init__(self, pubend: int, policy: RetentionPolicy, *, new_tag: Callable[[], int]) -> None:
+    def __init__(
+        self, pubend: int, policy: RetentionPolicy, *, new_tag: Callable[[], int], now_us: int
+    ) -> None:
         self.pubend = pubend
         self._policy = policy
         self._new_tag = new_tag
+        self._quiet_until = now_us + policy.grace_us  # a report that a crash forgot has time to come again
         self._owners: dict[int, _Row] = {}  # brokers with durable subscriptions, by their last report
         self._retired: dict[int, int] = {}  # owner -> serial of its last report; this process only
         self._dirty: dict[int, None] = {}  # owners whose row is to be saved
@@ -165,6 +178,8 @@ class ReleaseRoot:
     def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
         """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
         policy = self._policy
+        if now_us < self._quiet_until:
+            return 0
         released, delivered = self.released, self.latest_delivered
         if released is None or delivered is None:
             released = delivered = last  # nobody needs anything

@@ -102,6 +102,16 @@ def empty_frame(*, kind: Kind, pubend: int, start: int, end: int, channel: int, 
     )
 
 
+def frame_pubend(frame: bytes) -> int:
+    """The pubend of a batch frame."""
+    return int.from_bytes(frame[16:24], "little")
+
+
+def frame_ids(frame: bytes, count: int) -> bytes:
+    """The ids of a checked batch frame of `count` rows."""
+    return kernel.packed_ids(frame, count)
+
+
 def checksum(frame: bytes) -> int:
     """The CRC-32C that a batch frame may carry."""
     return int(google_crc32c.value(frame[CHECKSUM_START:]))
@@ -163,7 +173,7 @@ class EventBatch:
 
     @property
     def pubend(self) -> int:
-        return int.from_bytes(self.data[16:24], "little")
+        return frame_pubend(self.data)
 
     @property
     def start(self) -> int:
@@ -189,9 +199,13 @@ class EventBatch:
         """`extents` as an array, without a copy."""
         return np.frombuffer(self.extents, np.uint32)
 
-    def ids(self) -> bytes:
-        """The ids of all rows one after the other, 16 bytes each: what Bloom filters take."""
-        return kernel.packed_ids(self.data, self.count)
+    def ids(self, rows: npt.NDArray[np.uint32] | None = None) -> bytes:
+        """The ids of these rows, or of all, one after the other, 16 bytes each: what Bloom filters take."""
+        if rows is None or len(rows) == self.count:
+            return frame_ids(self.data, self.count)
+        if len(rows) == 1:
+            return self.id(int(rows[0]))
+        return self.headers["id"][rows].tobytes()
 
     # ------------------------------------------------------------ rows one by one
 

@@ -16,13 +16,14 @@ from functools import lru_cache
 from typing import Final
 
 from postroad import kernel
-from postroad.errors import TooLargeError, UsageError
+from postroad.errors import TooLargeError, UsageError, shorten
 from postroad.wire.frames import Limits
 
 _MAX_TOPIC_BYTES: Final = 0xFFFF  # what the length field can say
 _CACHED_TOPICS: Final = 4096
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _WILDCARD: Final = re.compile("[+#]")
+_SHOWN: Final = 40  # characters of a topic in an error
 
 
 def topic_number(topic: bytes) -> int:
@@ -35,7 +36,7 @@ def encode_topic(topic: str, topic_bytes: int, topic_depth: int) -> tuple[bytes,
     """The UTF-8 and the number of a topic that is fit to publish to."""
     data = _encoded(topic, topic_bytes, topic_depth, "topic")
     if _WILDCARD.search(topic):
-        raise UsageError(f"the topic {topic!r} to publish to has a wildcard")
+        raise UsageError(f"the topic {_shown(topic)} to publish to has a wildcard")
     return data, topic_number(data)
 
 
@@ -50,27 +51,35 @@ def check_pattern(pattern: str, limits: Limits) -> None:
     levels = pattern.split("/")
     for index, level in enumerate(levels):
         if level not in ("+", "#") and _WILDCARD.search(level):
-            raise UsageError(f"a wildcard stands for a whole level, {level!r} of {pattern!r} does not")
+            raise UsageError(
+                f"a wildcard stands for a whole level, {_shown(level)} of {_shown(pattern)} does not"
+            )
         if level == "#" and index != len(levels) - 1:
-            raise UsageError(f"'#' can only be the last level of {pattern!r}")
+            raise UsageError(f"'#' can only be the last level of {_shown(pattern)}")
 
 
 def _encoded(text: str, topic_bytes: int, topic_depth: int, what: str) -> bytes:
-    if not isinstance(text, str) or not text:
-        raise UsageError(f"a {what} is a text that is not empty, not {text!r}")
+    if not isinstance(text, str):
+        raise UsageError(f"a {what} is a text, not {type(text).__name__}")
+    if not text:
+        raise UsageError(f"a {what} is not empty")
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"the {what} {text!r} is not UTF-8") from None
-    if _CONTROL.search(text):
-        raise UsageError(f"the {what} {text!r} has a control character")
+        raise UsageError(f"the {what} {_shown(text)} is not UTF-8") from None
     limit = min(topic_bytes, _MAX_TOPIC_BYTES)
     if len(data) > limit:
-        raise TooLargeError(f"the {what} {text[:40]!r}... has {len(data)} bytes, the limit is {limit}")
+        raise TooLargeError(f"the {what} {_shown(text)} has {len(data)} bytes, the limit is {limit}")
+    if _CONTROL.search(text):
+        raise UsageError(f"the {what} {_shown(text)} has a control character")
     depth = text.count("/") + 1
     if depth > topic_depth:
-        raise TooLargeError(f"the {what} {text!r} has {depth} levels, the limit is {topic_depth}")
+        raise TooLargeError(f"the {what} {_shown(text)} has {depth} levels, the limit is {topic_depth}")
     return data
+
+
+def _shown(text: str) -> str:
+    return repr(shorten(text, _SHOWN))
 
 
 def pattern_matches(pattern: str, topic: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args
@@ -120,6 +120,9 @@ def _node(top: _Table) -> NodeConfig:
         limits=_section(top.table("limits"), defaults.limits),
         streams=_section(top.table("streams"), defaults.streams),
         delivery=_section(top.table("delivery"), defaults.delivery),
+        tracking=_section(
+            top.table("tracking"), defaults.tracking, texts=("strategy", "routing", "deliveries")
+        ),
         auth=auth,
         links=replace(_section(top.table("connections"), defaults.links), token=token),
         dial=links,
@@ -197,8 +200,12 @@ def _check_listen(listen: str | None, auth: AuthConfig) -> None:
     )
 
 
-def _section(table: _Table, defaults: T) -> T:
-    """An object of the same class with the file's values, read as the field names say."""
+def _section(table: _Table, defaults: T, texts: Collection[str] = ()) -> T:
+    """An object of the same class with the file's values, read as the field names say.
+
+    Fields that are texts are left out, since secrets and names have a place of their own in the file, but
+    for `texts`.
+    """
     values: dict[str, object] = {}
     names = (
         [one.name for one in fields(defaults)]
@@ -208,8 +215,11 @@ def _section(table: _Table, defaults: T) -> T:
     for name in names:
         default = getattr(defaults, name)
         if isinstance(default, str):
-            continue  # secrets and names have a place of their own in the file
-        if name.endswith("_us"):
+            if name in texts:
+                values[name] = table.take(name, _text, default)
+        elif isinstance(default, bool):
+            values[name] = table.take(name, _boolean, default)
+        elif name.endswith("_us"):
             values[name] = table.take(name.removesuffix("_us"), _duration, default)
         elif name.endswith(("_bytes", "_window")):
             values[name] = table.take(name, _size, default)

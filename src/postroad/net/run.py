@@ -35,16 +35,18 @@ from postroad.errors import UsageError
 from postroad.net import log
 from postroad.net.clock import Clock
 from postroad.net.configure import is_loopback
+from postroad.net.historian import Historian
 from postroad.net.http import HttpServer
 from postroad.net.log import LOGGER
 from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
+from postroad.overlay.handshake import MAX_WINDOW
 from postroad.storage.identity import DataFolder
-from postroad.units import MIB
+from postroad.tracking.store import TrackingStore
+from postroad.tracking.strategies import Tracking, make_tracking
 
 MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files
 RESERVED_FILES: Final = 128  # open files that are not connections: listeners, log, database, spare
-MAX_WINDOW_BYTES: Final = 64 * MIB  # a peer that announces more and does not read is cut off
 EXIT_SECOND_SIGNAL: Final = 130
 
 
@@ -175,21 +177,24 @@ async def _serve(node: _Node) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
     config, about, clock = node.config, node.about(), Clock()
+    tracking, historian = _history(config, node.identity.number, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
         replace(config.broker, about=tuple(about.items())),
         node.identity,
         draw=secrets.randbelow,
         now_us=clock.now_us(),
+        tracking=tracking,
     )
     server = Server(
         core,
         clock=clock,
         max_connections=node.max_connections,
         max_batch_bytes=config.broker.limits.batch_bytes,
-        window_bytes=MAX_WINDOW_BYTES,
+        window_bytes=MAX_WINDOW,
         tls_server=node.tls_server,
         tls_client=node.tls_client,
+        historian=historian,
     )
     http = HttpServer(
         figures=server.metrics, histogram=server.turn_seconds, ready=lambda: server.ready, about=about
@@ -227,6 +232,20 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
 
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, on_signal, one.name)
+
+
+def _history(config: NodeConfig, me: int, now_us: int) -> tuple[Tracking | None, Historian | None]:
+    """What an earlier process recorded of the paths of messages, and whoever keeps what is recorded now."""
+    if config.broker.tracking.strategy == "none":
+        return None, None
+    store = TrackingStore(config.data)
+    found = store.load()
+    for problem in found.problems:
+        LOGGER.warning("history of messages: %s", problem)
+    tracking = make_tracking(
+        config.broker.tracking, me=me, stored=found.filters, changes=found.changes, now_us=now_us
+    )
+    return tracking, Historian(store)
 
 
 def _warn(config: NodeConfig, address: str) -> None:

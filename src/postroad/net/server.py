@@ -21,7 +21,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
 from prometheus_client import Histogram
@@ -30,9 +30,11 @@ from postroad.broker import Closed, DialFailed, Input, Opened, Received
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net.clock import Clock
+from postroad.net.historian import Historian
 from postroad.net.log import LOGGER, note
 from postroad.net.tls import principal
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
+from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
 
@@ -68,8 +70,7 @@ class Connection(asyncio.Protocol):
         self.number = 0
         self.peer = "?"
         self.live = False  # between Opened and Closed; what arrives outside of it is dropped
-        # A dialler's first frame is a control frame, so a stranger cannot make us buffer a whole batch.
-        self.splitter = Splitter(0 if dialled is None else server.max_batch_bytes)
+        self.splitter = Splitter(server.max_batch_bytes, handshake=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -86,7 +87,6 @@ class Connection(asyncio.Protocol):
             server.refuse(self, error)
             return
         if frames:
-            self.splitter.max_batch_bytes = server.max_batch_bytes
             number = self.number
             server.queue([Received(connection=number, frame=frame) for frame in frames])
 
@@ -110,8 +110,10 @@ class Server:
         window_bytes: int,
         tls_server: ssl.SSLContext | None = None,
         tls_client: ssl.SSLContext | None = None,
+        historian: Historian | None = None,
     ) -> None:
         self.core = core
+        self._historian = historian
         self.max_batch_bytes = max_batch_bytes
         self.ready = False
         self.bytes_in = 0
@@ -183,6 +185,8 @@ class Server:
                 async with asyncio.timeout(CLOSE_S):
                     await self._drained.wait()
         self._abort_all()
+        if self._historian is not None:
+            await self._loop.run_in_executor(None, self._historian.close)
         if not self._exit.done():
             self._exit.set_result(0)
 
@@ -278,10 +282,17 @@ class Server:
                 self._dial(effect.address)
             elif isinstance(effect, Note):
                 note(effect.level, effect.text)
+            elif self._historian is not None and isinstance(effect, Keep):
+                self._historian.keep(effect.effects)
+            elif self._historian is not None and isinstance(effect, ReadFilters):
+                self._historian.read(effect.tag, effect.sequences, self._filters_read)
         for number, data in writes.items():
             connection = live.get(number)
             if connection is not None:
                 self._write(connection, data)
+
+    def _filters_read(self, tag: int, records: Mapping[int, bytes]) -> None:
+        self.queue([FiltersRead(tag=tag, records=records)])
 
     def _write(self, connection: Connection, data: bytes | list[bytes]) -> None:
         if isinstance(data, bytes):

@@ -71,6 +71,8 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
         Kind.DIGEST,
         Kind.INTEREST,
         Kind.INTEREST_PULL,
+        Kind.QUERY,
+        Kind.ANSWER,
     },
     Phase.CLOSING: frozenset(),
 }

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from postroad.config import DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
-from postroad.events.batch import EventBatch, empty_frame
+from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pubend
 from postroad.ids import pubend_text
 from postroad.overlay.effects import Close, Effect, Send
 from postroad.selectors import MatchIndex, Selector
@@ -66,6 +66,7 @@ class _Subscription:
         "key",
         "limit",
         "lost",
+        "name",
         "number",
         "selector",
         "waiting",
@@ -73,9 +74,18 @@ class _Subscription:
     )
 
     def __init__(
-        self, key: int, connection: _Connection, number: int, selector: Selector, disconnect: bool, limit: int
+        self,
+        key: int,
+        name: str,
+        connection: _Connection,
+        number: int,
+        selector: Selector,
+        *,
+        disconnect: bool,
+        limit: int,
     ) -> None:
         self.key = key
+        self.name = name  # by which traces know it
         self.connection = connection
         self.number = number
         self.selector = selector
@@ -139,6 +149,7 @@ class Delivery:
     """The subscriptions of the clients connected here.
 
     `available` and `spend` are the send credit of a connection; a frame may be sent while some is left.
+    `sent` is told what went to whom: the pubend, the names of subscriptions, the ids of the events.
     """
 
     __slots__ = (
@@ -153,6 +164,7 @@ class Delivery:
         "_gaps",
         "_index",
         "_last_key",
+        "_sent",
         "_spend",
         "_streams",
         "_subscriptions",
@@ -164,8 +176,10 @@ class Delivery:
         *,
         available: Callable[[int], int],
         spend: Callable[[int, int], object],
+        sent: Callable[[int, list[str], bytes], None] | None = None,
     ) -> None:
         self._buffer_bytes = config.buffer_bytes
+        self._sent = sent
         self._available = available
         self._spend = spend
         self._subscriptions: dict[int, _Subscription] = {}  # by key
@@ -179,7 +193,7 @@ class Delivery:
     # Subscriptions
 
     def subscribe(
-        self, *, connection: int, number: int, selector: Selector, overflow: str, buffer: int
+        self, *, connection: int, number: int, selector: Selector, overflow: str, buffer: int, name: str = ""
     ) -> int:
         """A new subscription, which gets nothing until it is activated. Its key is never used again."""
         if not 0 <= number <= _MAX_NUMBER:
@@ -195,7 +209,9 @@ class Delivery:
         key = self._last_key
         self._index.add(key, selector, key)
         limit = min(buffer or self._buffer_bytes, self._connection_bytes)
-        subscription = _Subscription(key, home, number, selector, overflow == "disconnect", limit)
+        subscription = _Subscription(
+            key, name, home, number, selector, disconnect=overflow == "disconnect", limit=limit
+        )
         home.by_number[number] = self._subscriptions[key] = subscription
         self._connections[connection] = home
         return key
@@ -301,9 +317,11 @@ class Delivery:
         subscriptions, available, spend, bit = self._subscriptions, self._available, self._spend, stream.bit
         emit = effects.append
         frames = events = 0
+        tell = self._sent
         for rows, targets in self._index.match(batch):
             cut = _Cut(batch, rows, pubend, start, end)
             count = cut.count
+            names: list[str] = []
             number, frame, size = -1, b"", 0
             for key in targets:
                 subscription = subscriptions[key]
@@ -323,6 +341,9 @@ class Delivery:
                 subscription.delivered += count
                 frames += 1
                 events += count
+                names.append(subscription.name)
+            if tell is not None and names:
+                tell(pubend, names, batch.ids(rows))
         self._frames += frames
         self._delivered += events
 
@@ -463,6 +484,8 @@ class Delivery:
         if count:
             subscription.delivered += count
             self._delivered += count
+            if self._sent is not None:
+                self._sent(frame_pubend(frame), [subscription.name], frame_ids(frame, count))
         else:
             subscription.gaps += 1
             self._gaps += 1
@@ -475,6 +498,7 @@ class Delivery:
             {
                 "connection": subscription.connection.number,
                 "number": subscription.number,
+                "name": subscription.name,
                 "topic": subscription.selector.topic,
                 "where": subscription.selector.where,
                 "overflow": "disconnect" if subscription.disconnect else "drop",

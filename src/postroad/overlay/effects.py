@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from postroad.errors import PostroadError
+from postroad.tracking.effects import Keep, ReadFilters
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -39,4 +40,4 @@ class Note:
     text: str
 
 
-Effect = Send | Close | Dial | Note
+Effect = Send | Close | Dial | Note | Keep | ReadFilters

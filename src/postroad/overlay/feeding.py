@@ -26,12 +26,16 @@ from postroad.wire.frames import Kind, Silence, encode
 
 MAX_COVERAGES: Final = 4_096
 REPLAY_SEGMENTS: Final = 256
+MAX_SILENCES: Final = 16_384  # in one frame, which has 37 bytes for each and stays below MAX_CONTROL_BYTES
 
 
 class Feeder:
     """Tells neighbours. Its effects go to `out`, which it shares with the routing core."""
 
-    def __init__(self, *, topology: Topology, interest: Interest, links: Links, out: list[Effect]) -> None:
+    def __init__(
+        self, *, me: int, topology: Topology, interest: Interest, links: Links, out: list[Effect]
+    ) -> None:
+        self._me = me
         self._topology = topology
         self._interest = interest
         self._links = links
@@ -51,6 +55,7 @@ class Feeder:
         key = (coverage, owners)
         found = self._coverages.get(key)
         if found is None:
+            owners = owners - {self._me}  # matching leaves out what only our own subscribers want
             applied = self._interest.versions()
             if coverage.everything:
                 versions = {owner: applied[owner] for owner in owners if owner in applied}
@@ -77,8 +82,9 @@ class Feeder:
             for segment in found:
                 groups = None if segment.batch is None else self._interest.match(segment.batch)
                 self.feed(neighbour, feed, stream, segment, groups)
-            if not found:
-                return  # forgotten here; the neighbour finds the gap and asks
+            if not found:  # forgotten here: the neighbour is told how far the stream is, and asks
+                self._queue_silence(neighbour, stream, stream.top, stream.top, NOTHING)
+                return
 
     def feed(
         self, neighbour: Neighbour, feed: Feed, stream: Stream, segment: Segment, groups: list[Group] | None
@@ -175,15 +181,19 @@ class Feeder:
         neighbour.silences.append((stream.id, start, end, self._stamp(neighbour, coverage)))
 
     def _stamp(self, neighbour: Neighbour, coverage: Coverage) -> int:
+        full = neighbour.stamps_full
         number, definition = neighbour.stamp(coverage)
         if definition is not None:
+            if full:
+                self.flush_silences(neighbour)  # one of them may name the stamp that is forgotten now
             self._out.append(Send(neighbour.connection, encode(definition)))
         return number
 
     def flush_silences(self, neighbour: Neighbour) -> None:
-        if neighbour.silences:
-            spans, neighbour.silences = tuple(neighbour.silences), []
-            self._out.append(Send(neighbour.connection, encode(Silence(spans=spans))))
+        spans, neighbour.silences = neighbour.silences, []
+        for first in range(0, len(spans), MAX_SILENCES):
+            part = Silence(spans=tuple(spans[first : first + MAX_SILENCES]))
+            self._out.append(Send(neighbour.connection, encode(part)))
 
 
 def _rows_for(groups: list[Group], owners: frozenset[int]) -> npt.NDArray[np.uint32] | None:

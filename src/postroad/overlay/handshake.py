@@ -13,13 +13,13 @@ import msgspec
 
 from postroad.errors import PeerError
 from postroad.overlay.topology import MAX_COST, MAX_NAME, NODE_BYTES, check_name
-from postroad.units import GIB, KIB
+from postroad.units import KIB, MIB
 from postroad.wire.frames import PROTOCOL_VERSION, Hello, Limits, Welcome
 
 Role = Literal["client", "broker"]
 
 MIN_WINDOW: Final = 64 * KIB
-MAX_WINDOW: Final = GIB
+MAX_WINDOW: Final = 64 * MIB  # a driver keeps this much for a peer that does not read, and no more
 MAX_TOKEN: Final = 4_096
 MAX_KEY_BYTES: Final = 64
 MAX_TIME_US: Final = (1 << 62) - 1
@@ -79,8 +79,10 @@ def _check_common(*, version: int, limits: Limits, window: int, time_us: int, co
 
 def _check_broker(*, broker: int, node: bytes, boot: int, name: str) -> None:
     check_name(name)
-    if not 0 <= broker <= _MAX_U32 or not 0 <= boot <= _MAX_U32 or len(node) != NODE_BYTES:
-        raise PeerError(f"a broker has a 32-bit number and boot and a node id of {NODE_BYTES} bytes")
+    if not 0 <= broker <= _MAX_U32 or len(node) != NODE_BYTES:
+        raise PeerError(f"a broker has a 32-bit number and a node id of {NODE_BYTES} bytes")
+    if not 1 <= boot <= _MAX_U32:
+        raise PeerError(f"a broker's boot is a 32-bit number from 1 on, not {boot}")
 
 
 def check_hello(hello: Hello) -> Role:

@@ -19,6 +19,7 @@ the asker stands up to its own start. That is the only way plain events are lost
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -30,18 +31,22 @@ from postroad.durable.spans import Span, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import boot_of, is_volatile, pubend_text, volatile_pubend
-from postroad.overlay.delivery import Delivery
+from postroad.overlay.delivery import MAX_PUBENDS, Delivery
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.feeding import Feeder
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
 from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Neighbour, Stream
-from postroad.overlay.topology import Topology
+from postroad.overlay.topology import MAX_BROKERS, Topology
 from postroad.selectors import Group
+from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
 
-MAX_STREAMS: Final = 100_000
+MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
+MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
+MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
+_MAX_U32: Final = (1 << 32) - 1
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
 _EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
 
@@ -59,6 +64,7 @@ class Routing:
         interest: Interest,
         delivery: Delivery,
         links: Links,
+        tracking: Tracking,
         confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
         now_us: int,
     ) -> None:
@@ -68,12 +74,14 @@ class Routing:
         self._interest = interest
         self._delivery = delivery
         self._links = links
+        self._tracking = tracking
         self._confirmed = confirmed
         self._out: list[Effect] = []
-        self._feeder = Feeder(topology=topology, interest=interest, links=links, out=self._out)
+        self._feeder = Feeder(me=me, topology=topology, interest=interest, links=links, out=self._out)
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
         self._streams: dict[int, Stream] = {own.id: own}  # by pubend
+        self._by_origin: dict[int, dict[int, Stream]] = {me: {own.id: own}}  # the same, by broker
         self._neighbours: dict[int, Neighbour] = {}  # by broker number
         self._upstream: dict[int, tuple[int, tuple[int, ...]]] = {}  # origin -> (parent, its pubends)
         self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
@@ -123,9 +131,13 @@ class Routing:
             pubend
             for origin in self._topology.reachable()
             if origin != self._me
-            for pubend in self._topology.pubends(origin)
+            for pubend in self._pubends(origin)
             if (stream := self._streams.get(pubend)) is None or key in stream.waiting
         }
+
+    def _pubends(self, origin: int) -> tuple[int, ...]:
+        """What a broker advertises, without what is not its own."""
+        return tuple(pubend for pubend in self._topology.pubends(origin) if pubend >> 32 == origin)
 
     def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
         stream.waiting.pop(key, None)
@@ -159,7 +171,7 @@ class Routing:
 
     def forget_origin(self, origin: int, now_us: int) -> list[Effect]:
         """A broker is gone for good: what of its streams never arrived is lost."""
-        for stream in [stream for stream in self._streams.values() if stream.origin == origin]:
+        for stream in list(self._by_origin.get(origin, {}).values()):
             if stream.need:
                 self._out += self._delivery.lost(stream.id, stream.horizon, max(stream.horizon + 1, now_us))
             self._drop_stream(stream)
@@ -170,6 +182,9 @@ class Routing:
     def _drop_stream(self, stream: Stream) -> None:
         self._cache_size -= stream.knowledge.size
         del self._streams[stream.id]
+        del self._by_origin[stream.origin][stream.id]
+        if not self._by_origin[stream.origin]:
+            del self._by_origin[stream.origin]
         self._curious.pop(stream.id, None)
         self._delivery.retire(stream.id)
         for neighbour in self._neighbours.values():
@@ -181,13 +196,13 @@ class Routing:
         self._routed_at = self._topology.generation
         self._feeder.interest_changed()
         self._news = True
-        reachable = self._topology.reachable()
-        for origin in [origin for origin in self._upstream if origin not in set(reachable)]:
+        reachable = dict.fromkeys(self._topology.reachable())
+        for origin in [origin for origin in self._upstream if origin not in reachable]:
             self._detach(origin)
         for origin in reachable:
             if origin == self._me:
                 continue
-            pubends = self._topology.pubends(origin)
+            pubends = self._pubends(origin)
             self._meet(origin, pubends)
             parent = self._topology.parent(origin)
             if parent is None or parent not in self._neighbours:
@@ -204,7 +219,7 @@ class Routing:
         for pubend in pubends:
             if is_volatile(pubend):
                 self._first_boot.setdefault(origin, boot_of(pubend))
-                if self._follows(pubend) and pubend not in self._streams:
+                if self._follows(pubend) and pubend not in self._streams and self._has_room(origin):
                     self._create_stream(pubend, 0)
 
     def _follows(self, pubend: int) -> bool:
@@ -221,18 +236,24 @@ class Routing:
         if held is not None and held[0] != parent:
             self._detach(origin)
         self._upstream[origin] = (parent, pubends)
-        streams = [stream for stream in self._streams.values() if stream.origin == origin]
-        known = {stream.id: stream.horizon for stream in streams}
+        streams = self._by_origin.get(origin, {})
+        known = {stream.id: stream.horizon for stream in streams.values()}
         self._say(self._neighbours[parent], Attach(origin=origin, known=known))
-        for stream in streams:
+        for stream in streams.values():
             stream.asked.clear()
             self._nack_gaps(stream, now_us)
 
+    def _has_room(self, origin: int) -> bool:
+        held = self._by_origin.get(origin, {})
+        return len(self._streams) < MAX_STREAMS and len(held) < MAX_STREAMS_PER_ORIGIN
+
     def _create_stream(self, pubend: int, start: int) -> Stream:
-        if len(self._streams) >= MAX_STREAMS:
-            raise PeerError(f"more than {MAX_STREAMS} streams")
+        origin = pubend >> 32
+        if not self._has_room(origin):
+            raise PeerError(f"more streams than can be followed, of broker {origin:08x} or of all")
         former = self._former(pubend)
         stream = self._streams[pubend] = Stream(pubend, start=start)
+        self._by_origin.setdefault(origin, {})[pubend] = stream
         stream.waiting = dict(self._subscriptions)
         if former is not None:
             # Subscriptions that were in force on its broker's last stream go on with this one's first tick.
@@ -248,47 +269,59 @@ class Routing:
         """The stream of the same broker's previous start, if this one follows it from its beginning."""
         if not self._follows(pubend):
             return None
-        earlier = [
-            stream.id
-            for stream in self._streams.values()
-            if stream.origin == pubend >> 32 and is_volatile(stream.id) and stream.id < pubend
-        ]
+        held = self._by_origin.get(pubend >> 32, {})
+        earlier = [other for other in held if is_volatile(other) and other < pubend]
         return self._streams[max(earlier)] if earlier else None
 
     # ---- what neighbours say
 
     def attach(self, number: int, message: Attach) -> list[Effect]:
         neighbour = self._neighbours[number]
-        neighbour.attached.add(message.origin)
+        origin = message.origin
+        neighbour.attached.add(origin)
+        if not 0 <= origin <= _MAX_U32 or len(neighbour.attached) > MAX_BROKERS:
+            raise PeerError(f"attach to broker {origin}, which cannot be, or to too many")
         for pubend, tick in sorted(message.known.items()):
-            if pubend >> 32 != message.origin or tick < 0:
-                raise PeerError("attach names a pubend that is not the origin's, or a negative tick")
+            if pubend >> 32 != origin or not 0 <= tick <= MAX_TICK:
+                raise PeerError("attach names a pubend that is not the origin's, or a tick out of range")
             if pubend in self._streams:
                 continue
-            if message.origin == self._me:
-                self._answer_for_the_dead(neighbour, pubend, tick)
+            if origin == self._me:
+                self._answer_for_the_dead(neighbour, pubend, tick, tick)
             else:
-                self._create_stream(pubend, tick)
-                self._upstream.pop(message.origin, None)
-                self._routed_at = -1
-        for stream in [stream for stream in self._streams.values() if stream.origin == message.origin]:
+                self._adopt(pubend, tick)
+        for stream in list(self._by_origin.get(origin, {}).values()):
             tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
             self._feeder.begin(neighbour, stream, tick, announce=stream.id not in message.known)
         return self._take()
 
+    def _adopt(self, pubend: int, tick: int) -> None:
+        """A neighbour asks about a stream that is not followed here: follow it from where that one stands."""
+        origin = pubend >> 32
+        if self._pubends(origin):  # else there is no such broker; link state comes before any attach
+            self._create_stream(pubend, tick)
+            self._upstream.pop(origin, None)
+            self._routed_at = -1
+
     def detach(self, number: int, message: Detach) -> None:
         neighbour = self._neighbours[number]
         neighbour.attached.discard(message.origin)
-        for pubend in [pubend for pubend in neighbour.feeds if pubend >> 32 == message.origin]:
-            del neighbour.feeds[pubend]
+        for pubend in self._by_origin.get(message.origin, {}):
+            feed = neighbour.feeds.pop(pubend, None)
+            if feed is not None:
+                neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
 
-    def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int) -> None:
-        """An earlier process of this broker held that pubend in memory: all after `tick` is lost."""
-        end = max(tick + 1, self.pubend.start)
+    def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int, asked: int) -> None:
+        """An earlier process of this broker held that pubend in memory: all after `tick` is lost.
+
+        The clock may have stepped back since, so the answer reaches at least as far as was `asked`.
+        """
+        end = max(tick + 1, asked, self.pubend.start)
         frame = empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=tick, end=end, channel=0, lost=True)
-        if not self._links.spend(neighbour.connection, len(frame)):
-            return  # it asks again
-        self._out.append(Send(neighbour.connection, frame))
+        if self._links.spend(neighbour.connection, len(frame)):
+            self._out.append(Send(neighbour.connection, frame))
+        else:
+            neighbour.silences.append((pubend, end, end, 0))  # so that it finds the gap and asks
 
     def knowledge(self, number: int, batch: EventBatch, now_us: int) -> list[Effect]:
         """A KNOWLEDGE frame from a neighbour."""
@@ -302,8 +335,6 @@ class Routing:
     def silence(self, number: int, message: Silence, now_us: int) -> list[Effect]:
         neighbour = self._neighbours[number]
         for pubend, start, end, stamp in message.spans:
-            if start > end:
-                raise PeerError("silence ends before it starts")
             self._learn(neighbour, Segment(start, end, neighbour.coverage(stamp)), pubend, now_us)
         return self._take()
 
@@ -314,36 +345,43 @@ class Routing:
         """Answer from what is known here; ask upstream for the rest, once for all who want it."""
         self._counters["nacks_received_total"] += 1
         neighbour = self._neighbours[number]
-        if len(message.spans) > MAX_NACK_SPANS:
-            raise PeerError(f"a nack of more than {MAX_NACK_SPANS} spans")
+        if len(message.spans) > MAX_NACK_SPANS or len(message.need) > MAX_BROKERS:
+            raise PeerError(f"a nack of more than {MAX_NACK_SPANS} spans or {MAX_BROKERS} owners")
+        for start, end in message.spans:
+            _check_span(start, end)
         stream = self._streams.get(message.pubend)
         if stream is None:
-            if message.pubend >> 32 == self._me:
-                for start, _ in message.spans[:1]:
-                    self._answer_for_the_dead(neighbour, message.pubend, start)
+            if message.spans:
+                first, last = min(message.spans)[0], max(end for _, end in message.spans)
+                if message.pubend >> 32 == self._me:
+                    self._answer_for_the_dead(neighbour, message.pubend, first, last)
+                elif message.pubend >> 32 in neighbour.attached:
+                    self._adopt(message.pubend, first)
             return self._take()
         feed = neighbour.feeds.get(stream.id)
         if feed is None:
             return self._take()  # detached meanwhile; it asks its new parent
         applied = self._interest.versions()
-        if any(applied.get(owner, 0) < version for owner, version in message.need.items()):
+        need = {owner: version for owner, version in message.need.items() if version > 0}
+        if any(applied.get(owner, 0) < version for owner, version in need.items()):
             return self._take()  # our tables are older than the asker's: it asks again
-        owners = self._feeder.owners(stream, neighbour).union(message.need)
+        owners = self._feeder.owners(stream, neighbour).union(need)
         missing: list[Span] = []
         for start, end in union(message.spans):
-            found, unknown = stream.find(start, end, message.need)
+            found, unknown = stream.find(start, end, need)
             missing += unknown
             for segment in found:
                 if self._links.available(neighbour.connection) > 0:
                     self._feeder.send_segment(neighbour, stream, segment, owners)
         if missing and stream.pubend is None:
-            feed.want(missing, message.need)
-            self._ask(stream, missing, {**self._own_need(stream), **message.need}, now_us)
+            feed.want(missing, need)
+            self._ask(stream, missing, {**self._own_need(stream), **need}, now_us)
         return self._take()
 
     # ---- learning and spreading
 
     def _learn(self, sender: Neighbour, segment: Segment, pubend: int, now_us: int) -> None:
+        _check_span(segment.start, segment.end)
         stream = self._streams.get(pubend)
         origin = pubend >> 32
         if origin == self._me:
@@ -357,19 +395,25 @@ class Routing:
         self._cache_size += stream.knowledge.size - before
         top, stream.top = stream.top, max(stream.top, segment.end)
         for part in news:
+            if part.batch is not None:
+                self._tracking.routed(stream.origin, sender.number, part.batch.ids(), now_us)
+            fresh = part.cut(top, part.end) if part.end > top else None
             groups: list[Group] | None = None
             for neighbour in self._neighbours.values():
                 feed = neighbour.feeds.get(pubend)
                 if feed is None or neighbour is sender:
                     continue
-                if groups is None and part.batch is not None:
-                    groups = self._interest.match(part.batch)
-                if part.end > top:
-                    self._feeder.feed(neighbour, feed, stream, part.cut(top, part.end), groups)
+                if fresh is not None:
+                    if groups is None and fresh.batch is not None:
+                        groups = self._interest.match(fresh.batch)
+                    self._feeder.feed(neighbour, feed, stream, fresh, groups)
                 if feed.wants:
                     self._feeder.satisfy(neighbour, feed, stream, part)
+        horizon = stream.horizon
         self._advance(stream, now_us)
-        self._nack_gaps(stream, now_us)
+        # A gap that stays open must not cost a look at all that came after it with every frame.
+        looked = stream.horizon == horizon or not stream.partly_asked
+        self._nack_gaps(stream, now_us, top if looked else 0)
         if self._cache_size > self._config.cache_bytes:
             self._evict()
 
@@ -405,26 +449,38 @@ class Routing:
 
     def _evict(self) -> None:
         """Forget what was heard longest ago, from the largest stream, until there is room again."""
+        largest = [(-stream.knowledge.size, stream.id) for stream in self._streams.values()]
+        heapq.heapify(largest)
         while self._cache_size > self._config.cache_bytes * _EVICT_TO:
-            largest = max(self._streams.values(), key=lambda stream: (stream.knowledge.size, stream.id))
-            forgotten = largest.knowledge.forget_first()
+            knowledge = self._streams[largest[0][1]].knowledge
+            forgotten = knowledge.forget_first()
             if forgotten is None:
                 raise BugError("the cache has a size but no segments")
             self._cache_size -= forgotten.size
+            heapq.heapreplace(largest, (-knowledge.size, largest[0][1]))
 
     # ---- curiosity
 
-    def _nack_gaps(self, stream: Stream, now_us: int) -> None:
-        """Ask upstream for what is Q between the horizon and the newest tick heard of."""
+    def _nack_gaps(self, stream: Stream, now_us: int, after: int = 0) -> None:
+        """Ask upstream for what is Q between the horizon and the newest tick heard of.
+
+        What is up to `after` was looked at before; it is looked at again when its nack is due again.
+        """
         if stream.horizon >= stream.top or stream.pubend is not None:
             stream.nack_at = None
             self._curious.pop(stream.id, None)
             return
         need = self._own_need(stream)
-        _, missing = stream.knowledge.find(stream.horizon, stream.top, need)
-        stream.nack_at = now_us + self._config.nack_us
-        self._curious[stream.id] = stream
-        self._ask(stream, missing, need, now_us)
+        start = stream.horizon
+        if stream.nack_at is None or stream.nack_at <= now_us or after <= start:
+            stream.nack_at = now_us + self._config.nack_us
+            self._curious[stream.id] = stream
+        else:
+            start = after
+        _, missing = stream.knowledge.find(start, stream.top, need)
+        stream.partly_asked = len(missing) > MAX_NACK_SPANS or (start == after and stream.partly_asked)
+        if missing:
+            self._ask(stream, missing, need, now_us)
 
     def _ask(self, stream: Stream, spans: list[Span], need: Mapping[int, int], now_us: int) -> None:
         held = self._upstream.get(stream.origin)
@@ -537,3 +593,8 @@ class Routing:
             for pubend in neighbour.feeds:
                 if pubend >> 32 not in neighbour.attached or pubend not in self._streams:
                     raise BugError(f"routing: a feed of {pubend_text(pubend)} without stream or attachment")
+
+
+def _check_span(start: int, end: int) -> None:
+    if not 0 <= start <= end <= MAX_TICK:
+        raise PeerError(f"a span of ticks from {start} to {end} is out of range or out of order")

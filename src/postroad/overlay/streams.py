@@ -16,11 +16,13 @@ from postroad.durable.knowledge import NOTHING, Coverage, KnowledgeStream, Segme
 from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, subtract, union
 from postroad.errors import BugError, PeerError
+from postroad.overlay.topology import MAX_BROKERS
 from postroad.wire.frames import Stamp
 
 MAX_STAMPS: Final = 1_024  # the newest stamps of a link that may still be named
 MAX_WANTS: Final = 1_024  # spans one neighbour may wait for in one stream
 MAX_NACK_SPANS: Final = 256
+_MAX_U32: Final = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class Neighbour:
     def __init__(self, number: int, connection: int, up_at: dict[int, int]) -> None:
         self.number = number
         self.connection = connection
-        self.up_at = up_at  # where each stream stood when the link came up
+        self.up_at = up_at  # where each stream stood when the link came up, or was told to when it detached
         self.attached: set[int] = set()  # origins whose streams it gets from us
         self.feeds: dict[int, Feed] = {}  # by pubend; only of attached origins
         self.silences: list[tuple[int, int, int, int]] = []  # to go out in one frame at the end of the turn
@@ -88,13 +90,20 @@ class Neighbour:
         number = self._stamps_out.get(coverage)
         if number is not None:
             return number, None
-        number, self._next_stamp = self._next_stamp, self._next_stamp + 1
+        number, self._next_stamp = self._next_stamp, self._next_stamp % _MAX_U32 + 1
         self._stamps_out[coverage] = number
         if len(self._stamps_out) > MAX_STAMPS:
             del self._stamps_out[next(iter(self._stamps_out))]
         return number, Stamp(number=number, versions=coverage.versions)
 
+    @property
+    def stamps_full(self) -> bool:
+        """The next definition makes the other side forget the oldest one."""
+        return len(self._stamps_out) >= MAX_STAMPS
+
     def define(self, stamp: Stamp) -> None:
+        if not 1 <= stamp.number <= _MAX_U32 or len(stamp.versions) > MAX_BROKERS:
+            raise PeerError(f"stamp {stamp.number} of {len(stamp.versions)} owners is out of range")
         self._stamps_in[stamp.number] = Coverage(stamp.versions)
         if len(self._stamps_in) > MAX_STAMPS + 1:
             del self._stamps_in[next(number for number in self._stamps_in if number)]
@@ -125,6 +134,7 @@ class Stream:
         "nack_at",
         "need",
         "origin",
+        "partly_asked",
         "pubend",
         "top",
         "version",
@@ -143,6 +153,7 @@ class Stream:
         self.waiting: dict[int, int] = {}  # subscription not active here yet -> version it waits for
         self.asked: list[Asked] = []  # nacks sent upstream and not yet timed out
         self.nack_at: int | None = None  # when to look at the gaps again
+        self.partly_asked = False  # there were more gaps than one nack asks for
         self.lost_at: int | None = None  # when the horizon last passed an L; of a dead pubend, its end
 
     def find(

@@ -427,6 +427,10 @@ class Topology:
 
     # -- facts -------------------------------------------------------------------------------------
 
+    def names(self) -> dict[int, str]:
+        """The names of all brokers known, reachable or not."""
+        return {broker: ad.name for broker, ad in self._ads.items()}
+
     def name(self, broker: int) -> str:
         """A broker's name, its number in hexadecimal where none is known."""
         ad = self._ads.get(broker)

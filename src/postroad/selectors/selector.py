@@ -12,6 +12,7 @@ from postroad.events.topics import check_pattern, pattern_matches
 from postroad.selectors import tree
 from postroad.selectors.boxes import Box, to_boxes
 from postroad.selectors.predicate import Predicate, compile_condition
+from postroad.wire.frames import Limits
 
 MAX_CACHED: Final = 4096  # selectors kept by their text
 
@@ -32,9 +33,7 @@ class Selector:
     _boxes: tuple[Box, ...] | None
 
     def __init__(self, topic: str, where: str) -> None:
-        """Use `parse`, which checks and remembers."""
-        if topic:
-            check_pattern(topic, DEFAULT_LIMITS)
+        """Use `parse`, which checks the topic and remembers."""
         put = object.__setattr__
         put(self, "topic", sys.intern(topic))
         put(self, "where", where)
@@ -43,8 +42,10 @@ class Selector:
         put(self, "_boxes", None)
 
     @classmethod
-    def parse(cls, topic: str = "", where: str = "") -> Selector:
+    def parse(cls, topic: str = "", where: str = "", limits: Limits = DEFAULT_LIMITS) -> Selector:
         """Checked selector; UsageError for the topic, SelectorError (at the character) for the condition."""
+        if topic:
+            check_pattern(topic, limits)
         return _parsed(topic, where.strip())
 
     def forget(self) -> None:
@@ -67,7 +68,7 @@ class Selector:
         return f"Selector(topic={self.topic!r}, where={self.where!r})"
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return (Selector.parse, (self.topic, self.where))
+        return (_parsed, (self.topic, self.where))
 
     @property
     def condition(self) -> tree.Condition:

@@ -5,8 +5,11 @@ the least recently used makes room, its filter stored. A history whose filter is
 gives its memory back too.
 
 Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
-subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement). A turn
-has many small deliveries, each to other subscribers: they are only noted, and added all at once by `tick`.
+subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
+
+What happens is only noted, which costs next to nothing, and added to the filters by `tick` once it is
+`GATHER_US` old: a broker that is not busy passes on single messages, and a filter takes a hundred ids in
+hardly more time than one. The delay counts as a delay of the message, in the window of times.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from postroad.tracking.attachment import GROUP, SUBSCRIBER, Change
 from postroad.tracking.bloom import BloomFilter, fill_of
 from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_members, group_name
-from postroad.tracking.history import Filled, FilterHistory, Pace, Window, times_of
+from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import (
     DELIVERY,
     FORWARDING,
@@ -41,8 +44,8 @@ from postroad.tracking.keys import (
 from postroad.tracking.messages import ANY_ORIGIN, Forwarding, Receiver, Sighting
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
-from postroad.tracking.recorder import Look, Recorder
-from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.recorder import Look, Recorder, Tested
+from postroad.tracking.settings import GATHER_US, TrackingConfig
 
 MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
@@ -53,7 +56,7 @@ _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it 
 
 
 class _Pending:
-    """Deliveries from one origin in this turn, to be added: ids and tags side by side, and of whom."""
+    """What is to be added to one history: ids, tags beside them where keys have any, and the deliveries."""
 
     __slots__ = ("calls", "ids", "tags")
 
@@ -74,65 +77,60 @@ class BloomTracking(Recorder):
         now_us: int,
     ) -> None:
         super().__init__(config, me=me, stored=stored, changes=changes, now_us=now_us)
-        self._own = Window(ahead_us=config.skew_us, behind_us=config.skew_us)
-        self._others = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
-        self._pace = Pace(persist_us=config.persist_us, retain=config.retain, retain_us=config.retain_us)
+        behind_us = config.skew_us + GATHER_US
+        self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
+        self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)
+        persist_us = max(1, config.persist_us - GATHER_US)  # what is lost at most began when it was noted
+        self._pace = Pace(persist_us=persist_us, retain=config.retain, retain_us=config.retain_us)
         # Least recently used first; each is in `_due` exactly while it has something to store.
         self._histories: OrderedDict[_Name, FilterHistory] = OrderedDict()
         self._due: list[tuple[int, _Name]] = []  # heap; an entry whose history is not due then is void
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
-        self._pending: dict[int, _Pending] = {}  # by origin, all noted at `_pending_us`
-        self._pending_us = 0
+        self._pending: dict[_Name, _Pending] = {}  # noted since `_noted_us`, to be added
+        self._noted_us = 0
+        self._noted_bytes = 0
         self._keys = 0
 
     # ---- recording
 
     def published(self, ids: bytes, now_us: int) -> None:
-        self._add((PUBLISH, 0, 0, ""), ids, times_of(ids), now_us)
+        self._note((PUBLISH, 0, 0, ""), ids, now_us)
 
     def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
-        self._add((ROUTING, origin, neighbour, ""), ids, times_of(ids), now_us)
+        self._note((ROUTING, origin, neighbour, ""), ids, now_us)
 
     def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
         """Paper 3.3: H(b,d), or the set of neighbours inside the key."""
         if self._config.routing == "neighbours":
             for neighbour in neighbours:
-                self._add((FORWARDING, origin, neighbour, ""), ids, times_of(ids), now_us)
+                self._note((FORWARDING, origin, neighbour, ""), ids, now_us)
         elif self._config.routing == "set":
-            keys = tagged(ids, self._set_tag(tuple(sorted(neighbours))))
-            self._add((FORWARDING, origin, 0, ""), keys, times_of(ids), now_us)
+            tag = self._set_tag(tuple(sorted(neighbours)))
+            self._note((FORWARDING, origin, 0, ""), ids, now_us).tags += tag * (len(ids) // ID_BYTES)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
         if self._config.deliveries == "subscriber":
-            times = times_of(ids)
-            self._note_late(subscribers, times, now_us)
             for subscriber in subscribers:
-                self._add((DELIVERY, origin, 0, subscriber), ids, times, now_us)
+                pending = self._note((DELIVERY, origin, 0, subscriber), ids, now_us)
+                pending.calls.append((SUBSCRIBER, (subscriber,), ids))
             return
-        if now_us != self._pending_us:
-            self._add_pending()
-            self._pending_us = now_us
-        pending = self._pending.get(origin)
-        if pending is None:
-            pending = self._pending[origin] = _Pending()
-        tags, count = self._tags, len(ids) // ID_BYTES
+        name: _Name = (DELIVERY, origin, 0, "")
+        count = len(ids) // ID_BYTES
         group = self._group(tuple(subscribers), now_us) if len(subscribers) >= MIN_MEMBERS else None
         if group is not None:
+            pending = self._note(name, ids, now_us)
             pending.tags += group * count
-            pending.ids += ids
             pending.calls.append((GROUP, subscribers, ids))
-        else:
-            try:
-                for subscriber in subscribers:
-                    pending.tags += tags[subscriber] * count
-                    pending.ids += ids
-            except KeyError as error:
-                raise BugError(f"a delivery to {error}, who is not attached") from None
-            pending.calls.append((SUBSCRIBER, subscribers, ids))
-        if len(pending.ids) > MAX_PENDING_BYTES:
-            self._add_pending()
+            return
+        try:
+            tags = [self._tags[subscriber] * count for subscriber in subscribers]
+        except KeyError as error:
+            raise BugError(f"a delivery to {error}, who is not attached") from None
+        pending = self._note(name, ids * len(tags), now_us)
+        pending.tags += b"".join(tags)
+        pending.calls.append((SUBSCRIBER, subscribers, ids))
 
     def _group(self, members: Members, now_us: int) -> bytes | None:
         """The tag of a set of receivers, if it has one."""
@@ -146,19 +144,28 @@ class BloomTracking(Recorder):
                 self._news += self._map.detached(GROUP, group_name(ended), now_us)
         return tag
 
-    def _add_pending(self) -> None:
+    def _note(self, name: _Name, ids: bytes, now_us: int) -> _Pending:
+        """Remember ids to add; whoever needs tags appends as many."""
+        if self._noted_bytes >= MAX_PENDING_BYTES:
+            self._add_pending(now_us)
         if not self._pending:
-            return
-        noted, self._pending = self._pending, {}
-        now_us = self._pending_us
-        for origin, pending in noted.items():
+            self._noted_us = now_us
+        pending = self._pending.get(name)
+        if pending is None:
+            pending = self._pending[name] = _Pending()
+        pending.ids += ids
+        self._noted_bytes += len(ids)
+        return pending
+
+    def _add_pending(self, now_us: int) -> None:
+        noted, self._pending, self._noted_bytes = self._pending, {}, 0
+        for name, pending in noted.items():
             times = Times(bytes(pending.ids))
-            if not self._timely(times, now_us):
+            if pending.calls and not self._timely(times, self._noted_us, now_us):
                 for kind, who, ids in pending.calls:
                     names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
-                    self._note_late(names, Times(ids), now_us, kind)
-            keys = paired(times.ids, pending.tags)
-            self._add((DELIVERY, origin, 0, ""), keys, times, now_us)
+                    self._note_late(names, Times(ids), self._noted_us, now_us, kind)
+            self._add(name, paired(times.ids, pending.tags) if pending.tags else times.ids, times, now_us)
 
     def attached(self, subscriber: str, now_us: int) -> None:
         super().attached(subscriber, now_us)
@@ -216,11 +223,12 @@ class BloomTracking(Recorder):
             fill = fill_of(filled.bits, filled.meta.m) if self._config.compress else 0.0
             self._store(filled.meta, filled.bits, fill=fill)
 
-    def _flush_before_question(self, now_us: int) -> None:  # noqa: ARG002
-        self._add_pending()
+    def _flush_before_question(self, now_us: int) -> None:
+        self._add_pending(now_us)
 
     def tick(self, now_us: int) -> list[TrackingEffect]:
-        self._add_pending()
+        if self._pending and now_us >= self._noted_us + GATHER_US:
+            self._add_pending(now_us)
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
             history = self._histories.get(name)
@@ -237,12 +245,13 @@ class BloomTracking(Recorder):
             self._keep(self._histories.pop(name).flush(now_us))
 
     def next_deadline(self) -> int | None:
-        if self._out or self._news or self._pending:
+        if self._out or self._news:
             return 0
-        return min(self._due[0][0], self._expire_us) if self._due else self._expire_us
+        deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us
+        return min(deadline_us, self._noted_us + GATHER_US) if self._pending else deadline_us
 
     def close(self, now_us: int) -> list[TrackingEffect]:
-        self._add_pending()
+        self._add_pending(now_us)
         for history in self._histories.values():
             self._keep(history.flush(now_us))
         self._histories.clear()
@@ -252,21 +261,24 @@ class BloomTracking(Recorder):
 
     # ---- looking up
 
-    def _filters(self, look: Look, key: HistoryKey) -> list[BloomFilter]:
+    def _filters(self, look: Look, key: HistoryKey) -> list[Tested]:
         """M(H, t), as far as it can be read."""
-        found: list[BloomFilter] = []
+        found: list[Tested] = []
         live = self._histories.get((key.kind, key.origin, key.neighbour, key.subscriber))
         current = None if live is None else live.matching(look.time_ms)
         if current is not None:
-            found.append(current)
+            found.append(Tested(current, current.fpp))
         for meta in self._shelf.matching(key, look.time_ms):
             if live is not None and meta.sequence == live.stored:
                 continue  # an earlier state of the current filter
-            bits = self._shelf.body(meta, look.records)
-            if bits is None:
-                look.unread.add(meta.sequence)
-            else:
-                found.append(BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count))
+            tested = look.opened.get(meta.sequence)
+            if tested is None:
+                bits = self._body(look, meta)
+                if bits is None:
+                    continue
+                one = BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count)
+                tested = look.opened[meta.sequence] = Tested(one, one.fpp)
+            found.append(tested)
         return found
 
     def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
@@ -274,8 +286,8 @@ class BloomTracking(Recorder):
         keys = tagged(look.id, tags)
         claimed = bytearray(len(tags) // ID_BYTES)
         true_rate = 1.0
-        for one in self._filters(look, key):
-            true_rate *= 1 - one.fpp
+        for one, fpp in self._filters(look, key):
+            true_rate *= 1 - fpp
             for at, hit in enumerate(one.contains(keys)):
                 claimed[at] |= hit
         return [at for at, hit in enumerate(claimed) if hit], 1 - true_rate
@@ -286,10 +298,9 @@ class BloomTracking(Recorder):
 
     def _names(self, kind: str, origin: int) -> list[HistoryKey]:
         """The histories of that kind, in memory or stored; of any origin for ANY_ORIGIN."""
-        held = {HistoryKey(*name) for name in self._histories} | set(self._shelf.keys())
-        return sorted(
-            key for key in held if key.kind == kind and (origin == ANY_ORIGIN or key.origin == origin)
-        )
+        held = {HistoryKey(*name) for name in self._histories if name[0] == kind}
+        held.update(self._shelf.keys(kind))
+        return sorted(key for key in held if origin in (ANY_ORIGIN, key.origin))
 
     def _sightings(self, look: Look, origin: int) -> list[Sighting]:
         found: list[Sighting] = []
@@ -328,8 +339,8 @@ class BloomTracking(Recorder):
     def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
         rates: dict[str, float] = {}
         tags = b"".join([self._tags.get(who) or subscriber_tag(who) for who in candidates])
-        for origin in origins if candidates else ():
-            hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
+        for origin in origins:
+            hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags) if tags else ([], 0.0)
             for at in hits:
                 rates[candidates[at]] = min(rate, rates.get(candidates[at], 1.0))
             for who, rate in self._by_group(look, origin).items():

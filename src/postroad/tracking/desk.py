@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PeerError, PostroadError, UnavailableError
+from postroad.tracking.effects import ReadFilters
 from postroad.tracking.messages import TraceAnswer, TraceQuestion
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import Ask, Trace
@@ -22,14 +23,6 @@ from postroad.tracking.verdict import TraceResult
 MAX_TRACES: Final = 64  # under way at once
 MAX_QUESTIONS: Final = 256  # waiting for stored filters
 HERE: Final = -1  # the asker of a question that this broker put to itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFilters:
-    """Read these stored records, then call `read`; one that cannot be read is b""."""
-
-    tag: int
-    sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

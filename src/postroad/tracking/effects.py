@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from postroad.tracking.keys import HistoryKey
@@ -34,3 +35,26 @@ class StoreAttachments:
 
 
 TrackingEffect = StoreFilter | DropFilters | StoreAttachments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Do these, in order."""
+
+    effects: tuple[TrackingEffect, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFilters:
+    """Read these stored records; answered by FiltersRead."""
+
+    tag: int
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiltersRead:
+    """What ReadFilters asked for; a record that could not be read is b""."""
+
+    tag: int
+    records: Mapping[int, bytes]

@@ -17,9 +17,10 @@ from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.tracking.attachment import Change
 from postroad.tracking.effects import TrackingEffect
-from postroad.tracking.history import Range, Window, times_of
+from postroad.tracking.history import Range, Window
 from postroad.tracking.keys import LOG, HistoryKey
 from postroad.tracking.messages import ANY_ORIGIN, Forwarding, Receiver, Sighting
+from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import Look, Recorder
 from postroad.tracking.settings import TrackingConfig
@@ -64,7 +65,7 @@ class ExactTracking(Recorder):
             self._log([(FORWARDED, origin, str(neighbour)) for neighbour in neighbours], ids, now_us)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        self._note_late(subscribers, times_of(ids), now_us)
+        self._note_late(subscribers, Times(ids), now_us, now_us)
         self._log([(DELIVERED, origin, subscriber) for subscriber in subscribers], ids, now_us)
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
@@ -81,7 +82,7 @@ class ExactTracking(Recorder):
             rows["id"] = np.frombuffer(ids, "V16")
             rows["what"] = np.array(numbers, np.uint32)[:, None]
             self._entries += rows.tobytes()
-        self._range.include(times_of(ids), self._window, now_us)
+        self._range.include(Times(ids), self._window, now_us)
         if len(self._entries) >= self._config.log_bytes or len(known) >= MAX_HAPPENINGS:
             self._flush(now_us)
 
@@ -136,10 +137,8 @@ class ExactTracking(Recorder):
             names = [" ".join((what, str(origin), who)) for what, origin, who in self._happenings]
             _search(bytes(self._entries), names, look.id, wanted, found)
         for meta in self._shelf.matching(_KEY, look.time_ms):
-            body = self._shelf.body(meta, look.records)
-            if body is None:
-                look.unread.add(meta.sequence)
-            else:
+            body = self._body(look, meta)
+            if body is not None:
                 _search(body, meta.names, look.id, wanted, found)
         return iter(found)
 

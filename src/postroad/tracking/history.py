@@ -31,19 +31,6 @@ EMPTY_LO = 1 << 60  # an empty range is [EMPTY_LO, -1]: any time widens it corre
 EMPTY_HI = -1
 
 
-class _Last:
-    """The ids a turn works on pass through several histories; their times are found once."""
-
-    times = Times(bytes(ID_BYTES))
-
-
-def times_of(ids: bytes) -> Times:
-    last = _Last.times
-    if last.ids is not ids:
-        last = _Last.times = Times(ids)
-    return last
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Which message times belong to a range: those in [now - behind, now + ahead)."""

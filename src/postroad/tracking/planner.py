@@ -6,7 +6,8 @@ clock quality Ts and the jitter Tj. For a matching set of w + 1 filters each may
 Corollary 2 asks for 2 Ts + Tj <= w Tn. The smallest w that meets this is the answer: it costs the fewest
 bits per message. Tp is a little longer than Tn, so that filters are full when they are stored (4.2).
 
-r is the rate as the history sees it: messages that a slow link held back arrive together.
+r is the rate as the history sees it: messages that a slow link held back arrive together. To Tj come the
+`GATHER_US` for which a broker collects ids.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from postroad.tracking.bloom import (
     filter_for,
     filter_rate,
 )
+from postroad.tracking.settings import GATHER_US
 from postroad.units import MILLISECOND_US, SECOND_US
 
 MAX_MATCHING: Final = 16  # filters asked per history: more would make traces slow
@@ -77,7 +79,7 @@ class Plan:
     @property
     def skew_limit_us(self) -> int:
         """The worst clocks for which the bound still holds."""
-        return (self.w * self.lifetime_us - self.wish.jitter_us) // 2
+        return (self.w * self.lifetime_us - self.wish.jitter_us - GATHER_US) // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ def plan(wish: Wish) -> Plan | Impossible:
 
 def _plan(wish: Wish) -> Plan | None:
     skew_us = max(wish.skew_us, LEAST_SKEW_US)
-    need_us = 2 * skew_us + wish.jitter_us
+    need_us = 2 * skew_us + wish.jitter_us + GATHER_US
     for w in range(1, MAX_MATCHING):
         fpp = filter_rate(1 - wish.accuracy, w + 1)
         if fpp <= 2.0**-MAX_HASHES:
@@ -126,7 +128,7 @@ def _largest(wish: Wish, fpp: float) -> Shape:
 
 
 def _explain(wish: Wish) -> Impossible:
-    need_us = 2 * max(wish.skew_us, LEAST_SKEW_US) + wish.jitter_us
+    need_us = 2 * max(wish.skew_us, LEAST_SKEW_US) + wish.jitter_us + GATHER_US
     longest_us = (MAX_MATCHING - 1) * MAX_PERSIST_US
     if need_us > longest_us:
         reason = (

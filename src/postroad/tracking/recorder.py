@@ -5,11 +5,12 @@ answer. A strategy adds what it records and how it looks a message up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from postroad.errors import PeerError
 from postroad.ids import ID_BYTES, MessageId
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change, encode_changes
+from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.messages import (
     MAX_ITEMS,
@@ -24,7 +25,7 @@ from postroad.tracking.messages import (
     TraceQuestion,
 )
 from postroad.tracking.moments import Times, joined, runs
-from postroad.tracking.record import FilterMeta, encode_record
+from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.shelf import Shelf
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -35,15 +36,23 @@ MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery note
 MAX_LOG_BYTES: Final = 4 << 20  # changes appended to the attachment log before it is written anew
 
 
+class Tested(NamedTuple):
+    """A filter and its false positive rate as filled now."""
+
+    filter: BloomFilter
+    fpp: float
+
+
 class Look:
     """One message looked up: the records read for it, and whether any could not be."""
 
-    __slots__ = ("id", "records", "time_ms", "unread")
+    __slots__ = ("id", "opened", "records", "time_ms", "unread")
 
-    def __init__(self, identity: bytes, records: Mapping[int, bytes]) -> None:
+    def __init__(self, identity: bytes, records: Mapping[int, bytes], opened: dict[int, Tested]) -> None:
         self.id = identity
         self.time_ms = MessageId.from_bytes(identity).time_ms
         self.records = records
+        self.opened = opened  # stored filters that this question has looked into, by sequence
         self.unread: set[int] = set()  # stored, matching, and not to be had from `records`
 
 
@@ -91,22 +100,23 @@ class Recorder:
     def unlinked(self, neighbour: int, now_us: int) -> None:
         self._news += self._map.detached(NEIGHBOUR, str(neighbour), now_us)
 
-    def _bounds_ms(self, now_us: int) -> tuple[int, int]:
-        """From which to before which time the map, read at the message's time, names who gets it now."""
+    def _bounds_ms(self, first_us: int, now_us: int) -> tuple[int, int]:
+        """From which to before which message time the map, read then, names whoever is handed the message
+        at any moment from `first_us` to `now_us`."""
         first_ms = (now_us - self._slack_us) // MILLISECOND_US + 1
-        return first_ms, (now_us + self._config.skew_us) // MILLISECOND_US
+        return first_ms, (first_us + self._config.skew_us) // MILLISECOND_US
 
-    def _timely(self, times: Times, now_us: int) -> bool:
-        first_ms, after_ms = self._bounds_ms(now_us)
+    def _timely(self, times: Times, first_us: int, now_us: int) -> bool:
+        first_ms, after_ms = self._bounds_ms(first_us, now_us)
         return first_ms <= times.lo_ms and times.hi_ms < after_ms
 
     def _note_late(
-        self, subscribers: Sequence[str], times: Times, now_us: int, kind: str = SUBSCRIBER
+        self, subscribers: Sequence[str], times: Times, first_us: int, now_us: int, kind: str = SUBSCRIBER
     ) -> None:
         """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
-        if self._timely(times, now_us):
+        if self._timely(times, first_us, now_us):
             return
-        first_ms, after_ms = self._bounds_ms(now_us)
+        first_ms, after_ms = self._bounds_ms(first_us, now_us)
         all_ms = times.all_ms()
         spans = joined(runs(all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]), MAX_LATE_SPANS)
         for subscriber in subscribers:
@@ -185,6 +195,16 @@ class Recorder:
     def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
         raise NotImplementedError
 
+    def _body(self, look: Look, meta: FilterMeta) -> bytes | None:
+        """What a stored record holds; None, and noted, if it is not to be had."""
+        body = self._shelf.body(meta, look.records)
+        if body is None:
+            for effect in self._out:  # completed just now: the driver has not seen it yet
+                if isinstance(effect, StoreFilter) and effect.sequence == meta.sequence:
+                    return decode_record(effect.record)[1]
+            look.unread.add(meta.sequence)
+        return body
+
     def _flush_before_question(self, now_us: int) -> None:
         """A chance to make what is in memory searchable."""
 
@@ -192,8 +212,9 @@ class Recorder:
         self._check(question)
         self._flush_before_question(now_us)
         unread: set[int] = set()
+        opened: dict[int, Tested] = {}
         for item in question.items:
-            look = Look(item.id, records)
+            look = Look(item.id, records, opened)
             self._find(look, item)
             unread |= look.unread
         return tuple(sorted(unread - records.keys()))[: max(0, MAX_READS - len(records))]
@@ -201,8 +222,9 @@ class Recorder:
     def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer:
         self._check(question)
         self._flush_before_question(now_us)
+        opened: dict[int, Tested] = {}
         return TraceAnswer(
-            findings=tuple(self._find(Look(item.id, records), item) for item in question.items)
+            findings=tuple(self._find(Look(item.id, records, opened), item) for item in question.items)
         )
 
     def _check(self, question: TraceQuestion) -> None:
@@ -237,7 +259,7 @@ class Recorder:
             routed=tuple(routed),
             forwarded=forwarded,
             delivered=tuple(received[:MAX_RECEIVERS]),
-            candidates=len(candidates),
+            candidates=max(len(candidates), len(received)),
             more=max(0, len(received) - MAX_RECEIVERS),
             neighbours=tuple(neighbours),
             begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,

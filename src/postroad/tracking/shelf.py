@@ -75,8 +75,8 @@ class Shelf:
         self.bytes -= self._sizes.pop(sequence)
         self._cached -= len(self._cache.pop(sequence, b""))
 
-    def keys(self) -> list[HistoryKey]:
-        return sorted(self._by_key)
+    def keys(self, kind: str) -> list[HistoryKey]:
+        return [key for key in self._by_key if key.kind == kind]
 
     def matching(self, key: HistoryKey, time_ms: int) -> list[FilterMeta]:
         """The stored part of M(H, t)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from postroad.tracking.history import times_of
+from postroad.tracking.moments import Times
 from postroad.units import MILLISECOND_US, SECOND_US
 
 REPEAT_US: Final = SECOND_US
@@ -29,7 +29,7 @@ class SkewCheck:
     def correction_us(self, publisher: int, ids: bytes, now_us: int) -> int | None:
         """What the publisher must add to its adjustment, or None while it is within the tolerance."""
         # Ids have whole milliseconds, rounded down: the truth is half of one later on average.
-        ahead_us = times_of(ids).hi_ms * MILLISECOND_US + MILLISECOND_US // 2 - now_us
+        ahead_us = Times(ids).hi_ms * MILLISECOND_US + MILLISECOND_US // 2 - now_us
         if abs(ahead_us) <= self._tolerance_us:
             return None
         last_us = self._corrected.get(publisher)

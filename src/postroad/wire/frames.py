@@ -14,11 +14,13 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import PeerError
+from postroad.errors import BugError, PeerError
 
 PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
 MAX_CONTROL_BYTES: Final = 1 << 20
+HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever sends it
+_DEFAULTS_BYTES: Final = 64  # more than the fields a sender may leave out take
 _PREFIX: Final = struct.Struct("<IB")
 
 
@@ -52,6 +54,8 @@ class Kind(IntEnum):
     DIGEST = 41
     INTEREST = 42
     INTEREST_PULL = 43
+    QUERY = 44
+    ANSWER = 45
 
 
 BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
@@ -105,7 +109,6 @@ class Welcome(Message, frozen=True, kw_only=True):
     time_us: int  # the broker's clock, for the skew adjustment (spec T5)
     publisher: int = 0
     resume_key: bytes = b""
-    accepted: int = 0  # last publish sequence accepted from this publisher, when resumed
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -267,6 +270,27 @@ class InterestPull(Message, frozen=True, kw_only=True):
     owners: tuple[int, ...]
 
 
+class Query(Message, frozen=True, kw_only=True):
+    """A question from one broker to another, passed on towards `target`; `hops` more may pass it on."""
+
+    source: int
+    target: int
+    number: int
+    hops: int
+    what: str
+    body: bytes
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """The answer to a QUERY, passed on towards the broker that asked under that number."""
+
+    source: int
+    target: int
+    number: int
+    hops: int
+    body: bytes
+
+
 CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.HELLO: Hello,
     Kind.WELCOME: Welcome,
@@ -291,6 +315,8 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.DIGEST: Digest,
     Kind.INTEREST: InterestUpdate,
     Kind.INTEREST_PULL: InterestPull,
+    Kind.QUERY: Query,
+    Kind.ANSWER: Answer,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -298,14 +324,13 @@ _DECODERS: Final = {int(kind): msgspec.msgpack.Decoder(message) for kind, messag
 
 
 def encode(message: Message) -> bytes:
-    """One whole control frame."""
+    """One whole control frame. Whoever makes a message keeps it within MAX_CONTROL_BYTES."""
     body = _ENCODER.encode(message)
     kind = _KIND_OF[type(message)]
-    return (
-        (FRAME_PREFIX_BYTES + len(body)).to_bytes(4, "little")
-        + bytes((kind, PROTOCOL_VERSION, 0, 0))
-        + body
-    )
+    length = FRAME_PREFIX_BYTES + len(body)
+    if length > MAX_CONTROL_BYTES:
+        raise BugError(f"a {kind.name} frame of {length} bytes, the limit is {MAX_CONTROL_BYTES}")
+    return length.to_bytes(4, "little") + bytes((kind, PROTOCOL_VERSION, 0, 0)) + body
 
 
 def frame_kind(frame: bytes | memoryview) -> int:
@@ -320,10 +345,17 @@ def decode(frame: bytes | memoryview) -> Message:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise PeerError(f"unknown frame kind {kind}")
+    if frame[6] or frame[7]:
+        raise PeerError(f"a {Kind(kind).name} frame with flags, a control frame has none")
     try:
-        return decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
+        message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
+    spare = MAX_CONTROL_BYTES - len(frame)
+    # Sent on, it has the fields that its sender left out, and must still fit.
+    if spare < _DEFAULTS_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
+        raise PeerError(f"a {Kind(kind).name} frame that leaves no room for all of its fields")
+    return message
 
 
 class Splitter:
@@ -331,12 +363,16 @@ class Splitter:
 
     Every byte is copied a fixed number of times however the stream is cut: an incomplete frame grows in
     place, and a chunk that is exactly one frame is handed on as it is.
+
+    With `handshake` the first frame is a control frame of at most HANDSHAKE_BYTES, so that a stranger cannot
+    make us buffer more than that.
     """
 
-    __slots__ = ("_need", "_partial", "max_batch_bytes")
+    __slots__ = ("_handshake", "_need", "_partial", "max_batch_bytes")
 
-    def __init__(self, max_batch_bytes: int) -> None:
+    def __init__(self, max_batch_bytes: int, *, handshake: bool = False) -> None:
         self.max_batch_bytes = max_batch_bytes
+        self._handshake = handshake  # the first frame has not begun
         self._partial = bytearray()  # the beginning of a frame that is not complete
         self._need = FRAME_PREFIX_BYTES  # bytes until that frame's length is known, then that length
 
@@ -376,6 +412,9 @@ class Splitter:
     def _length(self, data: bytes | bytearray, position: int) -> int:
         length, kind = _PREFIX.unpack_from(data, position)
         limit = self.max_batch_bytes if kind in BATCH_KINDS else MAX_CONTROL_BYTES
+        if self._handshake:
+            self._handshake = False
+            limit = 0 if kind in BATCH_KINDS else HANDSHAKE_BYTES
         if not FRAME_PREFIX_BYTES <= length <= limit:
             raise PeerError(f"frame of {length} bytes, the limit is {limit}")
         return int(length)

@@ -1,0 +1,71 @@
+"""Keeps what tracking asks to be kept, in a thread of its own and in order; messages never wait for it.
+
+A disk that fails or stalls costs history, not service: what cannot be kept is dropped, counted and logged,
+and traces of that time say that their record is incomplete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from postroad.errors import PostroadError
+from postroad.net.log import LOGGER
+from postroad.tracking.effects import StoreFilter, TrackingEffect
+from postroad.tracking.store import TrackingStore
+from postroad.units import MIB
+
+MAX_PENDING_BYTES: Final = 256 * MIB
+
+Deliver = Callable[[int, Mapping[int, bytes]], None]
+
+
+class Historian:
+    def __init__(self, store: TrackingStore) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroad-history")
+        self._pending_bytes = 0  # handed to the thread and not written yet
+        self.dropped = 0
+
+    def keep(self, effects: tuple[TrackingEffect, ...]) -> None:
+        size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
+        if self._pending_bytes + size > MAX_PENDING_BYTES:
+            self.dropped += len(effects)
+            LOGGER.error("the disk is too slow for the history of messages: %d records dropped", len(effects))
+            return
+        self._pending_bytes += size
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._thread, self._write, effects, size, loop)
+
+    def _write(self, effects: tuple[TrackingEffect, ...], size: int, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._store.apply(effects)
+        except (PostroadError, OSError) as error:
+            LOGGER.error("the history of messages could not be stored: %s", error)
+            self.dropped += len(effects)
+        finally:
+            loop.call_soon_threadsafe(self._written, size)
+
+    def _written(self, size: int) -> None:
+        self._pending_bytes -= size
+
+    def read(self, tag: int, sequences: tuple[int, ...], deliver: Deliver) -> None:
+        """Give the stored records to `deliver`, in the loop's thread; what cannot be read is b""."""
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            try:
+                records: Mapping[int, bytes] = self._store.read(sequences)
+            except (PostroadError, OSError) as error:
+                LOGGER.error("the history of messages could not be read: %s", error)
+                records = {}
+            found = {sequence: records.get(sequence, b"") for sequence in sequences}
+            loop.call_soon_threadsafe(deliver, tag, found)
+
+        loop.run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Wait until everything handed over is kept."""
+        self._thread.shutdown(wait=True)

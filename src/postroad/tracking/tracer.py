@@ -1,0 +1,154 @@
+"""Tracking at one broker: what happens to messages is recorded, and traces are asked and answered.
+
+Questions and answers between brokers travel hop by hop along the trees that messages take: the next hop to a
+broker is the parent in that broker's tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from postroad.errors import PostroadError, UsageError
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.topology import Topology
+from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
+from postroad.tracking.strategies import Tracking
+from postroad.tracking.trace import NOT_REACHABLE, parse_ids
+from postroad.wire.frames import Answer, Query, Reply, Request, encode
+
+MAX_HOPS: Final = 255  # after which a question or an answer is dropped: routes change while it travels
+TRACE: Final = "trace"
+
+
+class Tracer:
+    def __init__(
+        self, tracking: Tracking, *, me: int, topology: Topology, link: Callable[[int], int | None]
+    ) -> None:
+        """`link(broker)` is the connection of a neighbour."""
+        self.tracking = tracking
+        self._me = me
+        self._topology = topology
+        self._link = link
+        self._desk = TraceDesk(tracking, me=me, reachable=topology.reachable, names=topology.names)
+        self._askers: dict[int, tuple[int, int]] = {}  # ticket of a trace -> (connection, request number)
+
+    # ---- traces asked for by clients
+
+    def request(self, connection: int, message: Request, now_us: int) -> list[Effect]:
+        """A client asks for the path of a message; it is told when that is found."""
+        try:
+            if set(message.arguments) != {"id"}:
+                raise UsageError("a trace takes one argument, the message's id")
+            ticket, outputs = self._desk.begin(parse_ids([message.arguments["id"]]), now_us)
+        except PostroadError as error:
+            reply = Reply(number=message.number, code=error.code, body=str(error))
+            return [Send(connection, encode(reply))]
+        self._askers[ticket] = (connection, message.number)
+        return self._perform(outputs, now_us)
+
+    def closed(self, connection: int) -> None:
+        """Nobody waits for its traces any more."""
+        for ticket in [ticket for ticket, asker in self._askers.items() if asker[0] == connection]:
+            del self._askers[ticket]
+            self._desk.abandon(ticket)
+
+    # ---- between brokers
+
+    def query(self, message: Query, now_us: int) -> list[Effect]:
+        if message.target != self._me:
+            return self._pass_on(message)
+        if message.what != TRACE:
+            return []  # of a later version; whoever asked gives up in time
+        return self._perform(self._desk.asked(message.source, message.number, message.body, now_us), now_us)
+
+    def answer(self, message: Answer, now_us: int) -> list[Effect]:
+        if message.target != self._me:
+            return self._pass_on(message)
+        return self._perform(self._desk.answered(message.number, message.body, now_us), now_us)
+
+    def _pass_on(self, message: Query | Answer) -> list[Effect]:
+        connection = self._next_hop(message.target)
+        if connection is None or not 0 < message.hops <= MAX_HOPS:
+            return []  # its asker gives up in time
+        passed = msgspec.structs.replace(message, hops=message.hops - 1)
+        return [Send(connection, encode(passed))]
+
+    def _next_hop(self, broker: int) -> int | None:
+        neighbour = self._topology.parent(broker)
+        return None if neighbour is None else self._link(neighbour)
+
+    # ---- the driver and time
+
+    def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
+        return self._perform(self._desk.read(item.tag, item.records, now_us), now_us)
+
+    def tick(self, now_us: int) -> list[Effect]:
+        """The end of a turn: what to keep, and traces that took too long."""
+        return _kept(self.tracking.tick(now_us)) + self._perform(self._desk.tick(now_us), now_us)
+
+    def close(self, now_us: int) -> list[Effect]:
+        """The process ends: keep all that is not kept yet."""
+        return _kept(self.tracking.close(now_us))
+
+    def next_deadline(self) -> int | None:
+        deadlines = (self.tracking.next_deadline(), self._desk.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _perform(self, outputs: list[Output], now_us: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for output in outputs:
+            match output:
+                case ReadFilters():
+                    effects.append(output)
+                case Inquire():
+                    effects += self._inquire(output, now_us)
+                case Respond():
+                    connection = self._next_hop(output.broker)
+                    if connection is not None:
+                        answer = Answer(
+                            source=self._me,
+                            target=output.broker,
+                            number=output.number,
+                            hops=MAX_HOPS,
+                            body=output.body,
+                        )
+                        effects.append(Send(connection, encode(answer)))
+                case Report():
+                    effects += self._report(output)
+        return effects
+
+    def _inquire(self, output: Inquire, now_us: int) -> list[Effect]:
+        connection = self._next_hop(output.broker)
+        if connection is None:
+            return self._perform(self._desk.failed(output.number, NOT_REACHABLE, now_us), now_us)
+        query = Query(
+            source=self._me,
+            target=output.broker,
+            number=output.number,
+            hops=MAX_HOPS,
+            what=TRACE,
+            body=output.body,
+        )
+        return [Send(connection, encode(query))]
+
+    def _report(self, report: Report) -> list[Effect]:
+        asker = self._askers.pop(report.ticket, None)
+        if asker is None:
+            return []
+        connection, number = asker
+        body = msgspec.json.encode(report.results[0]).decode()
+        return [Send(connection, encode(Reply(number=number, code="", body=body)))]
+
+    def metrics(self) -> dict[str, int | float]:
+        return {**self.tracking.metrics(), **self._desk.metrics()}
+
+    def check(self) -> None:
+        self.tracking.check()
+
+
+def _kept(effects: list[TrackingEffect]) -> list[Effect]:
+    return [Keep(effects=tuple(effects))] if effects else []

@@ -1,0 +1,179 @@
+"""Persistent filtering against a dict of lists (spec D6; durable paper, section 4.2)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.property.durable_world import PUBEND, Disk
+
+from postroad.durable import filtering as module
+from postroad.durable.compact import get_set, get_varint, put_set, put_varint
+from postroad.durable.filtering import TABLE, PersistentFiltering, ReadBuffer
+from postroad.selectors import Group
+from postroad.storage.effects import Appended, AppendFailed, Read
+
+SUBSCRIBERS = [1, 2, 3, 40, 41, 900]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(st.integers(0, 3000), max_size=300), st.integers(0, 1 << 40))
+def test_sets_survive_packing(values: set[int], base: int) -> None:
+    for numbers in (sorted(values), [base + value for value in sorted(values)]):
+        out = bytearray(b"x")
+        put_set(out, np.array(numbers, np.int64))
+        found, at = get_set(bytes(out) + b"rest", 1)
+        assert found.tolist() == numbers
+        assert at == len(out)
+
+
+@given(st.integers(0, (1 << 62) - 1))
+def test_numbers_survive_packing(value: int) -> None:
+    out = bytearray()
+    put_varint(out, value)
+    assert get_varint(bytes(out), 0) == (value, len(out))
+
+
+class Harness:
+    """A PFS on a disk that crashes and fails, beside what it should know."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.disk = Disk()
+        self.tags = 0
+        self.pfs = PersistentFiltering(PUBEND, new_tag=self.tag)
+        self.history: list[tuple[int, int, dict[int, list[int]]]] = []  # spans handed in: subscriber -> ticks
+        self.holes: list[tuple[int, int]] = []
+        self.durable = 0  # everything up to here is on disk, or needs no record
+
+    def tag(self) -> int:
+        self.tags += 1
+        return self.tags
+
+    def write(self) -> None:
+        start = self.pfs.heard
+        count = self.random.randint(0, 12)
+        step = self.random.choice([1, 1, 3, 1000])
+        ticks = start + np.cumsum([self.random.randint(1, step) for _ in range(count)], dtype=np.int64)
+        end = (int(ticks[-1]) if count else start) + self.random.randint(1, 50)
+        matched: dict[int, list[int]] = {}
+        rows_of: dict[tuple[int, ...], list[int]] = {}
+        for subscriber in SUBSCRIBERS:
+            if count and self.random.random() < 0.4:
+                rows = tuple(row for row in range(count) if self.random.random() < 0.5)
+                if rows:
+                    matched[subscriber] = [int(ticks[row]) for row in rows]
+                    rows_of.setdefault(rows, []).append(subscriber)
+        groups = [Group(np.array(rows, np.uint32), who) for rows, who in rows_of.items()]
+        # Sometimes a part of it came before: another upstream, another cut.
+        early = max(0, start - self.random.choice([0, 0, 5]))
+        append = self.pfs.write(early, end, ticks, groups)
+        assert (append is None) == (not groups)
+        assert self.pfs.write(early, end, ticks, groups) is None, "the same batch again is nothing new"
+        if append is not None:
+            self.disk.ask(append)
+        self.history.append((start, end, matched))
+
+    def settle(self, items: list[object]) -> None:
+        for item in items:
+            if isinstance(item, Appended):
+                self.pfs.appended(item.tag)
+            elif isinstance(item, AppendFailed):
+                self.pfs.append_failed(item.tag)
+        self.durable = self.pfs.heard
+
+    def restart(self) -> None:
+        for effect in self.pfs.checkpoint():
+            self.disk.ask(effect)
+        self.disk.crash(self.random)
+        stream = self.pfs.stream
+        self.pfs = PersistentFiltering(PUBEND, new_tag=self.tag)
+        reads = self.pfs.recover(
+            self.disk.tables.get(TABLE, {}), suspect=False, delivered=self.durable, **self.disk.state(stream)
+        )
+        while reads:
+            reads = self.pfs.tail_done(self.disk.answer(reads[0]))
+        assert self.pfs.recovered
+        # What came after the end of the log comes again, or is forgotten: nobody was told that it is durable.
+        heard = self.pfs.heard
+        self.history = [(a, min(b, heard), m) for a, b, m in self.history if a < heard]
+        self.durable = heard
+
+    def read(self, subscriber: int, start: int, end: int) -> ReadBuffer:
+        buffer, reads = self.pfs.batch_read(subscriber, start, end)
+        for _ in range(10_000):
+            if buffer is not None:
+                return buffer
+            (read,) = reads
+            assert isinstance(read, Read)
+            buffer, reads = self.pfs.read_done(self.disk.answer(read))
+        raise AssertionError("a batch read does not end")
+
+    def compare(self) -> None:
+        end = self.durable
+        for subscriber in SUBSCRIBERS:
+            start = self.random.randint(0, end)
+            found: list[int] = []
+            unknown: list[tuple[int, int]] = []
+            position = start
+            while position < end:
+                buffer = self.read(subscriber, position, end)
+                assert position == buffer.start < buffer.end <= end
+                ticks = buffer.ticks.tolist()
+                assert all(position < tick <= buffer.end for tick in ticks)
+                found += ticks
+                unknown += buffer.unknown
+                position = buffer.end
+            expected = [
+                t for _, _, matched in self.history for t in matched.get(subscriber, []) if start < t <= end
+            ]
+            assert found == sorted(set(found))
+            hidden = [tick for tick in expected if any(a < tick <= b for a, b in unknown)]
+            assert set(expected) - set(found) <= set(hidden), "S where Q"
+            assert set(found) <= set(expected), "precise but for holes"
+            allowed = [*self.holes, (0, self.pfs.chopped)]
+            for span in unknown:
+                assert any(a <= span[0] and span[1] <= b for a, b in allowed), "a hole that nobody made"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1, 4, 5_000]), st.sampled_from([1, 200, 1 << 18]))
+def test_the_pfs_knows_what_it_was_told(seed: int, buffer_ticks: int, read_bytes: int) -> None:
+    held = module.BUFFER_TICKS, module.READ_BYTES, module.CHECKPOINT_BYTES
+    module.BUFFER_TICKS, module.READ_BYTES, module.CHECKPOINT_BYTES = buffer_ticks, read_bytes, 300
+    try:
+        random = Random(seed)
+        harness = Harness(random)
+        for _ in range(60):
+            roll = random.randrange(20)
+            if roll < 12:
+                harness.write()
+            elif roll < 15:
+                harness.settle(harness.disk.sync())
+            elif roll < 16:
+                for effect in harness.pfs.checkpoint():
+                    harness.disk.ask(effect)
+            elif roll < 17:
+                chop = harness.pfs.chop(random.randint(0, harness.durable))
+                if chop is not None:
+                    harness.disk.ask(chop)
+            elif roll < 18 and not any(not hasattr(one, "data") for one in harness.disk.queue):
+                before = harness.disk.last.get(harness.pfs.stream, 0)
+                if harness.disk.queue:
+                    harness.holes.append((before, harness.pfs.heard))
+                    harness.settle(harness.disk.fail())
+                    for effect in harness.pfs.checkpoint():
+                        harness.disk.ask(effect)
+                    harness.settle(harness.disk.sync())
+            elif roll < 19:
+                harness.restart()
+            else:
+                harness.settle(harness.disk.sync())
+                harness.compare()
+            harness.pfs.check()
+        harness.settle(harness.disk.sync())
+        harness.compare()
+    finally:
+        module.BUFFER_TICKS, module.READ_BYTES, module.CHECKPOINT_BYTES = held

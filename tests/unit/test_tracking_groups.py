@@ -1,0 +1,103 @@
+"""Sets of receivers that share a key, and which histories leave memory."""
+
+from __future__ import annotations
+
+from postroad.ids import MessageId
+from postroad.tracking.effects import StoreAttachments, StoreFilter
+from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
+from postroad.tracking.keys import group_tag, subscriber_tag
+from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.units import SECOND_US
+
+NOW_US = 1_700_000_000_000_000
+NAMES = tuple(f"s{number}" for number in range(30))
+
+
+def made(**settings: int) -> Tracking:
+    tracking = make_tracking(TrackingConfig(**settings), me=7, stored=(), changes=(), now_us=NOW_US)  # type: ignore[arg-type]
+    for name in NAMES:
+        tracking.attached(name, NOW_US)
+    return tracking
+
+
+def identity(number: int, now_us: int = NOW_US) -> bytes:
+    return bytes(MessageId(1, 7, now_us // 1000, number))
+
+
+def found(tracking: Tracking, message: bytes, now_us: int = NOW_US) -> Finding:
+    question = TraceQuestion(items=(TraceItem(id=message, origin=7),))
+    assert tracking.wanted(question, {}, now_us) == ()
+    return tracking.answer(question, {}, now_us).findings[0]
+
+
+def test_a_set_has_a_key_from_its_second_delivery() -> None:
+    groups = Groups()
+    assert groups.tag(NAMES) is None
+    assert groups.meet(NAMES) == (False, None)
+    assert groups.meet(NAMES) == (True, None)
+    assert groups.tag(NAMES) == group_tag(group_name(NAMES))
+    assert group_members(group_name(NAMES)) == NAMES
+
+
+def test_sets_are_bounded() -> None:
+    groups = Groups()
+    for number in range(MAX_SEEN + 10):
+        groups.meet((str(number),) * 4)
+    assert groups.meet(("0",) * 4) == (False, None)  # seen so long ago that it is forgotten
+    for number in range(20, 20 + MAX_GROUPS):
+        assert groups.meet((str(number),) * 4) == (True, None)
+    assert groups.meet(("2000",) * 4) == (True, ("20",) * 4)
+    assert len(groups) == MAX_GROUPS
+
+
+def test_group_tags_are_part_of_the_format() -> None:
+    assert group_tag("x") != subscriber_tag("x")
+    assert group_tag('["a","b"]').hex() == "bc7348390fca16dbc935d34d2cadec90"
+
+
+def test_receivers_of_a_set_are_all_named_and_cost_one_key() -> None:
+    tracking = made()
+    for number in range(100):
+        tracking.published(identity(number), NOW_US)
+        tracking.delivered(7, NAMES, identity(number), NOW_US)
+    for number in (0, 1, 2, 99):
+        finding = found(tracking, identity(number))
+        assert tuple(receiver.subscriber for receiver in finding.delivered) == tuple(sorted(NAMES))
+    assert found(tracking, identity(100)).delivered == ()
+    assert tracking.metrics()["tracking_keys_total"] == 100 + len(NAMES) + 99
+    tracking.check()
+
+
+def test_what_is_noted_is_added_in_time_and_bounded() -> None:
+    tracking = made()
+    tracking.tick(NOW_US)
+    tracking.published(identity(1), NOW_US)
+    assert tracking.next_deadline() == NOW_US + GATHER_US
+    assert tracking.tick(NOW_US) == []
+    assert tracking.metrics()["tracking_keys_total"] == 0
+    tracking.tick(NOW_US + GATHER_US)
+    assert tracking.metrics()["tracking_keys_total"] == 1
+    for number in range(3):
+        tracking.published(identity(number) * 40_000, NOW_US)
+    assert tracking.metrics()["tracking_keys_total"] > 40_000
+
+
+def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
+    tracking = made(max_histories=2, persist_us=SECOND_US)
+    for origin in (11, 12, 13):
+        tracking.routed(origin, 9, identity(origin), NOW_US)
+    effects = tracking.tick(NOW_US + GATHER_US)
+    stored = [effect for effect in effects if isinstance(effect, StoreFilter)]
+    assert [effect.key.origin for effect in stored] == [11]
+    assert any(isinstance(effect, StoreAttachments) for effect in effects)
+    assert tracking.metrics()["tracking_histories"] == 2
+    later_us = NOW_US + 60 * SECOND_US
+    final = [effect for effect in tracking.tick(later_us) if isinstance(effect, StoreFilter)]
+    assert [effect.key.origin for effect in final] == [12, 13]
+    assert tracking.metrics()["tracking_histories"] == 0
+    tracking.check()
+    for origin in (11, 12, 13):
+        question = TraceQuestion(items=(TraceItem(id=identity(origin), origin=origin),))
+        assert tracking.answer(question, {}, later_us).findings[0].routed[0].origin == origin
