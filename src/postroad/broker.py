@@ -7,13 +7,11 @@ broker answers at once, a busy one in larger batches.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from postroad import kernel
 from postroad.config import BrokerConfig, Identity
@@ -24,6 +22,7 @@ from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
+from postroad.overlay.publishing import Publishers
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
@@ -61,10 +60,8 @@ from postroad.wire.frames import (
     frame_kind,
 )
 
-MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered, to recognise what they send twice
 MAX_STATUS_ROWS: Final = 1_000
 MAX_BOOT: Final = VOLATILE - 1  # what a plain pubend has room for; forged ones must leave some above them
-PUBLISHER_BITS: Final = 22  # of a publisher's number count connections of one start, the rest is the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +110,14 @@ class Broker:
         self.identity = identity
         me = identity.number
         self._started_us = now_us
-        self._publisher_count = 0
+        self._publishers = Publishers(identity)
         self._topology = Topology(me=me, node=identity.node, name=identity.name, boot=identity.boot)
         self._links = Links(
             me=identity,
             limits=config.limits,
             settings=config.links,
             auth=config.auth,
-            new_publisher=self._new_publisher,
+            new_publisher=self._publishers.new_number,
             new_key=lambda: draw(1 << 128).to_bytes(16, "big"),
             draw=draw,
             conflict=self._topology.conflict,
@@ -158,7 +155,6 @@ class Broker:
         self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
         self._pending: list[tuple[int, EventBatch]] = []  # publish frames of this turn, with their connection
-        self._last_ids: OrderedDict[bytes, bytes] = OrderedDict()  # publisher's prefix -> last rest
         self._pulled: dict[int, set[int]] = {}  # by connection: owners of tables asked for, not here yet
         self._out: list[Effect] = []
         self._counters = {
@@ -166,17 +162,10 @@ class Broker:
             "bytes_in_total": 0,
             "frames_in_total": 0,
             "publish_frames_total": 0,
-            "duplicate_events_total": 0,
             "rejected_publishes_total": 0,
             "refused_frames_total": 0,
             "turns_total": 0,
         }
-
-    def _new_publisher(self) -> int:
-        """Numbers that no earlier start of this broker gave out lately (spec T1, traps)."""
-        self._publisher_count += 1
-        start = self.identity.boot % (1 << 32 - PUBLISHER_BITS)
-        return start << PUBLISHER_BITS | self._publisher_count % (1 << PUBLISHER_BITS)
 
     # ---- the driver's side
 
@@ -345,7 +334,7 @@ class Broker:
                 self._counters["rejected_publishes_total"] += 1
                 self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
             else:
-                fresh = self._without_repeats(batch)
+                fresh = self._publishers.fresh(peer, batch)
                 if fresh is not None:
                     batches.append(fresh)
                 accepted[connection] = batch.channel
@@ -372,42 +361,10 @@ class Broker:
         return groups
 
     def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
-        if batch.count == 0 or batch.pubend:
-            raise PeerError("a publish frame without events, or one that names a pubend")
-        prefix = batch.id(0)[:8]
-        if batch.count > 1:
-            halves = np.frombuffer(batch.ids(), ">u8")
-            prefixes, rests = halves[::2], halves[1::2]
-            if not bool((prefixes == prefixes[0]).all()):
-                raise PeerError("a publish frame with ids of several publishers")
-            if not bool((rests[1:] > rests[:-1]).all()):
-                raise PeerError("a publish frame whose ids do not increase")
-        publisher, broker = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:], "big")
-        if publisher != peer.publisher and broker == self.identity.number and self._of_this_start(publisher):
-            raise PeerError("a publish frame with the ids of another publisher of this broker")
+        self._publishers.check(peer, batch)
         for topic in batch.topics():
             if not self._links.may_publish(peer.connection, topic):
                 raise DeniedError(f"{peer.principal or 'anonymous'} may not publish to {topic}")
-
-    def _of_this_start(self, publisher: int) -> bool:
-        return publisher >> PUBLISHER_BITS == self.identity.boot % (1 << 32 - PUBLISHER_BITS)
-
-    def _without_repeats(self, batch: EventBatch) -> EventBatch | None:
-        """Drop what this publisher had accepted before: its ids only increase (idempotent publishing)."""
-        first = batch.id(0)
-        last = first[8:] if batch.count == 1 else batch.id(batch.count - 1)[8:]
-        prefix, first = first[:8], first[8:]
-        held = self._last_ids.get(prefix, b"")
-        if last > held:
-            self._last_ids[prefix] = last
-            self._last_ids.move_to_end(prefix)
-            if len(self._last_ids) > MAX_PUBLISHERS:
-                self._last_ids.popitem(last=False)
-        if first > held:
-            return batch
-        repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
-        self._counters["duplicate_events_total"] += repeats
-        return None if repeats == batch.count else batch.slice(repeats, batch.count)
 
     # ---- subscriptions
 
@@ -602,7 +559,8 @@ class Broker:
             "links": len(self._by_number),
             "clients": len(self._peers) - len(self._by_number),
             "brokers_reachable": len(self._topology.reachable()),
-            "publishers_remembered": len(self._last_ids),
+            "duplicate_events_total": self._publishers.repeated,
+            "publishers_remembered": len(self._publishers),
             "uptime_started_seconds": self._started_us / SECOND_US,
             "kernel_compiled": int(kernel.COMPILED),
         }

@@ -345,3 +345,15 @@ def test_a_restarted_broker_met_through_its_old_advertisement_is_followed_from_i
     net.link(1, 0)
     net.wait(2)
     assert [one for one in subscriber.got() if one != "GAP"] == ["old", *numbers(0, 5)]
+
+
+def test_ids_brought_from_another_broker_are_remembered_for_their_bearer_alone() -> None:
+    net = Net(1)
+    subscriber, mover, thief = Client(net, 0), Client(net, 0), Client(net, 0)
+    subscriber.subscribe(1, "t")
+    mover.ids, thief.ids = IdSource(5, 99), IdSource(5, 99)  # both claim publisher 5 of broker 99
+    kept = mover.frame("t", "kept")
+    net.now_us += SECOND_US
+    thief.publish("t", "forged")
+    mover.send(kept, kept)
+    assert subscriber.got() == ["forged", "kept"]

@@ -41,6 +41,8 @@ CHECKPOINT_BYTES: Final = MIB  # of records between two checkpoints; as much is 
 MAX_CACHED_SETS: Final = 4_096
 
 _VERSION: Final = 1
+_ALIKE: Final = 0  # all subscribers of a group have the same previous record
+_EACH: Final = 1
 _META: Final = struct.Struct("<qq")  # checkpoint tick, doubt
 _ROW: Final = struct.Struct("<qq")  # lastIndex(s), matches of s so far
 _EMPTY: Final[Numbers] = np.empty(0, np.int64)
@@ -133,11 +135,13 @@ class PersistentFiltering:
             return None
         data = self._pack(ticks, groups)
         append = Append(stream=self.stream, first=self._first, last=end, data=data, tag=self._new_tag())
+        totals = self._totals
         for rows, targets in groups:
+            count = len(rows)
+            self._last_index.update(dict.fromkeys(targets, end))
+            self._dirty.update(dict.fromkeys(targets))
             for subscriber in targets:
-                self._last_index[subscriber] = end
-                self._totals[subscriber] = self._totals.get(subscriber, 0) + len(rows)
-                self._dirty[subscriber] = None
+                totals[subscriber] = totals.get(subscriber, 0) + count
         self._first = self.last_timestamp = end
         self._pending[append.tag] = end
         self._unsaved_bytes += len(data)
@@ -169,7 +173,7 @@ class PersistentFiltering:
         return True
 
     def _pack(self, ticks: npt.NDArray[np.int64], groups: Sequence[Group]) -> bytes:
-        base, adjacent = self._first, max(self.last_timestamp, self.doubt)
+        base, doubt, last_index = self._first, self.doubt, self._last_index
         out = bytearray((_VERSION,))
         put_set(out, ticks - base)
         put_varint(out, len(groups))
@@ -183,13 +187,12 @@ class PersistentFiltering:
                 self._packed[members] = ids
             body = bytearray()
             put_set(body, rows)
-            previous = [max(self._last_index.get(one, 0), self.doubt) for one in members]
-            if all(tick == adjacent for tick in previous) and adjacent == base:
-                body.append(0)
-            else:
-                body.append(1)
-                for tick in previous:
-                    put_varint(body, base - tick + 1 if tick else 0)
+            previous = [last_index.get(one, 0) for one in members]
+            alike = min(previous) == max(previous)
+            body.append(_ALIKE if alike else _EACH)
+            for tick in previous[:1] if alike else previous:
+                tick = max(tick, doubt)
+                put_varint(body, base - tick + 1 if tick else 0)
             put_varint(out, len(ids))
             out += ids
             put_varint(out, len(body))
@@ -234,11 +237,9 @@ class PersistentFiltering:
             rows, at = get_set(data, at)
             if len(rows) and int(rows[-1]) >= len(ticks):
                 raise StorageError("a filtering record names a row that it does not have")
-            explicit, at = data[at], at + 1
-            if not explicit:
-                return ticks[rows], first
+            form, at = data[at], at + 1
             back = 0
-            for _ in range(place + 1):
+            for _ in range(1 if form == _ALIKE else place + 1):
                 back, at = get_varint(data, at)
             return ticks[rows], first + 1 - back if back else 0
         return None
@@ -252,12 +253,15 @@ class PersistentFiltering:
         one of the same subscriber.
         """
         self.cancel(subscriber)
-        top = max(self._last_index.get(subscriber, 0), self.doubt, self.chopped)
-        if top <= start:
-            return _buffer(subscriber, start, end), []
-        backwards = self.doubt < top <= end and self.chopped < top
-        low = min(top, end)
-        state = _BatchRead(subscriber, start, end, low=low, backwards=backwards, at=start)
+        top = max(self._last_index.get(subscriber, 0), self.doubt)
+        at = max(start, min(self.chopped, end))
+        chopped = [(start, at)] if start < at else []
+        if top <= at or at == end:
+            return _buffer(subscriber, start, end, (), chopped), []
+        backwards = self.doubt < top <= end
+        state = _BatchRead(
+            subscriber, start, end, low=min(top, end), backwards=backwards, at=at, unknown=chopped
+        )
         return None, [self._next_read(state)]
 
     def cancel(self, subscriber: int) -> None:
@@ -293,19 +297,18 @@ class PersistentFiltering:
         if found is None:
             return None
         ticks, previous = found
-        state.newest.append(ticks[ticks > state.start])
+        state.newest.append(ticks[ticks > state.at])
         state.hops += 1
         state.dense = state.dense + 1 if previous == first else 0
         state.low = previous
-        if previous <= state.start:
-            state.low = state.start
+        if previous <= state.at:
             return self._finish(state, state.end)
         held = sum(len(part) for part in state.newest)
         state.backwards = (
             state.dense < DENSE_HOPS
             and state.hops < MAX_HOPS
             and held < BUFFER_TICKS
-            and previous > max(self.doubt, self.chopped)
+            and previous > self.doubt
         )
         return None
 

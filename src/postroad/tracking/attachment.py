@@ -98,20 +98,20 @@ class AttachmentMap:
     def restored(
         cls, changes: Iterable[Change], *, last_stored_us: int, now_us: int
     ) -> tuple[AttachmentMap, list[Change]]:
-        """The map at the start of a process, from its log; and the changes that the start itself is."""
+        """The map at the start of a process, from its log; and the changes that the start itself is.
+
+        What the last process recorded before `last_stored_us` is stored.
+        """
         made = cls()
-        running = False  # the last process has not said goodbye
-        latest_us = last_stored_us
+        running_us: int | None = None  # when the last process began, if it has not said goodbye
         for change in changes:
             made._apply(change)
             if change.what in ("start", "stop"):
-                running = change.what == "start"
-            if change.what not in ("late", "lost", "begin"):
-                latest_us = max(latest_us, change.at_us)
-        news = made._end_all(min(latest_us, now_us) if not running else now_us)
-        if running:
-            news.append(Change(what="lost", at_us=min(last_stored_us or latest_us, now_us), until_us=now_us))
-            made._apply(news[-1])
+                running_us = change.at_us if change.what == "start" else None
+        news = made._end_all(now_us)
+        if running_us is not None:
+            lost_us = min(max(running_us, last_stored_us), now_us)
+            news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=now_us)))
         news.append(Change(what="start", at_us=now_us))
         made._apply(news[-1])
         return made, news

@@ -37,6 +37,7 @@ PERSIST_MARGIN: Final = 1.05  # "slightly larger than Tf"
 LEAST_SKEW_US: Final = MILLISECOND_US  # ids have whole milliseconds
 DAY_S: Final = 86_400
 _NEAREST_STEPS: Final = 60
+_NEED: Final = f"2 Ts + Tj + {GATHER_US // MILLISECOND_US} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ def _explain(wish: Wish) -> Impossible:
     longest_us = (MAX_MATCHING - 1) * MAX_PERSIST_US
     if need_us > longest_us:
         reason = (
-            f"2 Ts + Tj is {need_us / SECOND_US:g} s, and {MAX_MATCHING - 1} filters that last at most"
+            f"{_NEED} is {need_us / SECOND_US:g} s, and {MAX_MATCHING - 1} filters that last at most"
             f" {MAX_PERSIST_US // SECOND_US} s each cover {longest_us // SECOND_US} s"
         )
     else:
@@ -142,7 +143,7 @@ def _explain(wish: Wish) -> Impossible:
         reason = (
             f"a filter of {wish.memory} bytes holds about {int(wish.memory * 8 / ratio)} messages at that"
             f" accuracy and lasts {lasts_us / SECOND_US:.3g} s at {wish.rate:g} a second, so even"
-            f" {w + 1} filters cover less than 2 Ts + Tj = {need_us / SECOND_US:g} s"
+            f" {w + 1} filters cover less than {_NEED} = {need_us / SECOND_US:g} s"
         )
     return Impossible(wish=wish, reason=reason, nearest=_nearest(wish))
 

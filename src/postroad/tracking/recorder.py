@@ -76,8 +76,9 @@ class Recorder:
         self._news: list[Change] = []  # of the attachment map, not stored yet
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
         self._expire_us = now_us + EXPIRE_US
+        # Filters are stored one by one: what is lost of some is up to one interval older than the last store.
         self._map, news = AttachmentMap.restored(
-            changes, last_stored_us=self._shelf.last_stored_us, now_us=now_us
+            changes, last_stored_us=self._shelf.last_stored_us - config.persist_us, now_us=now_us
         )
         self._news += news
         self._stored_bytes = self._stored_filters = 0

@@ -1,0 +1,85 @@
+"""Publishers: the numbers their ids bear, and what of their frames is new.
+
+A publisher's ids only increase, and whatever it sends again bears the id it had before. So the last id
+accepted from it tells what is a repetition (idempotent publishing). The number of a publisher holds the
+start of the broker that gave it out, so that a number is not given out again soon after a restart.
+
+A client that went on here from another broker, or from an earlier start of this one, may still send what
+was not accepted there, under the ids it has given to its application. Such ids are remembered for that
+client alone: nobody can use up the ids of others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import numpy as np
+
+from postroad.config import Identity
+from postroad.errors import PeerError
+from postroad.events.batch import EventBatch
+from postroad.overlay.handshake import Peer
+
+MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
+COUNT_BITS: Final = 22  # of a publisher's number count those of one start, the others are the start
+
+
+class Publishers:
+    __slots__ = ("_count", "_last_ids", "_me", "_start", "repeated")
+
+    def __init__(self, me: Identity) -> None:
+        self._me = me.number
+        self._start = me.boot % (1 << 32 - COUNT_BITS)
+        self._count = 0
+        self._last_ids: OrderedDict[bytes, bytes] = OrderedDict()  # whose ids -> time and counter of the last
+        self.repeated = 0  # events that had been accepted before
+
+    def __len__(self) -> int:
+        return len(self._last_ids)
+
+    def new_number(self) -> int:
+        """For a publisher that connects (spec T1, traps)."""
+        self._count += 1
+        return self._start << COUNT_BITS | self._count % (1 << COUNT_BITS)
+
+    def check(self, peer: Peer, batch: EventBatch) -> None:
+        """PeerError unless the ids of a publish frame can be this peer's."""
+        if batch.count == 0 or batch.pubend:
+            raise PeerError("a publish frame without events, or one that names a pubend")
+        if batch.count > 1:
+            halves = np.frombuffer(batch.ids(), ">u8")
+            prefixes, rests = halves[::2], halves[1::2]
+            if not bool((prefixes == prefixes[0]).all()):
+                raise PeerError("a publish frame with ids of several publishers")
+            if not bool((rests[1:] > rests[:-1]).all()):
+                raise PeerError("a publish frame whose ids do not increase")
+        publisher, broker = self._whose(batch)
+        if publisher != peer.publisher and broker == self._me and publisher >> COUNT_BITS == self._start:
+            raise PeerError("a publish frame with the ids of another publisher of this broker")
+
+    def fresh(self, peer: Peer, batch: EventBatch) -> EventBatch | None:
+        """The events of a checked frame that were not accepted before, None if all were."""
+        first = batch.id(0)
+        rest = first[8:]
+        last = rest if batch.count == 1 else batch.id(batch.count - 1)[8:]
+        key = first[:8]
+        if self._whose(batch) != (peer.publisher, self._me):
+            key += peer.publisher.to_bytes(4, "big")
+        held = self._last_ids.get(key, b"")
+        if last > held:
+            self._last_ids[key] = last
+            self._last_ids.move_to_end(key)
+            if len(self._last_ids) > MAX_PUBLISHERS:
+                self._last_ids.popitem(last=False)
+        if rest > held:
+            return batch
+        repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
+        self.repeated += repeats
+        return None if repeats == batch.count else batch.slice(repeats, batch.count)
+
+    @staticmethod
+    def _whose(batch: EventBatch) -> tuple[int, int]:
+        """The publisher and the broker that the ids of a frame name."""
+        prefix = int.from_bytes(batch.id(0)[:8], "big")
+        return prefix >> 32, prefix & 0xFFFF_FFFF
