@@ -27,6 +27,7 @@ from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
 from postroad.tracking.effects import FiltersRead
+from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import NoTracking, Tracking
 from postroad.tracking.tracer import Tracer
 from postroad.units import SECOND_US
@@ -50,6 +51,7 @@ from postroad.wire.frames import (
     Reply,
     Request,
     Silence,
+    Skew,
     Stamp,
     Subscribe,
     Subscribed,
@@ -131,6 +133,8 @@ class Broker:
             topology=self._topology,
             link=lambda other: self._by_number.get(other),
         )
+        # Only tracking reads the times in ids.
+        self._clocks = None if tracking is None else SkewCheck(config.tracking.skew_us, me=me)
         self._now_us = now_us  # of the turn under way
         self._delivery = Delivery(
             config.delivery,
@@ -147,6 +151,7 @@ class Broker:
             delivery=self._delivery,
             links=self._links,
             tracking=self._tracer.tracking,
+            forwarded=None if tracking is None or config.tracking.routing == "all" else self._forwarded,
             confirmed=self._confirmed,
             now_us=now_us,
         )
@@ -290,6 +295,8 @@ class Broker:
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
             return
         self._tracer.closed(peer.connection)
+        if self._clocks is not None:
+            self._clocks.forget(peer.publisher)
         for key in self._delivery.closed(peer.connection):
             self._end_subscription(key)
 
@@ -337,6 +344,8 @@ class Broker:
                 fresh = self._publishers.fresh(peer, batch)
                 if fresh is not None:
                     batches.append(fresh)
+                    if self._clocks is not None:
+                        self._check_clock(self._clocks, peer, fresh, now_us)
                 accepted[connection] = batch.channel
             self._out += self._links.consumed(connection, len(batch.data))
         if batches:
@@ -346,6 +355,12 @@ class Broker:
                 self._out += self._routing.publish(group, now_us)
         for connection, sequence in accepted.items():
             self._send(connection, Accepted(sequence=sequence))
+
+    def _check_clock(self, clocks: SkewCheck, peer: Peer, batch: EventBatch, now_us: int) -> None:
+        """Spec T5."""
+        correction_us = clocks.correction_us(peer.publisher, batch.id(batch.count - 1), now_us)
+        if correction_us is not None:
+            self._send(peer.connection, Skew(correction_us=correction_us))
 
     def _within_limits(self, batches: list[EventBatch]) -> list[list[EventBatch]]:
         """Runs of batches, each of which fits one frame."""
@@ -423,6 +438,9 @@ class Broker:
 
     def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
         self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
+
+    def _forwarded(self, pubend: int, neighbour: int, ids: bytes) -> None:
+        self._tracer.tracking.forwarded(pubend >> 32, (neighbour,), ids, self._now_us)
 
     def _end_subscription(self, key: int) -> None:
         _, _, name = self._subscribers.pop(key)
@@ -560,6 +578,7 @@ class Broker:
             "clients": len(self._peers) - len(self._by_number),
             "brokers_reachable": len(self._topology.reachable()),
             "duplicate_events_total": self._publishers.repeated,
+            "clock_corrections_total": 0 if self._clocks is None else self._clocks.corrections,
             "publishers_remembered": len(self._publishers),
             "uptime_started_seconds": self._started_us / SECOND_US,
             "kernel_compiled": int(kernel.COMPILED),

@@ -6,16 +6,19 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import postroad
+from postroad.client import aio
 from postroad.ids import MessageId
 
-from .conftest import Brokers
+from .conftest import BrokerProcess, Brokers
 
-UNKNOWN = "0000002a-00000007-0193c1d2e3f4-0001"
+NOBODY = 7  # a broker number that no broker has
 
 
 async def linked(*brokers: Any) -> None:
@@ -67,6 +70,31 @@ def test_a_trace_names_origin_route_and_receivers_from_any_broker(brokers: Broke
                 check(await client.trace(ids[7]), ["b1", "b2", "b3"])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("routing", ["neighbours", "set"])
+def test_both_optimisations_are_configuration(brokers: Brokers, tmp_path: Path, routing: str) -> None:
+    """T6: per-neighbour histories H(b,d), and the routing set inside the key; stored and read back."""
+    config = tmp_path / "tracking.toml"
+    config.write_text(f'[tracking]\nrouting = "{routing}"\npersist = "500 ms"\n')
+    extra = ("--config", str(config))
+    hub = brokers.start("b1", extra=extra)
+    spokes = [brokers.start(f"b{number}", hub.address, extra=extra) for number in (2, 3, 4)]
+
+    async def before() -> list[MessageId]:
+        await linked(hub, *spokes)
+        return await send_across([hub, spokes[1]], 5)
+
+    ids = asyncio.run(before())
+    assert hub.stop() == 0
+    hub.start()
+
+    async def after() -> None:
+        await linked(hub, *spokes)
+        async with postroad.connect(spokes[2].address) as client:
+            check(await client.trace(ids[3]), ["b1", "b3"])
+
+    asyncio.run(after())
 
 
 def test_the_path_survives_a_clean_restart_of_every_broker(brokers: Brokers) -> None:
@@ -134,8 +162,77 @@ def test_the_command_prints_a_tree_json_and_dot_and_says_what_is_wrong(brokers: 
     assert [step["broker"] for step in found["route"]] == ["b1", "b2"]
     assert postroad_trace(identity, "--dot", *at).stdout.startswith("digraph")
 
-    unknown = postroad_trace(UNKNOWN, *at)
-    assert unknown.returncode == 1
+
+def number_of(broker: BrokerProcess) -> int:
+    async def ask() -> int:
+        async with postroad.connect(broker.address) as client:
+            return int((await client.request("status"))["number"], 16)
+
+    return asyncio.run(ask())
+
+
+def test_each_thing_that_can_be_wrong_has_its_own_answer(brokers: Brokers) -> None:
+    """Issue 4: unknown id, malformed id, time before the history, unreachable broker."""
+    line = brokers.line(2)
+    asyncio.run(linked(*line))
+    home, now_ms = number_of(line[0]), time.time_ns() // 1_000_000
+    at = ("--broker", line[1].address)
+
+    def answer(broker: int, time_ms: int) -> dict[str, Any]:
+        identity = str(MessageId(42, broker, time_ms, 1))
+        shown = postroad_trace(identity, *at)
+        found = postroad_trace(identity, "--json", *at)
+        assert (shown.returncode, found.returncode, found.stderr) == (1, 1, "")
+        missing: dict[str, Any] = json.loads(found.stdout)["missing"]
+        assert missing["text"] in shown.stdout  # people are told the same
+        return missing
+
+    unknown = answer(home, now_ms)
+    assert (unknown["verdict"], unknown["text"]) == ("unknown", "broker b1 has no record of such a message")
+    early = answer(home, now_ms - 3_600_000)
+    assert early["verdict"] == "before-history"
+    assert early["text"] == "the history of broker b1 does not reach back to that time"
+    nobody = answer(NOBODY, now_ms)
+    assert nobody["verdict"] == "unreachable"
+    assert "broker 00000007, where the message was published, cannot be reached" in nobody["text"]
+    line[0].kill()
+    gone = answer(home, now_ms)
+    assert gone["verdict"] == "unreachable"
+    assert "broker b1, where" in gone["text"]
+
     malformed = postroad_trace("not-an-id", *at)
-    assert malformed.returncode == 2
-    assert "is not a message id" in malformed.stderr
+    assert (malformed.returncode, malformed.stdout) == (2, "")
+    assert malformed.stderr.startswith("postroad: 'not-an-id' is not a message id")
+    offline = postroad_trace(str(MessageId(42, home, now_ms, 1)), "--broker", line[0].address)
+    assert (offline.returncode, offline.stdout) == (1, "")
+    assert f"no broker at {line[0].address}" in offline.stderr
+
+
+def test_a_broker_that_does_not_track_says_so(brokers: Brokers) -> None:
+    """T11: strategy none."""
+    broker = brokers.start("b1", extra=("--tracking", "none"))
+    identity = str(MessageId(42, number_of(broker), time.time_ns() // 1_000_000, 1))
+    shown = postroad_trace(identity, "--broker", broker.address)
+    assert shown.returncode == 1
+    assert "this broker does not track messages" in shown.stdout
+
+
+def test_a_clock_that_is_wrong_is_corrected(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5: ids of a publisher whose clock jumps ahead come back within the tolerance."""
+    broker = brokers.start("b1")
+
+    async def scenario() -> None:
+        async with postroad.connect(broker.address, name="jumpy") as client:
+            await client.publish("t", "before")
+            real = aio.now_us
+            monkeypatch.setattr(aio, "now_us", lambda: real() + 3_000_000)
+            jumped = await client.publish("t", "ahead")
+            await client.flush()
+            assert jumped.id.time_ms - time.time_ns() // 1_000_000 > 2_000
+            async with asyncio.timeout(10):
+                while abs(client._core.skew_us + 3_000_000) > 100_000:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            status = await client.request("status")
+            assert status["metrics"]["clock_corrections_total"] == 1
+
+    asyncio.run(scenario())

@@ -478,7 +478,7 @@ class World:
     def settle(self) -> None:
         """Everything heals: all are connected, nothing is lost, time passes."""
         calm = 0
-        for _ in range(60):
+        for _ in range(200):
             before = (self.position, [len(client.got) for client in self.clients])
             self.now += 600_000
             self.silence()

@@ -403,6 +403,24 @@ def test_t1_t5_ids_carry_our_numbers_and_the_brokers_clock() -> None:
     assert script.publish() > identity  # the clock stepped back, ids do not
 
 
+def test_t5_a_correction_ahead_is_taken_and_one_behind_is_measured() -> None:
+    """T5: ids ahead of the broker's clock prove a skew; those behind may have waited here."""
+    script = Script()
+    script.up()
+    script.sent()
+    script.say(wire.Skew(correction_us=-3 * SECOND_US))
+    assert script.core.skew_us == -3 * SECOND_US
+    assert script.sent() == [wire.Ping(time_us=script.now)]
+    script.say(wire.Pong(time_us=script.now, at_us=script.now - 2 * SECOND_US))
+    assert script.core.skew_us == -2 * SECOND_US
+    script.say(wire.Skew(correction_us=90 * SECOND_US))
+    assert script.core.skew_us == -2 * SECOND_US
+    script.say(wire.Skew(correction_us=90 * SECOND_US))
+    assert script.sent() == [wire.Ping(time_us=script.now)] * 2  # whatever comes is an answer to a ping
+    script.say(wire.Pong(time_us=script.now, at_us=script.now + 60 * SECOND_US))
+    assert script.core.skew_us == 60 * SECOND_US
+
+
 def test_one_flush_makes_one_frame_numbered_from_1() -> None:
     script = Script()
     script.up()

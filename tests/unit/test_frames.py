@@ -62,6 +62,7 @@ MESSAGES: list[Message] = [
     frames.Credit(size=1 << 40),
     frames.Accepted(sequence=5),
     frames.Rejected(sequence=5, code="usage", reason="why"),
+    frames.Skew(correction_us=-3),
     frames.Subscribe(number=1, topic="a/#", where="price > 100", overflow="disconnect", buffer=1),
     frames.Subscribed(number=1, missing=("b2", "b3")),
     frames.Unsubscribe(number=1),

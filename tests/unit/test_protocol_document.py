@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroad import broker, errors
+from postroad import errors
 from postroad.client import core as client
 from postroad.config import DEFAULT_LIMITS, DEFAULT_PORT, DeliveryConfig, StreamConfig
 from postroad.events import EventBatch, topic_number
@@ -19,7 +19,7 @@ from postroad.events.attributes import encode_attributes
 from postroad.events.batch import HEADER_DTYPE
 from postroad.ids import MessageId, parse_pubend
 from postroad.kernel import layout
-from postroad.overlay import handshake, interest, links, streams, topology
+from postroad.overlay import handshake, interest, links, publishing, streams, topology
 from postroad.overlay.connection import TAKES, LinkSettings, Phase
 from postroad.overlay.delivery import CONNECTION_BUFFERS
 from postroad.overlay.handshake import MIN_LIMITS
@@ -294,7 +294,7 @@ SENTENCES = [
     f"At most {topology.MAX_BROKERS:,} brokers",
     f"and every {topology.EXPIRE_US // topology._SWEEPS_PER_EXPIRY // SECOND_US} s",
     f"longest unused beyond {links.MAX_PUBLISHERS:,}",
-    f"latest {broker.MAX_PUBLISHERS:,} publishers",
+    f"latest {publishing.MAX_PUBLISHERS:,} publishers",
     f"(0: {DeliveryConfig().buffer_bytes // MIB} MiB;",
     f"{StreamConfig().plain_bytes // MIB} MiB by\ndefault",
 ]

@@ -484,6 +484,43 @@ def test_a_link_that_goes_and_comes_in_one_turn() -> None:
     assert subscriber.got() == ["a", "b"]
 
 
+def test_an_attach_is_said_again_until_something_is_heard_of_the_origin() -> None:
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    assert len(fake.of(Attach)) == 1
+    net.wait(7)
+    assert len(fake.of(Attach)) == 2
+    fake.say(Silence(spans=((fake.pubend, 5, 5, 0),)))
+    net.wait(7)
+    assert len(fake.of(Attach)) == 2
+
+
+def test_a_pubend_that_ended_is_asked_about_until_its_end_is_known() -> None:
+    net = Net(1)
+    subscriber = Client(net, 0)
+    subscriber.subscribe(1, "t")
+    version = core(net, 0)._interest.own_version
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    then = net.now_us
+    fake.say(Stamp(number=1, versions={1: version}), Silence(spans=((fake.pubend, then - 9, then, 1),)))
+    fake.advertise(pubends=(volatile_pubend(2, 2),))
+    fake.say(Silence(spans=((volatile_pubend(2, 2), then, then + 1, 1),)))
+    net.wait(8)
+    spans = [nack.spans for nack in fake.of(Nack) if nack.pubend == fake.pubend]
+    assert spans
+    assert all(one[0][0] == then and one[0][1] > then + SECOND_US for one in spans)
+    fake.send(
+        empty_frame(kind=Kind.KNOWLEDGE, pubend=fake.pubend, start=then, end=net.now_us, channel=0, lost=True)
+    )
+    assert subscriber.got() == ["GAP"]
+    net.wait(1)
+    before = len(fake.of(Nack))
+    net.wait(3)
+    assert [nack for nack in fake.of(Nack)[before:] if nack.pubend == fake.pubend] == []
+
+
 def leap(net: Net, seconds: int) -> None:
     for _ in range(seconds // 10):
         net.now_us += 10 * SECOND_US

@@ -131,30 +131,32 @@ def test_a_long_catch_up_costs_few_changes() -> None:
 
 def test_skew_check() -> None:
     """T5: |tb - (t + delta)| <= Ts, else what to add; once a second; judged by the newest id."""
-    check = SkewCheck(250 * MILLISECOND_US)
+    check = SkewCheck(250 * MILLISECOND_US, me=2)
     now_us = 1_700_000_000_000_000
 
-    def ids(*ahead_ms: int) -> bytes:
-        return b"".join(bytes(MessageId(1, 2, now_us // 1000 + ms, 0)) for ms in ahead_ms)
+    def newest(ahead_ms: int, publisher: int = 1, broker: int = 2) -> bytes:
+        return bytes(MessageId(publisher, broker, now_us // 1000 + ahead_ms, 0))
 
-    assert check.correction_us(1, ids(0), now_us) is None
-    assert check.correction_us(1, ids(249), now_us) is None
-    assert check.correction_us(1, ids(-250), now_us) is None
-    assert check.correction_us(1, ids(-90_000, -80_000, 10), now_us) is None  # sent again, and a new one
-    late = check.correction_us(1, ids(-5000), now_us)
+    assert check.correction_us(1, newest(0), now_us) is None
+    assert check.correction_us(1, newest(249), now_us) is None
+    assert check.correction_us(1, newest(-250), now_us) is None
+    # Brought along: from another broker, or from an earlier start of this one.
+    assert check.correction_us(1, newest(-90_000, broker=9), now_us) is None
+    assert check.correction_us(1, newest(-90_000, publisher=3), now_us) is None
+    late = check.correction_us(1, newest(-5000), now_us)
     assert late is not None
     assert abs(late - 5 * SECOND_US) <= MILLISECOND_US
-    assert check.correction_us(1, ids(-5000), now_us + 900_000) is None
-    assert check.correction_us(2, ids(4000), now_us) == -4_000_500
-    assert check.correction_us(1, ids(-5000), now_us + 1_100_000) is not None
+    assert check.correction_us(1, newest(-5000), now_us + 900_000) is None
+    assert check.correction_us(2, newest(4000, publisher=2), now_us) == -4_000_500
+    assert check.correction_us(1, newest(-5000), now_us + 1_100_000) is not None
     check.forget(2)
-    assert check.correction_us(2, ids(4000), now_us) is not None
+    assert check.correction_us(2, newest(4000, publisher=2), now_us) is not None
     assert check.corrections == 4
 
 
 def test_a_corrected_publisher_stays_within_the_tolerance() -> None:
     """T5: a clock that jumps by an hour is back after one correction."""
-    check = SkewCheck(250 * MILLISECOND_US)
+    check = SkewCheck(250 * MILLISECOND_US, me=2)
     delta_us, corrections = 0, 0
     for step in range(100):
         now_us = 1_700_000_000_000_000 + step * 2 * SECOND_US

@@ -13,7 +13,9 @@ again. A subscription begins again only once that debt is within one window. Hen
 two windows and a frame, however often its connections break.
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
-corrected by every pong, half the round trip taken off.
+corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock says
+so. Ahead is certain and takes effect at once. Behind may mean that they waited here, and ids never come back
+from a jump ahead: we measure, with a ping.
 """
 
 from __future__ import annotations
@@ -167,8 +169,7 @@ class ClientCore:
                 if now_us >= self._dead_at(self._pinged_us):
                     self._drop(UnavailableError("the broker fell silent"), now_us)
             elif now_us >= self._heard_us + settings.ping_us:
-                self._pinged_us = now_us
-                self._send(wire.Ping(time_us=now_us))
+                self._ping(now_us)
         if (
             self._down_us is not None
             and not self._outage
@@ -378,6 +379,15 @@ class ClientCore:
     def _on_pong(self, message: wire.Pong, now_us: int) -> None:
         self._adjust_clock(message.time_us, message.at_us, now_us)
 
+    def _on_skew(self, message: wire.Skew, now_us: int) -> None:
+        self.skew_us += min(0, message.correction_us)
+        if self._pinged_us is None:
+            self._ping(now_us)
+
+    def _ping(self, now_us: int) -> None:
+        self._pinged_us = now_us
+        self._send(wire.Ping(time_us=now_us))
+
     def _adjust_clock(self, sent_us: int, broker_us: int, now_us: int) -> None:
         self.skew_us = broker_us - (sent_us + now_us) // 2
 
@@ -583,6 +593,7 @@ _MESSAGES: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]
     (State.UP, wire.Credit): ClientCore._on_credit,
     (State.UP, wire.Accepted): ClientCore._on_accepted,
     (State.UP, wire.Rejected): ClientCore._on_rejected,
+    (State.UP, wire.Skew): ClientCore._on_skew,
     (State.UP, wire.Subscribed): ClientCore._on_subscribed,
     (State.UP, wire.Ended): ClientCore._on_ended,
     (State.UP, wire.Reply): ClientCore._on_reply,

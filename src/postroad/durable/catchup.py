@@ -45,6 +45,7 @@ class CatchupStream:
         "_asked_at",
         "_held",
         "_index",
+        "_next",
         "_overflowed",
         "_selector",
         "_stride",
@@ -73,6 +74,7 @@ class CatchupStream:
         self._asked: list[Span] = []  # asked for since `_asked_at`
         self._asked_at = 0
         self._stride = REFILTER_US
+        self._next: list[Span] | None = None  # the window; None: to be found anew
         self._overflowed = False  # more came than could be held: ask for less next time
 
     @property
@@ -88,6 +90,7 @@ class CatchupStream:
             raise BugError("catchup: a read buffer that was not asked for")
         self.reading = False
         self.end = buffer.end
+        self._next = None
         self._ticks = buffer.ticks
         self._unknown = list(buffer.unknown)
 
@@ -96,6 +99,7 @@ class CatchupStream:
         if not self.idle:
             raise BugError("catchup: a plan is under way")
         self.end = end
+        self._next = None
         self._ticks, self._unknown = _NONE, [(self.position, end)] if end > self.position else []
 
     # ---- curiosity
@@ -122,8 +126,15 @@ class CatchupStream:
         self._stride = self._stride // 2 if self._overflowed else self._stride * 2
         self._stride = min(max(self._stride, MIN_REFILTER_US), MAX_REFILTER_US)
         self._overflowed = False
+        self._next = None
 
     def _window(self) -> list[Span]:
+        """What may be asked for: the next Q ticks and the next stretch to be refiltered."""
+        if self._next is None:
+            self._next = self._find_window()
+        return self._next
+
+    def _find_window(self) -> list[Span]:
         ticks = self._ticks[:WINDOW_TICKS]
         spans: list[Span] = []
         if len(ticks):
@@ -187,6 +198,7 @@ class CatchupStream:
         The message reaches on to the tick before the next Q: in between is silence.
         """
         end = min(segment.end, self.end)
+        self._next = None
         count = int(np.searchsorted(self._ticks, end, side="right"))
         ticks, self._ticks = self._ticks[:count], self._ticks[count:]
         spans = intersect(self._unknown, segment.start, end)
@@ -251,6 +263,8 @@ class CatchupStream:
         self._held.check()
         if self.position > self.end:
             raise BugError("catchup: the position is beyond the plan")
+        if self._next is not None and self._next != self._find_window():
+            raise BugError("catchup: the window is that of another plan")
         if len(self._ticks) and not self.position < int(self._ticks[0]) <= int(self._ticks[-1]) <= self.end:
             raise BugError("catchup: Q ticks outside the plan")
         if self._unknown and not self.position <= self._unknown[0][0] < self._unknown[-1][1] <= self.end:

@@ -20,7 +20,7 @@ from typing import Final
 from postroad.durable.catchup import CatchupStream
 from postroad.durable.constream import DELIVERED, Constream, Ledger
 from postroad.durable.filtering import TABLE as FILTERING
-from postroad.durable.filtering import PersistentFiltering, ReadBuffer
+from postroad.durable.filtering import PersistentFiltering
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
 from postroad.durable.release import Report
@@ -28,6 +28,7 @@ from postroad.durable.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
     Attached,
+    Handover,
     Subscription,
     Subscriptions,
 )
@@ -269,15 +270,12 @@ class Hosting:
             out += held.filtering.forget(one.id)
         return one.id, out
 
-    def claimed(
-        self, name: str, epoch: int, broker: int, now_us: int
-    ) -> tuple[CheckpointToken, int | None] | None:
-        """Another broker hosts this name: the token for it and the session to be ended, if it was ours."""
+    def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Handover | None:
+        """Another broker hosts this name: what to hand over, and the session to be ended, if it was ours."""
         handover = self.subscriptions.claimed(name, epoch, broker, now_us)
-        if handover is None:
-            return None
-        self._disconnect(handover.subscription)
-        return handover.token, handover.ended
+        if handover is not None:
+            self._disconnect(handover.subscription)
+        return handover
 
     def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
         """The subscriber consumed everything up to here."""
@@ -381,7 +379,7 @@ class Hosting:
     def _next_round(
         self, held: _Followed, one: Subscription, catchup: CatchupStream, out: list[Output]
     ) -> bool:
-        """A plan for the next stretch, at once or after a read. False: there is nothing to go on with yet."""
+        """A plan for the next stretch, at once or after a read. False: nothing to go on with yet."""
         start, end = catchup.position, held.constream.latest_delivered
         since = one.cursors[catchup.pubend].since
         if start >= end:
@@ -395,13 +393,6 @@ class Hosting:
             catchup.plan(buffer)
         out += self._mine(catchup.pubend, list(reads))
         return True
-
-    def _planned(self, held: _Followed, buffer: ReadBuffer, now_us: int) -> list[Output]:
-        catchup = held.catchups.get(buffer.subscriber)
-        if catchup is None:
-            return []
-        catchup.plan(buffer)
-        return self._pump(held, self.subscriptions.by_id(buffer.subscriber), now_us)
 
     def _note(self, message: Message) -> None:
         """Remember what subscribers were sent."""
@@ -447,7 +438,10 @@ class Hosting:
             return self._mine(pubend, list(reads)) if reads else self._opened(held, now_us)
         buffer, reads = held.filtering.read_done(done)
         out = self._mine(pubend, list(reads))
-        return out if buffer is None else out + self._planned(held, buffer, now_us)
+        if buffer is None:
+            return out
+        held.catchups[buffer.subscriber].plan(buffer)  # reads of those who left are cancelled
+        return out + self._pump(held, self.subscriptions.by_id(buffer.subscriber), now_us)
 
     def _on_save(self, item: Saved | SaveFailed) -> list[Output]:
         if isinstance(item, SaveFailed):

@@ -8,6 +8,7 @@ when its credit comes back it goes on from the cache, and nacks what the cache h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from postroad.durable.knowledge import NOTHING, Coverage, Segment
 from postroad.durable.spans import intersect, subtract
-from postroad.events.batch import EventBatch, empty_frame
+from postroad.events.batch import EventBatch, empty_frame, frame_ids
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
@@ -28,18 +29,31 @@ MAX_COVERAGES: Final = 4_096
 REPLAY_SEGMENTS: Final = 256
 MAX_SILENCES: Final = 16_384  # in one frame, which has 37 bytes for each and stays below MAX_CONTROL_BYTES
 
+Forwarded = Callable[[int, int, bytes], None]
+
 
 class Feeder:
-    """Tells neighbours. Its effects go to `out`, which it shares with the routing core."""
+    """Tells neighbours. Its effects go to `out`, which it shares with the routing core.
+
+    `forwarded` is told what went where: the pubend, the neighbour, the ids of the events.
+    """
 
     def __init__(
-        self, *, me: int, topology: Topology, interest: Interest, links: Links, out: list[Effect]
+        self,
+        *,
+        me: int,
+        topology: Topology,
+        interest: Interest,
+        links: Links,
+        out: list[Effect],
+        forwarded: Forwarded | None = None,
     ) -> None:
         self._me = me
         self._topology = topology
         self._interest = interest
         self._links = links
         self._out = out
+        self._forwarded = forwarded
         self._coverages: dict[tuple[Coverage, frozenset[int]], Coverage] = {}  # what _covered found
         self.events_forwarded = 0
 
@@ -164,6 +178,8 @@ class Feeder:
         self.flush_silences(neighbour)
         frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=stamp)
         self.events_forwarded += len(rows)
+        if self._forwarded is not None:
+            self._forwarded(pubend, neighbour.number, frame_ids(frame, len(rows)))
         self._links.spend(neighbour.connection, len(frame))
         self._out.append(Send(neighbour.connection, frame))
 

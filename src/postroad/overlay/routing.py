@@ -33,7 +33,7 @@ from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import boot_of, is_volatile, pubend_text, volatile_pubend
 from postroad.overlay.delivery import MAX_PUBENDS, Delivery
 from postroad.overlay.effects import Effect, Send
-from postroad.overlay.feeding import Feeder
+from postroad.overlay.feeding import Feeder, Forwarded
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
 from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Neighbour, Stream
@@ -47,6 +47,7 @@ MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream th
 MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
 MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
 _MAX_U32: Final = (1 << 32) - 1
+ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
 _EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
 
@@ -65,6 +66,7 @@ class Routing:
         delivery: Delivery,
         links: Links,
         tracking: Tracking,
+        forwarded: Forwarded | None,
         confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
         now_us: int,
     ) -> None:
@@ -77,13 +79,16 @@ class Routing:
         self._tracking = tracking
         self._confirmed = confirmed
         self._out: list[Effect] = []
-        self._feeder = Feeder(me=me, topology=topology, interest=interest, links=links, out=self._out)
+        self._feeder = Feeder(
+            me=me, topology=topology, interest=interest, links=links, out=self._out, forwarded=forwarded
+        )
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
         self._streams: dict[int, Stream] = {own.id: own}  # by pubend
         self._by_origin: dict[int, dict[int, Stream]] = {me: {own.id: own}}  # the same, by broker
         self._neighbours: dict[int, Neighbour] = {}  # by broker number
         self._upstream: dict[int, tuple[int, tuple[int, ...]]] = {}  # origin -> (parent, its pubends)
+        self._unanswered: dict[int, int] = {}  # origins of which the parent said nothing yet -> attached when
         self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
         self._subscriptions: dict[int, int] = {}  # live local subscription -> interest version it needs
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
@@ -228,6 +233,7 @@ class Routing:
 
     def _detach(self, origin: int) -> None:
         held = self._upstream.pop(origin, None)
+        self._unanswered.pop(origin, None)
         if held is not None and held[0] in self._neighbours:
             self._say(self._neighbours[held[0]], Detach(origin=origin))
 
@@ -236,6 +242,7 @@ class Routing:
         if held is not None and held[0] != parent:
             self._detach(origin)
         self._upstream[origin] = (parent, pubends)
+        self._unanswered[origin] = now_us
         streams = self._by_origin.get(origin, {})
         known = {stream.id: stream.horizon for stream in streams.values()}
         self._say(self._neighbours[parent], Attach(origin=origin, known=known))
@@ -386,6 +393,8 @@ class Routing:
         origin = pubend >> 32
         if origin == self._me:
             raise PeerError("a neighbour claims to know our own stream")
+        if origin in self._unanswered and self._upstream.get(origin, (None,))[0] == sender.number:
+            del self._unanswered[origin]
         if stream is None:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
                 return  # from a former parent, about a stream we do not follow
@@ -514,6 +523,7 @@ class Routing:
         if due:
             self._silence_at = now_us + self._config.silence_us
             self._bury(now_us)
+            self._ask_again(now_us)
             for neighbour in self._neighbours.values():
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:
@@ -538,6 +548,26 @@ class Routing:
                 and stream.id not in self._topology.pubends(stream.origin)
             ):
                 self._drop_stream(stream)
+
+    def _ask_again(self, now_us: int) -> None:
+        """A parent says something every second, and a new process answers for the old one: else ask again."""
+        for origin, at_us in list(self._unanswered.items()):
+            held = self._upstream.get(origin)
+            if held is None:
+                del self._unanswered[origin]
+            elif now_us - at_us >= ASK_AGAIN_US:
+                self._attach(origin, *held, now_us)
+        for stream in self._streams.values():
+            if stream.lost_at is None and self._has_ended(stream):
+                stream.ended_at = now_us if stream.ended_at is None else stream.ended_at
+                if now_us - stream.ended_at >= ASK_AGAIN_US:
+                    stream.top = max(stream.top, stream.horizon + 1, now_us)
+                    self._nack_gaps(stream, now_us)
+
+    def _has_ended(self, stream: Stream) -> bool:
+        """Its broker has a newer process, as far as link state tells."""
+        held = self._upstream.get(stream.origin)
+        return held is not None and is_volatile(stream.id) and (stream.id,) < held[1][-1:]  # they are sorted
 
     def next_deadline(self) -> int:
         if not self._curious and not self._unconfirmed:

@@ -127,6 +127,7 @@ class Stream:
 
     __slots__ = (
         "asked",
+        "ended_at",
         "horizon",
         "id",
         "knowledge",
@@ -154,6 +155,7 @@ class Stream:
         self.asked: list[Asked] = []  # nacks sent upstream and not yet timed out
         self.nack_at: int | None = None  # when to look at the gaps again
         self.partly_asked = False  # there were more gaps than one nack asks for
+        self.ended_at: int | None = None  # when its broker was seen to have a newer process
         self.lost_at: int | None = None  # when the horizon last passed an L; of a dead pubend, its end
 
     def find(

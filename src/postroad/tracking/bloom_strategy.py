@@ -58,12 +58,13 @@ _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it 
 class _Pending:
     """What is to be added to one history: ids, tags beside them where keys have any, and the deliveries."""
 
-    __slots__ = ("calls", "ids", "tags")
+    __slots__ = ("calls", "ids", "tags", "told")
 
     def __init__(self) -> None:
         self.ids = bytearray()
         self.tags = bytearray()
         self.calls: list[tuple[str, Sequence[str], bytes]] = []  # kind of receiver, who, ids
+        self.told: dict[bytes, set[int]] = {}  # ids -> neighbours told of them, to become ids and tags
 
 
 class BloomTracking(Recorder):
@@ -107,8 +108,10 @@ class BloomTracking(Recorder):
             for neighbour in neighbours:
                 self._note((FORWARDING, origin, neighbour, ""), ids, now_us)
         elif self._config.routing == "set":
-            tag = self._set_tag(tuple(sorted(neighbours)))
-            self._note((FORWARDING, origin, 0, ""), ids, now_us).tags += tag * (len(ids) // ID_BYTES)
+            # Neighbours are told one after the other, mostly of the same messages: one key for all of them.
+            told = self._note((FORWARDING, origin, 0, ""), b"", now_us).told
+            told.setdefault(ids, set()).update(neighbours)
+            self._noted_bytes += len(ids)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
         if self._config.deliveries == "subscriber":
@@ -160,6 +163,9 @@ class BloomTracking(Recorder):
     def _add_pending(self, now_us: int) -> None:
         noted, self._pending, self._noted_bytes = self._pending, {}, 0
         for name, pending in noted.items():
+            for ids, neighbours in pending.told.items():
+                pending.ids += ids
+                pending.tags += self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES)
             times = Times(bytes(pending.ids))
             if pending.calls and not self._timely(times, self._noted_us, now_us):
                 for kind, who, ids in pending.calls:

@@ -2,8 +2,12 @@
 
 A publisher adds an adjustment to its clock, set at connect; its ids carry the sum. For every publish frame
 the broker checks |tb - (t + delta)| <= Ts for the newest id, and if that fails sends back what to add to the
-adjustment. Older ids of a frame may be retransmissions, which say nothing about the clock. A publisher is
-corrected at most once per `REPEAT_US`: what it sent before the correction arrived is no new evidence.
+adjustment. Older ids of a frame may be retransmissions, which say nothing about the clock; nor do ids that a
+publisher brought along from another broker. A publisher is corrected at most once per `REPEAT_US`: what it sent
+before the correction arrived is no new evidence.
+
+An id ahead of the broker's clock proves a skew. One behind it may have waited at the publisher, for credit or
+for a connection, so the publisher measures before it believes that (`client.core`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from postroad.tracking.moments import Times
 from postroad.units import MILLISECOND_US, SECOND_US
 
 REPEAT_US: Final = SECOND_US
@@ -19,18 +22,24 @@ MAX_CORRECTED: Final = 10_000  # publishers whose last correction is remembered
 
 
 class SkewCheck:
-    __slots__ = ("_corrected", "_tolerance_us", "corrections")
+    __slots__ = ("_corrected", "_me", "_tolerance_us", "corrections")
 
-    def __init__(self, tolerance_us: int) -> None:
+    def __init__(self, tolerance_us: int, *, me: int) -> None:
+        self._me = me
         self._tolerance_us = tolerance_us
         self._corrected: OrderedDict[int, int] = OrderedDict()  # publisher -> when, oldest first
         self.corrections = 0
 
-    def correction_us(self, publisher: int, ids: bytes, now_us: int) -> int | None:
-        """What the publisher must add to its adjustment, or None while it is within the tolerance."""
+    def correction_us(self, publisher: int, newest: bytes, now_us: int) -> int | None:
+        """What the publisher must add to its adjustment, or None while it is within the tolerance.
+
+        `newest` is the last id of a publish frame, whose ids increase.
+        """
         # Ids have whole milliseconds, rounded down: the truth is half of one later on average.
-        ahead_us = Times(ids).hi_ms * MILLISECOND_US + MILLISECOND_US // 2 - now_us
-        if abs(ahead_us) <= self._tolerance_us:
+        ahead_us = int.from_bytes(newest[8:14], "big") * MILLISECOND_US + MILLISECOND_US // 2 - now_us
+        if -self._tolerance_us <= ahead_us <= self._tolerance_us:
+            return None
+        if int.from_bytes(newest[:8], "big") != publisher << 32 | self._me:
             return None
         last_us = self._corrected.get(publisher)
         if last_us is not None and 0 <= now_us - last_us < REPEAT_US:

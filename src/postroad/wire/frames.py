@@ -36,6 +36,7 @@ class Kind(IntEnum):
     PUBLISH = 16  # batch
     ACCEPTED = 17
     REJECTED = 18
+    SKEW = 19
     SUBSCRIBE = 20
     SUBSCRIBED = 21
     UNSUBSCRIBE = 22
@@ -145,6 +146,12 @@ class Rejected(Message, frozen=True, kw_only=True):
     sequence: int
     code: str
     reason: str
+
+
+class Skew(Message, frozen=True, kw_only=True):
+    """The ids of a publisher are too far from the broker's clock: this much is to be added (spec T5)."""
+
+    correction_us: int
 
 
 class Subscribe(Message, frozen=True, kw_only=True):
@@ -300,6 +307,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.CREDIT: Credit,
     Kind.ACCEPTED: Accepted,
     Kind.REJECTED: Rejected,
+    Kind.SKEW: Skew,
     Kind.SUBSCRIBE: Subscribe,
     Kind.SUBSCRIBED: Subscribed,
     Kind.UNSUBSCRIBE: Unsubscribe,

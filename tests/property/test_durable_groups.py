@@ -1,0 +1,151 @@
+"""Shared durable subscriptions: each event to one consumer, keys in order, none lost (issue, point 7)."""
+
+from __future__ import annotations
+
+from itertools import count
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.durable.groups import TABLE, Assign, AssignGap, SharedSubscription
+from postroad.durable.outputs import Deliver, DeliverGap
+from postroad.errors import UsageError
+from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.ids import IdSource
+from postroad.storage.effects import Save
+from postroad.wire.frames import Kind
+
+P = 7 << 32
+
+
+def batch(start: int, keys: list[str]) -> EventBatch:
+    builder, ids = BatchBuilder(), IdSource(1, 9)
+    for key in keys:
+        builder.add(ids.next(1), "t", {"k": key} if key else {}, b"", DEFAULT_LIMITS)
+    made = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+    return made.with_ticks(start + 1, kind=Kind.KNOWLEDGE, pubend=P, start=start, channel=0)
+
+
+class World:
+    def __init__(self, random: Random, key: str) -> None:
+        self.random, self.key = random, key
+        self.tags = count(1)
+        self.events: list[tuple[int, str]] = []  # (tick, key), as published
+        self.held: dict[int, list[int]] = {}  # consumer -> ticks it has and did not acknowledge
+        self.done: list[int] = []  # acknowledged, in order
+        self.rows: dict[bytes, bytes] = {}
+        self.token: dict[int, int] = {P: 0}
+        self.consumers = count(1)
+        self.start()
+
+    def start(self) -> None:
+        """The broker starts, at first or after a crash: what was saved is all it knows."""
+        self.group = SharedSubscription(5, key=self.key, new_tag=lambda: next(self.tags))
+        self.group.recover(self.rows, self.token)
+        self.held = {}
+        self.position = self.token[P]
+
+    def take(self, given: list[Assign | AssignGap]) -> None:
+        for one in given:
+            assert isinstance(one, Assign)
+            ticks = one.batch.headers["tick"][one.rows].tolist()
+            for tick in ticks:
+                assert tick not in self.done, "given out again after it was acknowledged"
+                assert all(tick not in held for held in self.held.values()), "at two consumers"
+                key = dict(self.events)[tick]
+                if self.key and key:
+                    earlier = [t for t, k in self.events if k == key and t < tick and t not in self.done]
+                    assert all(t in self.held[one.consumer] for t in earlier), "a key out of order"
+                self.held[one.consumer].append(tick)
+
+    def offer(self) -> None:
+        """The next events, old ones again after a restart."""
+        if not self.group.room:
+            return
+        if self.position == len(self.events):
+            size = self.random.randint(1, 6)
+            self.events += [
+                (self.position + at + 1, self.random.choice(["", "x", "y"])) for at in range(size)
+            ]
+        keys = [key for tick, key in self.events if tick > self.position]
+        made = batch(self.position, keys)
+        message = Deliver(
+            subscribers=(5,),
+            pubend=P,
+            start=self.position,
+            end=made.end,
+            batch=made,
+            rows=np.arange(made.count, dtype=np.uint32),
+        )
+        self.position = made.end
+        self.take(self.group.offer(message))
+
+    def ack(self) -> None:
+        consumer = self.random.choice(sorted(self.held)) if self.held else 0
+        held = self.held.get(consumer, [])
+        if not held:
+            return
+        tick = held.pop(0) if self.key else held.pop(self.random.randrange(len(held)))
+        self.done.append(tick)
+        self.take(self.group.ack(consumer, P, [tick]))
+        # An acknowledgement counts when it is saved, together with the token.
+        for save in self.group.flush():
+            assert isinstance(save, Save)
+            assert save.table == TABLE
+            for key, value in save.rows:
+                self.rows.pop(key, None)
+                if value is not None:
+                    self.rows[key] = value
+            assert self.group.saved(save.tag)
+        self.token = self.group.token()
+
+    def join(self) -> None:
+        consumer = next(self.consumers)
+        self.held[consumer] = []
+        self.take(self.group.join(consumer, self.random.randint(1, 4)))
+
+    def leave(self) -> None:
+        if self.held:
+            consumer = self.random.choice(sorted(self.held))
+            del self.held[consumer]
+            self.take(self.group.leave(consumer))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["", "k"]))
+def test_each_event_to_one_consumer_and_none_lost(seed: int, key: str) -> None:
+    random = Random(seed)
+    world = World(random, key)
+    for _ in range(80):
+        random.choices([world.offer, world.ack, world.join, world.leave, world.start], [8, 12, 2, 1, 0.3])[
+            0
+        ]()
+        world.group.check()
+    if not world.held:
+        world.join()
+    for _ in range(2_000):
+        if len(world.done) == len(world.events):
+            break
+        if world.position < len(world.events):
+            world.offer()
+        world.ack()
+        world.group.check()
+    assert sorted(world.done) == [tick for tick, _ in world.events], "each exactly once"
+    assert world.group.token() in ({P: world.position}, {P: len(world.events)}, {P: 0})
+    assert world.group.status()["in_flight"] == 0
+
+
+def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
+    group = SharedSubscription(5, key="", new_tag=count(1).__next__)
+    assert group.offer(DeliverGap(subscribers=(5,), pubend=P, start=0, end=9)) == []
+    assert group.join(1) == [AssignGap(consumer=1, pubend=P, start=0, end=9)]
+    group.join(2)
+    told = group.offer(DeliverGap(subscribers=(5,), pubend=P, start=9, end=12))
+    assert [one.consumer for one in told] == [1, 2]
+    assert group.token() == {P: 12}
+    with pytest.raises(UsageError):
+        group.join(2)

@@ -1,0 +1,244 @@
+"""The subscriber hosting broker: switchover, slow subscribers, gaps, reconnect anywhere (D4, D5, D9, D10)."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.durable.hosting import SILENCE_US, Hosting
+from postroad.durable.knowledge import EVERYTHING, NOTHING, Segment
+from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.token import CheckpointToken
+from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.ids import IdSource
+from postroad.selectors import Selector
+from postroad.storage.effects import Append, Appended, Read, ReadDone, Save, Saved
+from postroad.wire.frames import Kind
+
+P = 7 << 32
+
+
+def segment(start: int, topics: str, *, gap: int = 0) -> Segment:
+    """One event per letter, at the ticks after start + gap."""
+    builder, ids = BatchBuilder(), IdSource(1, 9)
+    for topic in topics:
+        builder.add(ids.next(1), topic, {}, b"", DEFAULT_LIMITS)
+    batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+    ticked = batch.with_ticks(start + gap + 1, kind=Kind.KNOWLEDGE, pubend=P, start=start, channel=0)
+    return Segment(start, ticked.end, EVERYTHING, ticked)
+
+
+class Rig:
+    def __init__(self) -> None:
+        tags = count(1)
+        self.sessions = count(1)
+        self.room = True
+        self.now = 0
+        self.spent = 0
+        self.records: list[tuple[int, int, bytes]] = []
+        self.synced = True
+        self.waiting: list[Append | Save] = []
+        self.host = Hosting(
+            broker=3,
+            boot=1,
+            new_tag=lambda: next(tags),
+            room=lambda _: self.room,
+            spend=self.spend,
+            need=dict,
+            now_us=0,
+        )
+        self.host.follow(P, start=100, now_us=0)
+
+    def spend(self, _subscriber: int, size: int) -> None:
+        self.spent += size
+
+    def attach(
+        self, name: str = "s", topic: str = "a", token: dict[int, int] | None = None, **rest: str
+    ) -> int:
+        given = None if token is None else CheckpointToken(token)
+        attached, outputs = self.host.attach(
+            name=name,
+            selector=Selector.parse(topic, ""),
+            ack=rest.get("ack", ""),
+            session=next(self.sessions),
+            token=given,
+            now_us=self.now,
+        )
+        self.out = self.carry(outputs)
+        assert attached.subscription is not None
+        self.session = attached.subscription.session
+        return attached.subscription.id
+
+    def carry(self, outputs: list[Output]) -> list[Output]:
+        """Storage answers at once, unless `synced` is false; the rest is returned, in order."""
+        left: list[Output] = []
+        queue = list(outputs)
+        while queue:
+            effect = queue.pop(0)
+            if isinstance(effect, Append | Save) and not self.synced:
+                self.waiting.append(effect)
+            elif isinstance(effect, Append):
+                self.records.append((effect.first, effect.last, effect.data))
+                queue += self.host.stored(Appended(tag=effect.tag), self.now)
+            elif isinstance(effect, Save):
+                queue += self.host.stored(Saved(tag=effect.tag), self.now)
+            elif isinstance(effect, Read):
+                found = tuple(one for one in self.records if one[1] > effect.start and one[0] < effect.end)
+                done = ReadDone(tag=effect.tag, records=found, missing=(), more=False)
+                queue += self.host.stored(done, self.now)
+            else:
+                left.append(effect)
+        self.host.check()
+        return left
+
+    def learn(self, *segments: Segment) -> list[Output]:
+        return self.carry([output for one in segments for output in self.host.learn(P, one, self.now)])
+
+
+def messages(outputs: list[Output]) -> list[tuple[int, int, list[int] | None]]:
+    """(start, end, ticks), ticks None for a gap."""
+    found: list[tuple[int, int, list[int] | None]] = []
+    for one in outputs:
+        if isinstance(one, DeliverGap):
+            found.append((one.start, one.end, None))
+        elif isinstance(one, Deliver):
+            ticks = [] if one.batch is None else one.batch.headers["tick"][one.rows].tolist()
+            found.append((one.start, one.end, ticks))
+    return found
+
+
+def test_a_new_subscriber_is_served_live_before_the_record_is_synced() -> None:
+    """Section 4.1: CT(s, p) = latestDelivered(p), so it is not in catchup mode."""
+    rig = Rig()
+    one = rig.attach()
+    rig.host.begin(one, P, 100, 0)
+    rig.synced = False
+    assert messages(rig.learn(segment(100, "aba"))) == [(100, 103, [101, 103])]
+    assert rig.spent > 0
+    assert rig.host.status(0)["constreams"][0]["latest_delivered"] == 100  # type: ignore[index]
+    (append,) = rig.waiting
+    rig.host.stored(Appended(tag=append.tag), 0)
+    assert rig.host.status(0)["constreams"][0]["latest_delivered"] == 103  # type: ignore[index]
+
+
+def reconnected(rig: Rig, tick: int) -> list[Output]:
+    """Connected anew, far enough behind that nothing is left in memory."""
+    held = rig.host._pubends[P].constream
+    held._recent.clear()
+    held._recent_bytes = 0
+    rig.now += 1
+    rig.attach(token={P: tick})
+    return rig.out
+
+
+def test_catching_up_asks_for_exactly_what_matched_and_switches_over() -> None:
+    """D5, D6: the PFS says which ticks; nothing else is fetched."""
+    rig = Rig()
+    one = rig.attach()
+    rig.host.begin(one, P, 100, 0)
+    assert rig.session is not None
+    rig.host.detach(rig.session)
+    parts = [segment(100, "ab"), segment(102, "bbbbbbbbbbbbbbbb"), segment(118, "ba")]
+    rig.learn(*parts)
+    out = reconnected(rig, 100)
+    (wants,) = [output for output in out if isinstance(output, Wants)]
+    assert wants.spans == ((100, 101), (119, 120))
+    assert rig.host.catching_up(one, P)
+    later = messages(rig.carry(rig.host.answer(P, [parts[2]], 0)))
+    assert later == [], "not before what comes first"
+    got = messages(rig.carry(rig.host.answer(P, [parts[0]], 0)))
+    assert got == [(100, 119, [101]), (119, 120, [120])]
+    assert not rig.host.catching_up(one, P)
+    assert messages(rig.learn(segment(120, "a"))) == [(120, 121, [121])]
+
+
+def test_a_subscriber_without_room_catches_up_from_memory() -> None:
+    """D9: it becomes a catchup subscriber, nothing is buffered for it."""
+    rig = Rig()
+    one = rig.attach()
+    rig.host.begin(one, P, 100, 0)
+    rig.room = False
+    assert messages(rig.learn(segment(100, "a"), segment(101, "a"), segment(102, "b"))) == []
+    assert rig.host.catching_up(one, P)
+    rig.room = True
+    assert messages(rig.carry(rig.host.credit(one, 0))) == [(100, 101, [101]), (101, 102, [102])]
+    assert not rig.host.catching_up(one, P)
+
+
+def test_what_was_released_is_a_gap_with_exact_bounds() -> None:
+    """D8: the gap names the ticks that matched, not all that is lost."""
+    rig = Rig()
+    one = rig.attach()
+    rig.host.begin(one, P, 100, 0)
+    assert rig.session is not None
+    rig.host.detach(rig.session)
+    rig.learn(segment(100, "bbbaab"), segment(106, "ba"))
+    reconnected(rig, 100)
+    lost = Segment(90, 106, NOTHING, lost=True)
+    got = messages(rig.carry(rig.host.answer(P, [lost, segment(106, "ba")], 0)))
+    assert got == [(103, 105, None), (107, 108, [108])]
+
+
+def test_a_subscriber_from_elsewhere_is_refiltered() -> None:
+    """D10: this broker has no PFS for it before it came."""
+    rig = Rig()
+    parts = [segment(100, "ab"), segment(102, "ba")]
+    rig.learn(*parts)
+    out = reconnected(rig, 100)
+    (wants,) = [output for output in out if isinstance(output, Wants)]
+    assert wants.spans == ((100, 104),)
+    got = messages(rig.carry(rig.host.answer(P, parts, 0)))
+    assert [ticks for _, _, ticks in got] == [[101], [104]]
+    assert all(before[1] <= after[0] for before, after in pairwise(got))
+
+
+def test_a_token_ahead_of_the_constream_repeats_nothing() -> None:
+    """A crash may find a subscriber ahead of latestDelivered: the same events come again."""
+    rig = Rig()
+    rig.attach(token={P: 102})
+    assert messages(rig.learn(segment(100, "aaa"))) == [(102, 103, [103])]
+
+
+def test_lost_upstream_is_a_gap_to_members_and_a_hole_for_the_rest() -> None:
+    rig = Rig()
+    one = rig.attach()
+    rig.host.begin(one, P, 100, 0)
+    assert messages(rig.learn(Segment(100, 110, NOTHING, lost=True))) == [(100, 110, None)]
+    assert rig.host._pubends[P].filtering.doubt == 110
+
+
+def test_tokens_advance_over_silence() -> None:
+    """Section 4.1: a silence message to who keeps its token; a token kept here just advances."""
+    rig = Rig()
+    one = rig.attach("mine")
+    rig.host.begin(one, P, 100, 0)
+    other = rig.attach("yours", ack="auto")
+    rig.host.begin(other, P, 100, 0)
+    rig.learn(Segment(100, 200, EVERYTHING))
+    rig.now = SILENCE_US
+    out = rig.carry(rig.host.tick(rig.now))
+    assert messages(out) == [(100, 200, [])]
+    kept = rig.host.subscriptions.by_id(other)
+    assert kept.token() == CheckpointToken({P: 200})
+
+
+def test_reports_follow_what_is_saved() -> None:
+    """Order of durability: record, then latestDelivered, then the report."""
+    rig = Rig()
+    one = rig.attach(ack="manual")
+    rig.host.begin(one, P, 100, 0)
+    rig.learn(segment(100, "a"))
+    rig.now = 2_000_000
+    assert rig.session is not None
+    rig.host.ack(rig.session, {P: 101}, 77)
+    out = rig.carry(rig.host.tick(rig.now))
+    assert [output for output in out if isinstance(output, Confirmed)] == [
+        Confirmed(subscriber=one, ticket=77)
+    ]
+    rig.now += 1_000_000
+    (report,) = [o.report for o in rig.carry(rig.host.tick(rig.now)) if isinstance(o, Reported)]
+    assert (report.released, report.latest_delivered, report.ended) == (101, 101, False)
+    rig.host.delete("s")
+    rig.now += 1_000_000
+    (report,) = [o.report for o in rig.carry(rig.host.tick(rig.now)) if isinstance(o, Reported)]
+    assert report.ended

@@ -1,0 +1,206 @@
+"""Durable pubends: nothing is told before it is synced (spec D1 and the traps)."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from postroad.config import DEFAULT_LIMITS
+from postroad.durable.durable_pubend import MAX_STAGED_BYTES, PUBLISHERS, RESERVE_US, TABLE, DurablePubend
+from postroad.errors import StorageError
+from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.ids import IdSource
+from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
+
+P = 7 << 32
+NOW = 1_000_000_000
+
+
+class Rig:
+    """A pubend and the effects it asked for."""
+
+    def __init__(self) -> None:
+        self.tags = count(1)
+        self.ids = IdSource(1, 9)
+        self.tables: dict[str, dict[bytes, bytes]] = {}
+        self.records: list[tuple[int, int, bytes]] = []
+        self.pubend = self.fresh()
+
+    def fresh(self, now_us: int = NOW) -> DurablePubend:
+        return DurablePubend(
+            P, limits=DEFAULT_LIMITS, cache_bytes=1 << 20, new_tag=lambda: next(self.tags), now_us=now_us
+        )
+
+    def batch(self, size: int = 1) -> EventBatch:
+        builder = BatchBuilder()
+        for _ in range(size):
+            builder.add(self.ids.next(1), "t", {}, b"x" * 100, DEFAULT_LIMITS)
+        return EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+
+    def write(self, effects: list[StorageEffect]) -> None:
+        """All of it becomes durable."""
+        for effect in effects:
+            if isinstance(effect, Append):
+                self.records.append((effect.first, effect.last, effect.data))
+                assert self.pubend.appended(effect.tag) is not None
+            elif isinstance(effect, Save):
+                table = self.tables.setdefault(effect.table, {})
+                table.update({key: value for key, value in effect.rows if value is not None})
+                assert self.pubend.saved(effect.tag)
+
+    def restart(self, now_us: int, *, suspect: bool = False) -> DurablePubend:
+        self.pubend = self.fresh(now_us)
+        effects = self.pubend.recover(
+            self.tables.get(TABLE, {}),
+            self.tables.get(PUBLISHERS, {}),
+            last=self.records[-1][1] if self.records else 0,
+            chopped=0,
+            suspect=suspect,
+            now_us=now_us,
+        )
+        for effect in effects:
+            assert isinstance(effect, Read)
+            records = tuple(one for one in self.records if one[1] > effect.start)
+            assert (
+                self.pubend.tail_done(ReadDone(tag=effect.tag, records=records, missing=(), more=False)) == []
+            )
+        assert self.pubend.recovered
+        self.pubend.check()
+        return self.pubend
+
+
+def test_a_tick_is_told_only_when_it_is_synced() -> None:
+    rig = Rig()
+    staged = rig.pubend.stage([rig.batch(3)], NOW + 5)
+    append = next(effect for effect in staged.effects if isinstance(effect, Append))
+    assert staged.tags == [append.tag]
+    assert rig.pubend.last == NOW
+    assert rig.pubend.answer(NOW, NOW + 100, 10) == ([], [])
+    assert rig.pubend.assert_silence(NOW + 50)[0] is None, "not even silence up to a staged tick"
+    segment = rig.pubend.appended(append.tag)
+    assert segment is not None
+    assert (segment.start, segment.end) == (NOW, NOW + 7)
+    assert rig.pubend.answer(NOW, NOW + 100, 10)[0] == [segment]
+    rig.pubend.check()
+
+
+def test_a_failed_append_uses_no_tick_and_the_publisher_may_try_again() -> None:
+    rig = Rig()
+    batch = rig.batch(2)
+    first = rig.pubend.stage([batch], NOW + 5)
+    second = rig.pubend.stage([rig.batch()], NOW + 6)
+    tag, other = first.tags[0], second.tags[0]
+    assert tag is not None
+    assert rig.pubend.append_failed(tag) == [tag, other]
+    again = rig.pubend.stage([batch], NOW + 7)
+    assert again.tags[0] is not None, "it is not a repeat: nothing of it was logged"
+    append = next(effect for effect in again.effects if isinstance(effect, Append))
+    assert append.first == 0
+    rig.write(again.effects)
+    rig.pubend.check()
+
+
+def test_retries_are_recognised_also_while_staged_and_after_a_restart() -> None:
+    """Idempotent publishing."""
+    rig = Rig()
+    batch, later = rig.batch(2), rig.batch(2)
+    staged = rig.pubend.stage([batch], NOW + 5)
+    repeat = rig.pubend.stage([batch], NOW + 6)
+    assert repeat.effects == []
+    assert repeat.tags == staged.tags, "acknowledged when the first one is synced"
+    rig.write(staged.effects)
+    assert rig.pubend.stage([batch], NOW + 7).tags == [None]
+    pubend = rig.restart(NOW + 10)
+    both = pubend.stage([batch, later], NOW + 20_000_000)
+    assert both.tags[0] is None
+    assert both.tags[1] is not None
+    rig.write(both.effects)
+    assert pubend.release(pubend.last) != []
+    assert rig.restart(NOW + 30).stage([later], NOW).tags == [None]
+
+
+def test_silence_is_bounded_by_what_was_saved_and_never_assigned_after_a_crash() -> None:
+    """A clock that steps back and a crash: ticks only increase (traps)."""
+    rig = Rig()
+    segment, effects = rig.pubend.assert_silence(NOW + 10)
+    assert segment is None, "no reservation is on disk yet"
+    rig.write(effects)
+    segment, effects = rig.pubend.assert_silence(NOW + 10)
+    assert segment is not None
+    assert segment.end == NOW + 10
+    assert effects == []
+    segment, _ = rig.pubend.assert_silence(NOW + 100 * RESERVE_US)
+    assert segment is not None
+    assert segment.end == NOW + 10 - 10 + RESERVE_US + 10, "as far as the reservation reaches"
+    pubend = rig.restart(NOW)
+    assert pubend.last >= segment.end
+    staged = pubend.stage([rig.batch()], NOW)
+    rig.write(staged.effects)
+    told, _ = pubend.answer(segment.end, pubend.last, 10)
+    assert told[-1].batch is not None
+    assert told[-1].batch.headers["tick"][0] > segment.end
+
+
+def test_released_ticks_are_lost_and_the_rest_is_read_from_the_log() -> None:
+    rig = Rig()
+    for at in range(3):
+        rig.write(rig.pubend.stage([rig.batch()], NOW + 10 * (at + 1)).effects)
+    (save,) = rig.pubend.release(NOW + 10)
+    assert isinstance(save, Save)
+    assert rig.pubend.floor == NOW, "not before the publishers' ids are saved"
+    rig.write([save])
+    (chop,) = rig.pubend.release(NOW + 10)
+    assert chop == Chop(stream=P, tick=NOW + 10)
+    pubend = rig.restart(NOW + 40)
+    segments, spans = pubend.answer(NOW + 10, NOW + 30, 10)
+    assert segments == []
+    assert spans == [(NOW + 10, NOW + 30)]
+    (read,) = pubend.read(spans)
+    assert pubend.read(spans) == [], "it is being read already"
+    assert isinstance(read, Read)
+    done = ReadDone(tag=read.tag, records=tuple(rig.records[1:]), missing=(), more=False)
+    found, more = pubend.read_done(done)
+    assert more == []
+    assert [(one.start, one.end, one.lost) for one in found] == [
+        (NOW + 10, NOW + 20, False),
+        (NOW + 20, NOW + 30, False),
+    ]
+
+
+def test_what_a_damaged_log_may_have_held_is_lost_not_silent() -> None:
+    rig = Rig()
+    rig.write(rig.pubend.stage([rig.batch()], NOW + 10).effects)
+    pubend = rig.restart(NOW + 50_000_000, suspect=True)
+    segments, spans = pubend.answer(NOW + 10, NOW + 100, 10)
+    assert [(one.start, one.end, one.lost) for one in segments] == [(NOW + 10, NOW + 100, True)]
+    assert spans == []
+    staged = pubend.stage([rig.batch()], NOW)
+    append = next(effect for effect in staged.effects if isinstance(effect, Append))
+    assert append.first == NOW + 50_000_000, "the hole stays a hole in the log"
+
+
+def test_publishers_are_refused_when_the_disk_is_behind() -> None:
+    rig = Rig()
+
+    def large() -> EventBatch:
+        builder = BatchBuilder()
+        builder.add(rig.ids.next(1), "t", {}, b"x" * 1_000_000, DEFAULT_LIMITS)
+        return EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+
+    for _ in range(MAX_STAGED_BYTES // len(large().data)):
+        rig.pubend.stage([large()], NOW)
+    with pytest.raises(StorageError):
+        rig.pubend.stage([large()], NOW)
+    rig.pubend.check()
+
+
+def test_sizes_find_the_floor() -> None:
+    """D8 by size."""
+    rig = Rig()
+    for at in range(200):
+        rig.write(rig.pubend.stage([rig.batch(300)], NOW + 1000 * (at + 1)).effects)
+    size = rig.pubend.kept_bytes
+    floor = rig.pubend.floor_for_size(size // 2)
+    assert NOW < floor < rig.pubend.last
+    assert rig.pubend.floor_for_size(size + 1) == 0

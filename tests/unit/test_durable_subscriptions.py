@@ -1,0 +1,290 @@
+"""Tokens, names, epochs, release: the decisions of docs/durable.md (spec D3, D7, D8, D10, D11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from postroad.durable.release import ReleaseMerger, ReleaseRoot, Report, RetentionPolicy
+from postroad.durable.subscriptions import HOLD_US, SAVE_US, Attached, Subscription, Subscriptions
+from postroad.durable.token import CheckpointToken
+from postroad.errors import PeerError, StorageError, UsageError
+from postroad.selectors import Selector
+from postroad.storage.effects import Save
+
+P, Q = 7 << 32, 8 << 32
+ANY = Selector.parse("#", "")
+
+
+def tags() -> Callable[[], int]:
+    counter = count(1)
+    return lambda: next(counter)
+
+
+def attach(
+    held: Subscriptions, name: str = "billing", session: int = 1, now_us: int = 10, **rest: object
+) -> Attached:
+    options = {"selector": ANY, "ack": "", "token": None, **rest}
+    return held.attach(name=name, session=session, now_us=now_us, **options)  # type: ignore[arg-type]
+
+
+def hosted(held: Subscriptions, **rest: object) -> Subscription:
+    found = attach(held, **rest).subscription  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+# ---- tokens
+
+
+def test_a_token_survives_json_and_names_pubends_as_text() -> None:
+    token = CheckpointToken({Q: 5, P: 1_700_000_000_000_000})
+    assert token.to_json() == '{"00000007-00000000": 1700000000000000, "00000008-00000000": 5}'
+    assert CheckpointToken.from_json(token.to_json()) == token
+    assert hash(CheckpointToken.from_json(token.to_json())) == hash(token)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"x": 1}', '{"00000007-00000000": "1"}', '{"00000007-00000000": -1}']
+)
+def test_what_is_no_token_is_the_callers_fault(text: str) -> None:
+    with pytest.raises(UsageError):
+        CheckpointToken.from_json(text)
+
+
+def test_tokens_are_vector_clocks() -> None:
+    one, other = CheckpointToken({P: 5, Q: 1}), CheckpointToken({P: 3})
+    assert one.covers(other)
+    assert not other.covers(one)
+    assert one.minimum(other) == CheckpointToken({P: 3})
+    assert one.maximum(CheckpointToken({Q: 9})) == CheckpointToken({P: 5, Q: 9})
+    assert other.advanced(P, 2) is other
+    assert other.advanced(Q, 2).tick(Q) == 2
+    assert CheckpointToken({P: 0}) == CheckpointToken()
+
+
+# ---- names
+
+
+def test_the_same_name_with_another_selector_is_refused() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    attach(held)
+    with pytest.raises(UsageError, match="delete it first"):
+        attach(held, session=2, selector=Selector.parse("orders/#", ""))
+    held.check()
+
+
+def test_a_second_connection_takes_the_name_over() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    first = attach(held)
+    second = attach(held, session=2)
+    assert (first.replaced, second.replaced) == (None, 1)
+    assert second.subscription is first.subscription
+    assert not second.created
+    assert held.detach(1) is None
+    assert held.by_session(2) is first.subscription
+    held.check()
+
+
+@pytest.mark.parametrize(("name", "ack"), [("", ""), ("x" * 256, ""), ("a\nb", ""), ("ok", "sometimes")])
+def test_bad_names_and_modes_are_refused(name: str, ack: str) -> None:
+    with pytest.raises(UsageError):
+        attach(Subscriptions(broker=1, new_tag=tags()), name=name, ack=ack)
+
+
+def test_at_two_brokers_the_higher_epoch_has_it_and_the_other_lets_go_later() -> None:
+    """D10: the old broker holds what is not acknowledged until the new one has had time to report."""
+    old, new = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
+    one = hosted(old)
+    old.begin(one, P, 50, since=50, matched=0)
+    moved = attach(new, token=one.token(), now_us=1000)
+    handover = old.claimed("billing", moved.epoch, 2, 1000)
+    assert handover is not None
+    assert (handover.ended, handover.token) == (1, CheckpointToken({P: 50}))
+    assert old.released(P) == 50
+    assert old.expired(1000 + HOLD_US - 1) == []
+    assert old.expired(1000 + HOLD_US) == ["billing"]
+    assert new.claimed("billing", one.epoch, 1, 1001) is None, "an old claim changes nothing"
+    old.delete("billing")
+    assert old.released(P) is None
+    old.check()
+
+
+def test_a_token_kept_elsewhere_is_asked_for() -> None:
+    """D11: without a token the broker that keeps it must hand it over first."""
+    old, new = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
+    one = hosted(old, ack="auto")
+    old.begin(one, P, 50, since=50, matched=0)
+    new.claimed("billing", old.claims()["billing"], 1, 20)
+    asked = attach(new, ack="auto", now_us=30)
+    assert (asked.subscription, asked.ask) == (None, 1)
+    handover = old.claimed("billing", asked.epoch, 2, 30)
+    assert handover is not None
+    assert attach(new, ack="auto", now_us=30, token=handover.token).subscription is not None
+    assert old.claims() == {}
+
+
+def test_equal_epochs_go_to_the_higher_broker() -> None:
+    low, high = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
+    epochs = attach(low).epoch, attach(high).epoch
+    assert epochs[0] == epochs[1]
+    assert high.claimed("billing", epochs[0], 1, 20) is None
+    assert low.claimed("billing", epochs[1], 2, 20) is not None
+
+
+# ---- acknowledgements
+
+
+def test_acknowledgements_are_confirmed_by_one_save_and_reported_when_saved() -> None:
+    """D11: auto-acknowledge of many events shares group commits."""
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held, ack="auto")
+    held.begin(one, P, 10, since=10, matched=0)
+    held.sent(one.cursors[P], 30, 30, 3)
+    for ticket, tick in enumerate((15, 20, 25)):
+        held.ack(one, {P: tick}, ticket)
+    saves = held.flush(100)
+    assert [save.table for save in saves if isinstance(save, Save)] == [
+        "durable.subscriptions",
+        "durable.released",
+    ]
+    assert held.flush(100) == []
+    assert held.released(P) == 10
+    assert isinstance(saves[1], Save)
+    assert held.saved(saves[1].tag) == [(one.id, 0), (one.id, 1), (one.id, 2)]
+    assert held.released(P) == 25
+    held.check()
+
+
+def test_nothing_is_acknowledged_that_was_not_told() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held)
+    held.begin(one, P, 10, since=10, matched=0)
+    held.ack(one, {P: 99, Q: 5})
+    assert one.cursors[P].released == 10
+
+
+def test_a_failed_save_is_told_and_made_again() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held, ack="manual")
+    held.begin(one, P, 10, since=10, matched=0)
+    held.confirm(one.id, 5)
+    names, rows = held.flush(0)
+    error = StorageError("full")
+    assert isinstance(names, Save)
+    assert isinstance(rows, Save)
+    assert held.save_failed(names.tag, error) is None
+    assert held.save_failed(rows.tag, error) == [(one.id, 5, error)]
+    again = held.flush(SAVE_US)
+    assert [save.rows for save in again if isinstance(save, Save)] == [names.rows, rows.rows]
+
+
+def test_a_restart_finds_subscriptions_and_never_reuses_ids() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held, ack="batch", selector=Selector.parse("orders/#", "price > 100"))
+    held.begin(one, P, 10, since=10, matched=4)
+    hosted(held, name="gone", session=2)
+    tables: dict[str, dict[bytes, bytes]] = {}
+    for at in range(2):
+        for save in held.flush(at * SAVE_US):
+            assert isinstance(save, Save)
+            for key, value in save.rows:
+                table = tables.setdefault(save.table, {})
+                table.pop(key, None)
+                if value is not None:
+                    table[key] = value
+        if not at:
+            held.delete("gone")
+    back = Subscriptions(broker=1, new_tag=tags())
+    back.recover(tables["durable.subscriptions"], tables["durable.released"])
+    found = back.get("billing")
+    assert found is not None
+    assert (found.id, found.selector, found.ack, found.token()) == (1, one.selector, "batch", one.token())
+    assert back.get("gone") is None
+    assert hosted(back, name="next").id == 3
+    back.check()
+
+
+def test_lag_counts_events_and_time() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held)
+    held.begin(one, P, 1_000_000, since=1_000_000, matched=0)
+    assert held.lag(one, 4_000_000, lambda _s, _p: (5, 3_000_000)) == (5, 3_000_000)
+    held.sent(one.cursors[P], 2_000_000, 2_000_000, 3)
+    held.ack(one, {P: 2_000_000})
+    assert held.lag(one, 4_000_000, lambda _s, _p: (5, 3_000_000)) == (2, 2_000_000)
+
+
+# ---- release
+
+
+def report(owner: int, serial: int, released: int, delivered: int, **rest: bool) -> Report:
+    return Report(owner=owner, serial=serial, released=released, latest_delivered=delivered, **rest)
+
+
+def root(**policy: int) -> ReleaseRoot:
+    return ReleaseRoot(P, RetentionPolicy(**{"grace_us": 0, **policy}), new_tag=tags(), now_us=0)
+
+
+def test_the_policy_of_section_3() -> None:
+    """D8: t <= Tr or (t <= Td and T - t > maxRetain)."""
+    held = root(max_retain_us=100)
+    held.report(report(1, 1, 20, 300))
+    held.report(report(2, 1, 50, 250))
+    assert (held.released, held.latest_delivered) == (20, 250)
+    assert held.floor(110, 400, lambda _: 0) == 20
+    assert held.floor(300, 400, lambda _: 0) == 199
+    assert held.floor(1000, 400, lambda _: 0) == 250, "never beyond latestDelivered of anybody"
+
+
+def test_early_release_by_size_stops_at_latest_delivered() -> None:
+    held = root(max_bytes=1000)
+    held.report(report(1, 1, 20, 300))
+    assert held.floor(1000, 400, lambda limit: 150 if limit == 1000 else 0) == 150
+    assert held.floor(1000, 400, lambda _: 350) == 300
+
+
+def test_nobody_and_the_young_and_a_fresh_process() -> None:
+    held = root(grace_us=100)
+    assert held.floor(99, 1000, lambda _: 0) == 0, "owners have time to report after a restart"
+    assert held.floor(500, 1000, lambda _: 0) == 400
+    assert held.floor(5000, 1000, lambda _: 0) == 1000, "nobody needs anything"
+
+
+def test_an_unreachable_owner_holds_until_it_is_retired() -> None:
+    held = root()
+    held.report(report(1, 1, 20, 20))
+    held.report(report(2, 1, 90, 95))
+    (save,) = held.flush(0)
+    assert isinstance(save, Save)
+    again = root()
+    again.recover({key: value for key, value in save.rows if value is not None})
+    assert again.floor(1000, 100, lambda _: 0) == 20
+    again.retire(1)
+    assert again.floor(1000, 100, lambda _: 0) == 90
+    assert not again.report(report(1, 1, 20, 20)), "an echo of its last report does not bring it back"
+    assert again.report(report(1, 2, 30, 30)), "itself does"
+    with pytest.raises(UsageError):
+        again.retire(9)
+    with pytest.raises(PeerError):
+        again.report(report(3, 1, 5, 4))
+
+
+def test_reports_are_merged_by_owner_and_told_again_to_a_new_parent() -> None:
+    """D7."""
+    held = ReleaseMerger()
+    assert held.report(P, report(1, 1, 5, 6))
+    assert held.report(P, report(1, 3, 9, 9))
+    assert not held.report(P, report(1, 2, 7, 7)), "an older one, by another way"
+    held.report(P, report(2, 1, 4, 4))
+    taken = held.take(lambda pubend: pubend == P)
+    assert [(one.owner, one.released) for one in taken[P]] == [(1, 9), (2, 4)]
+    assert held.take(lambda _: True) == {}
+    held.resend(lambda pubend: pubend == P)
+    assert len(held.take(lambda _: True)[P]) == 2
+    held.retire(2)
+    held.resend(lambda _: True)
+    assert [one.owner for one in held.take(lambda _: True)[P]] == [1]
+    held.check()

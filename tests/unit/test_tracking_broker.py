@@ -1,0 +1,124 @@
+"""Tracking inside the broker core: the skew check on the wire, and what is recorded of forwarding (T5, T6)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from postroad.broker import Broker
+from postroad.config import BrokerConfig, Identity
+from postroad.ids import MessageId
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.wire.frames import Kind, Query, Reply, Request, Skew, decode, encode, frame_kind
+
+from .test_broker import SECOND_US, Client, Net
+
+
+class Tracked(Net):
+    """Brokers that track, without a disk: everything recent is in memory. Counts who is asked."""
+
+    def __init__(self, count: int, links: list[tuple[int, int]], **settings: Any) -> None:
+        self.config = TrackingConfig(**settings)
+        self.tracking: dict[int, Tracking] = {}
+        self.asked: Counter[int] = Counter()
+        super().__init__(count, links)
+
+    def start(self, at: int) -> None:
+        identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=1)
+        held = make_tracking(self.config, me=at + 1, stored=(), changes=(), now_us=self.now_us)
+        self.tracking[at] = held
+        draw = random.Random(at).randrange
+        config = BrokerConfig(tracking=self.config)
+        self.brokers[at] = Broker(config, identity, draw=draw, now_us=self.now_us, tracking=held)
+
+    def perform(self, at: int, effects: list[Any]) -> None:
+        for effect in effects:
+            data = getattr(effect, "data", b"")
+            if data and frame_kind(data) == Kind.QUERY:
+                query = decode(data)
+                assert isinstance(query, Query)
+                if self.ends[at, effect.connection][0] == query.target - 1:  # type: ignore[index]
+                    self.asked[query.target - 1] += 1
+        super().perform(at, effects)
+
+
+def trace(client: Client, identity: bytes) -> dict[str, Any]:
+    arguments = {"id": str(MessageId.from_bytes(identity))}
+    client.send(encode(Request(number=len(client.messages), what="trace", arguments=arguments)))
+    reply = client.messages[-1]
+    assert isinstance(reply, Reply)
+    assert reply.code == ""
+    found: dict[str, Any] = json.loads(reply.body)
+    return found
+
+
+STAR = [(0, 1), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize(("routing", "asked"), [("all", {1, 2, 3}), ("neighbours", {1, 2}), ("set", {1, 2})])
+def test_a_trace_asks_only_the_neighbours_that_were_recorded(
+    strategy: str, routing: str, asked: set[int]
+) -> None:
+    """T6: both optimisations of 3.3, per-neighbour histories and the routing set in the key."""
+    net = Tracked(4, STAR, strategy=strategy, routing=routing)
+    readers = [Client(net, at) for at in (1, 2)]
+    writer = Client(net, 0)
+    for reader in readers:
+        reader.subscribe(1, "t")
+    net.wait(3)
+    writer.publish("t", "x", "y")
+    batch = readers[0].batches[0]
+    found = trace(writer, batch.id(1))
+    assert found["verdict"] == "complete"
+    assert [step["broker"] for step in found["route"]] == ["b0", "b1", "b2"]
+    assert len(found["receivers"]) == 2
+    assert set(net.asked) == asked
+
+
+def test_the_routing_set_is_one_key_per_message() -> None:
+    """T6: H(b,d) needs a key for each neighbour, the set in the key only one."""
+    keys = {}
+    for routing in ("all", "neighbours", "set"):
+        net = Tracked(4, STAR, routing=routing)
+        readers = [Client(net, at) for at in (1, 2, 3)]
+        writer = Client(net, 0)
+        for reader in readers:
+            reader.subscribe(1, "t")
+        net.wait(3)
+        for number in range(10):
+            writer.publish("t", str(number))
+        net.wait(1)
+        keys[routing] = net.tracking[0].metrics()["tracking_keys_total"]
+    assert keys == {"all": 10, "neighbours": 40, "set": 20}
+
+
+def test_a_publisher_out_of_tolerance_is_told_what_to_add() -> None:
+    """T5: once a second, for the newest id of its own; retries of an older start say nothing."""
+    net = Tracked(1, [])
+    writer = Client(net, 0)
+    writer.publish("t", "in time")
+    assert not writer.has(Skew)
+    net.now_us += 3600 * SECOND_US  # of the broker alone: frames below are made with the old time
+    ahead = writer.frame("t", "ahead")
+    net.now_us -= 3600 * SECOND_US
+    writer.send(ahead)
+    told = [message for message in writer.messages if isinstance(message, Skew)]
+    assert len(told) == 1
+    assert abs(told[0].correction_us + 3600 * SECOND_US) < SECOND_US // 100
+    writer.publish("t", "ahead still")
+    assert sum(isinstance(message, Skew) for message in writer.messages) == 1
+
+
+def test_without_tracking_nobody_is_corrected() -> None:
+    net = Net(1)
+    writer = Client(net, 0)
+    frame = writer.frame("t", "old")
+    net.now_us += 3600 * SECOND_US
+    writer.send(frame)
+    assert not writer.has(Skew)
