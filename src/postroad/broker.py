@@ -15,14 +15,22 @@ import msgspec
 
 from postroad import kernel
 from postroad.config import BrokerConfig, Identity
-from postroad.errors import BugError, DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
+from postroad.errors import (
+    BugError,
+    DeniedError,
+    PeerError,
+    TooLargeError,
+    UnavailableError,
+    UsageError,
+    shorten,
+)
 from postroad.events.batch import EventBatch
 from postroad.ids import VOLATILE
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
-from postroad.overlay.publishing import Publishers
+from postroad.overlay.publishing import Publishers, runs_within
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
@@ -60,9 +68,11 @@ from postroad.wire.frames import (
     decode,
     encode,
     frame_kind,
+    json_within_frame,
 )
 
 MAX_STATUS_ROWS: Final = 1_000
+MAX_MISSING: Final = 256  # brokers named to a subscriber as not having confirmed
 MAX_BOOT: Final = VOLATILE - 1  # what a plain pubend has room for; forged ones must leave some above them
 
 
@@ -126,7 +136,7 @@ class Broker:
         )
         for address in config.dial:
             self._links.dial(address, now_us)
-        self._interest = Interest(me, identity.boot)
+        self._interest = Interest(me, identity.boot, config.limits)
         self._tracer = Tracer(
             tracking or NoTracking(),
             me=me,
@@ -350,7 +360,7 @@ class Broker:
             self._out += self._links.consumed(connection, len(batch.data))
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
-            for group in self._within_limits(batches):
+            for group in runs_within(batches, self._config.limits):
                 self._tracer.tracking.published(b"".join(batch.ids() for batch in group), now_us)
                 self._out += self._routing.publish(group, now_us)
         for connection, sequence in accepted.items():
@@ -361,19 +371,6 @@ class Broker:
         correction_us = clocks.correction_us(peer.publisher, batch.id(batch.count - 1), now_us)
         if correction_us is not None:
             self._send(peer.connection, Skew(correction_us=correction_us))
-
-    def _within_limits(self, batches: list[EventBatch]) -> list[list[EventBatch]]:
-        """Runs of batches, each of which fits one frame."""
-        limits = self._config.limits
-        groups: list[list[EventBatch]] = []
-        size = count = 0
-        for batch in batches:
-            size, count = size + len(batch.data), count + batch.count
-            if not groups or size > limits.batch_bytes or count > limits.batch_events:
-                groups.append([])
-                size, count = len(batch.data), batch.count
-            groups[-1].append(batch)
-        return groups
 
     def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
         self._publishers.check(peer, batch)
@@ -403,11 +400,12 @@ class Broker:
 
     def _subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
         connection, number = peer.connection, message.number
+        self._delivery.check_free(connection, number)
         name = f"{peer.name}#{peer.publisher:08x}.{number}"
         try:
             if self._delivery.count(connection) >= peer.limits.subscriptions:
                 raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
-            selector = Selector.parse(message.topic, message.where)
+            selector = Selector.parse(message.topic, message.where, self._config.limits)
             if not self._links.may_subscribe(connection, message.topic):
                 who = peer.principal or "anonymous"
                 raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
@@ -434,7 +432,7 @@ class Broker:
 
     def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
         connection, number, _ = self._subscribers[key]
-        return [Send(connection, encode(Subscribed(number=number, missing=missing)))]
+        return [Send(connection, encode(Subscribed(number=number, missing=missing[:MAX_MISSING])))]
 
     def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
         self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
@@ -538,9 +536,10 @@ class Broker:
     def _answer(self, peer: Peer, message: Request, now_us: int) -> None:
         code, body = "", ""
         if message.what == "status":
-            body = msgspec.json.encode(self.status(now_us)).decode()
+            body = json_within_frame(self.status(now_us))
         else:
-            code, body = UsageError.code, f"this broker cannot answer {message.what!r}"
+            error = UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
+            code, body = error.code, str(error)
         self._send(peer.connection, Reply(number=message.number, code=code, body=body))
 
     def status(self, now_us: int) -> dict[str, object]:

@@ -77,6 +77,7 @@ TEXTS = (
     "disconnect",
     "status",
     "é" * 300,
+    "\0" * 300_000,  # repr() of it is longer than a frame
 )
 
 

@@ -222,7 +222,7 @@ class TestSubscriptions:
     def test_numbers_are_unique_on_a_connection(self) -> None:
         world = World()
         first = world.subscribe(1, "a")
-        with pytest.raises(UsageError):
+        with pytest.raises(PeerError):
             world.subscribe(1, "b")
         assert world.core.unsubscribe(1, 1) == first
         assert world.core.unsubscribe(1, 1) is None

@@ -363,6 +363,20 @@ def test_rows_are_chosen_from_what_is_passed_on() -> None:
     assert got == [b"105", b"107"]
 
 
+def test_the_end_of_a_pubend_is_passed_on_by_a_broker_that_had_to_ask_for_it() -> None:
+    """It had heard how far the stream goes before it knew what is there; those below had not."""
+    net = Net(1)
+    fake, below = Fake(net, 0, 2), Fake(net, 0, 3)
+    fake.advertise()
+    below.advertise()
+    fake.say(Silence(spans=((fake.pubend, 90, 100, 0),)))
+    below.say(wants(3), Attach(origin=2, known={fake.pubend: 100}))
+    fake.say(Silence(spans=((fake.pubend, 120, 120, 0),)))
+    assert [nack.spans for nack in fake.of(Nack)] == [((100, 120),)]
+    fake.send(empty_frame(kind=Kind.KNOWLEDGE, pubend=fake.pubend, start=100, end=120, channel=0, lost=True))
+    assert [(batch.start, batch.end, batch.lost) for batch in below.batches] == [(100, 120, True)]
+
+
 def test_silences_wait_for_no_more_stamps_than_are_remembered() -> None:
     """A silence names a stamp; it must be said before so many more are defined that its own is forgotten."""
     net = Net(1)

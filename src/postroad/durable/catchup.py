@@ -11,7 +11,9 @@ Nothing is asked for while the subscriber has no room, and at most `HELD_BYTES` 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -157,14 +159,16 @@ class CatchupStream:
         """Knowledge from here or upstream. True if some of it was wanted."""
         if self.idle or self.reading or not segment.meets(need):
             return False
-        window = intersect(self._window(), segment.start, segment.end)
-        if not window:
+        window = self._window()
+        at = bisect_right(window, segment.start, key=itemgetter(1))
+        if at == len(window) or window[at][0] >= segment.end:
             return False
-        part = segment.cut(window[0][0], window[-1][1])
-        if self._held.size > HELD_BYTES and part.start >= (self._next_q() or 0):
+        if self._held.size > HELD_BYTES and segment.start >= (self._next_q() or 0):
             self._overflowed = True
             return False
-        return bool(self._held.accumulate(part))
+        # A segment is cut only where most of it is of no use: cutting copies its rows.
+        needless = segment.end > 2 * window[-1][1] - segment.start
+        return bool(self._held.accumulate(segment.cut(segment.start, window[-1][1]) if needless else segment))
 
     # ---- delivery
 
@@ -231,9 +235,13 @@ class CatchupStream:
         batch = segment.batch
         if batch is None:
             return _NONE
-        held = batch.headers["tick"].astype(np.int64)
-        chosen = np.isin(held, ticks, assume_unique=True)
+        held = batch.headers["tick"]
+        at = np.searchsorted(held, ticks)
+        at = at[at < len(held)]
+        found: Numbers = at[held[at] == ticks[: len(at)]]
         if spans:
+            chosen = np.zeros(len(held), bool)
+            chosen[found] = True
             if self._index is None:
                 self._index = MatchIndex()
                 self._index.add(0, self._selector, 0)
@@ -244,7 +252,8 @@ class CatchupStream:
             for start, end in spans:
                 inside |= (held > start) & (held <= end)
             chosen |= matched & inside
-        return np.flatnonzero(chosen).astype(np.int64)
+            found = np.flatnonzero(chosen)
+        return found
 
     def _forget(self) -> None:
         """Drop what lies below the position."""

@@ -202,9 +202,8 @@ class Delivery:
             raise UsageError(f"overflow policy {overflow!r} is not one of {', '.join(_POLICIES)}")
         if buffer < 0:
             raise UsageError(f"a buffer of {buffer} bytes")
+        self.check_free(connection, number)
         home = self._connections.get(connection) or _Connection(connection)
-        if number in home.by_number:
-            raise UsageError(f"subscription number {number} is in use on this connection")
         self._last_key += 1
         key = self._last_key
         self._index.add(key, selector, key)
@@ -215,6 +214,12 @@ class Delivery:
         home.by_number[number] = self._subscriptions[key] = subscription
         self._connections[connection] = home
         return key
+
+    def check_free(self, connection: int, number: int) -> None:
+        """PeerError if the number is in use: an answer would be taken for the end of the one that has it."""
+        home = self._connections.get(connection)
+        if home is not None and number in home.by_number:
+            raise PeerError(f"subscription number {number} is in use on this connection")
 
     @property
     def _connection_bytes(self) -> int:

@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.overlay.covering import Covering, OwnSelector
 from postroad.selectors import Group, MatchIndex, Selector
-from postroad.wire.frames import MAX_CONTROL_BYTES, InterestEntry, InterestUpdate
+from postroad.wire.frames import MAX_CONTROL_BYTES, InterestEntry, InterestUpdate, Limits
 
 ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
-TOPIC_BYTES: Final = 1 << 10
+TOPIC_BYTES: Final = (1 << 16) - 1  # whatever the limits say
 WHERE_BYTES: Final = 16 << 10
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
@@ -90,6 +91,7 @@ class Interest:
         "_keys",
         "_last_entry",
         "_last_key",
+        "_limits",
         "_me",
         "_own",
         "_own_text_bytes",
@@ -98,10 +100,11 @@ class Interest:
         "own_version",
     )
 
-    def __init__(self, me: int, boot: int) -> None:
+    def __init__(self, me: int, boot: int, limits: Limits = DEFAULT_LIMITS) -> None:
         if not 0 <= boot < 1 << 32:
             raise UsageError(f"boot {boot} is not an unsigned 32-bit number")
         self._me = me
+        self._limits = limits  # those of every broker here: links refuse others
         self.own_version = boot << 32
         self._keys: dict[int, OwnSelector] = {}  # every local subscription
         self._own: dict[Selector, OwnSelector] = {}  # the distinct selectors of `_keys`
@@ -291,7 +294,7 @@ class Interest:
         removed = set(update.removed)
         if len(removed) != len(update.removed) or not table.entries.keys() >= removed:
             raise PeerError(f"interest change of broker {owner} removes entries it does not have")
-        added, text_bytes = _parse_entries(update)
+        added, text_bytes = _parse_entries(update, self._limits)
         if not added.keys().isdisjoint(table.entries.keys()):
             raise PeerError(f"interest change of broker {owner} adds entries it has already")
         text_bytes += table.text_bytes - sum(
@@ -312,7 +315,7 @@ class Interest:
         assembly = self._assemblies.get(owner)
         if assembly is not None and update.version < assembly.version:
             return False
-        added, text_bytes = _parse_entries(update)
+        added, text_bytes = _parse_entries(update, self._limits)
         if assembly is None or (assembly.version, len(assembly.parts)) != (update.version, update.parts):
             assembly = _Assembly(update.version, update.parts)
         elif assembly.parts[update.part]:
@@ -437,7 +440,7 @@ def _pack(
         yield tuple(entries), tuple(gone)
 
 
-def _parse_entries(update: InterestUpdate) -> tuple[dict[int, Selector], int]:
+def _parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Selector], int]:
     """The selectors an update adds, and the bytes of their texts."""
     parsed: dict[int, Selector] = {}
     text_bytes = 0
@@ -445,7 +448,7 @@ def _parse_entries(update: InterestUpdate) -> tuple[dict[int, Selector], int]:
         if len(entry.topic.encode()) > TOPIC_BYTES or len(entry.where.encode()) > WHERE_BYTES:
             raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest is too long")
         try:
-            selector = Selector.parse(entry.topic, entry.where)
+            selector = Selector.parse(entry.topic, entry.where, limits)
         except UsageError as error:
             raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest: {error}") from None
         parsed[entry.entry] = selector

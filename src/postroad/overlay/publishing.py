@@ -12,6 +12,7 @@ client alone: nobody can use up the ids of others.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -20,9 +21,23 @@ from postroad.config import Identity
 from postroad.errors import PeerError
 from postroad.events.batch import EventBatch
 from postroad.overlay.handshake import Peer
+from postroad.wire.frames import Limits
 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
 COUNT_BITS: Final = 22  # of a publisher's number count those of one start, the others are the start
+
+
+def runs_within(batches: Sequence[EventBatch], limits: Limits) -> list[list[EventBatch]]:
+    """Runs of batches, each of which fits one frame."""
+    runs: list[list[EventBatch]] = []
+    size = count = 0
+    for batch in batches:
+        size, count = size + len(batch.data), count + batch.count
+        if not runs or size > limits.batch_bytes or count > limits.batch_events:
+            runs.append([])
+            size, count = len(batch.data), batch.count
+        runs[-1].append(batch)
+    return runs
 
 
 class Publishers:

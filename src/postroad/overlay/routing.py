@@ -406,16 +406,17 @@ class Routing:
         for part in news:
             if part.batch is not None:
                 self._tracking.routed(stream.origin, sender.number, part.batch.ids(), now_us)
-            fresh = part.cut(top, part.end) if part.end > top else None
             groups: list[Group] | None = None
             for neighbour in self._neighbours.values():
                 feed = neighbour.feeds.get(pubend)
                 if feed is None or neighbour is sender:
                     continue
-                if fresh is not None:
-                    if groups is None and fresh.batch is not None:
-                        groups = self._interest.match(fresh.batch)
-                    self._feeder.feed(neighbour, feed, stream, fresh, groups)
+                if (
+                    part.end > feed.quiet
+                ):  # not our own top: we may have heard of more than we knew
+                    if groups is None and part.batch is not None:
+                        groups = self._interest.match(part.batch)
+                    self._feeder.feed(neighbour, feed, stream, part, groups)
                 if feed.wants:
                     self._feeder.satisfy(neighbour, feed, stream, part)
         horizon = stream.horizon

@@ -19,6 +19,7 @@ from postroad.tracking.messages import TraceAnswer, TraceQuestion
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import Ask, Trace
 from postroad.tracking.verdict import TraceResult
+from postroad.wire.frames import MAX_BODY_BYTES
 
 MAX_TRACES: Final = 64  # under way at once
 MAX_QUESTIONS: Final = 256  # waiting for stored filters
@@ -170,6 +171,8 @@ class TraceDesk:
         except PostroadError as error:
             return self._refuse(question, str(error), now_us)
         body = msgspec.msgpack.encode(answer)
+        if len(body) > MAX_BODY_BYTES:
+            return self._refuse(question, "has an answer that is too large", now_us)
         if question.asker == HERE:
             return self.answered(question.number, body, now_us)
         return [Respond(broker=question.asker, number=question.number, body=body)]

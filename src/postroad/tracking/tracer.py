@@ -18,7 +18,7 @@ from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
 from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import NOT_REACHABLE, parse_ids
-from postroad.wire.frames import Answer, Query, Reply, Request, encode
+from postroad.wire.frames import Answer, Query, Reply, Request, encode, json_within_frame
 
 MAX_HOPS: Final = 255  # after which a question or an answer is dropped: routes change while it travels
 TRACE: Final = "trace"
@@ -140,7 +140,7 @@ class Tracer:
         if asker is None:
             return []
         connection, number = asker
-        body = msgspec.json.encode(report.results[0]).decode()
+        body = json_within_frame(msgspec.structs.asdict(report.results[0]))
         return [Send(connection, encode(Reply(number=number, code="", body=body)))]
 
     def metrics(self) -> dict[str, int | float]:

@@ -9,6 +9,7 @@ kind, in order. docs/protocol.md is the reference for other languages; a test co
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -19,6 +20,7 @@ from postroad.errors import BugError, PeerError
 PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
 MAX_CONTROL_BYTES: Final = 1 << 20
+MAX_BODY_BYTES: Final = MAX_CONTROL_BYTES - 1024  # of a message that carries one
 HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever sends it
 _DEFAULTS_BYTES: Final = 64  # more than the fields a sender may leave out take
 _PREFIX: Final = struct.Struct("<IB")
@@ -364,6 +366,19 @@ def decode(frame: bytes | memoryview) -> Message:
     if spare < _DEFAULTS_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
         raise PeerError(f"a {Kind(kind).name} frame that leaves no room for all of its fields")
     return message
+
+
+def json_within_frame(values: Mapping[str, object]) -> str:
+    """A JSON object for the body of a control frame; its lists lose their last rows if it would not fit."""
+    rows = max((len(value) for value in values.values() if isinstance(value, list | tuple)), default=0)
+    while True:
+        cut = {
+            key: value[:rows] if isinstance(value, list | tuple) else value for key, value in values.items()
+        }
+        body = msgspec.json.encode(cut)
+        if len(body) <= MAX_BODY_BYTES or not rows:
+            return body.decode()
+        rows //= 2
 
 
 class Splitter:
