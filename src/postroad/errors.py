@@ -50,10 +50,9 @@ class SelectorError(UsageError):
         before = _CUT if begin else ""
         after = _CUT if end < len(self.text) else ""
         pointer = " " * (len(before) + self.position - begin)
-        return (
-            f"{self.message} at character {self.position + 1}\n"
-            f"  {before}{self.text[begin:end]}{after}\n  {pointer}^"
-        )
+        # On one line, so that the mark stands below its character.
+        shown = "".join(letter if letter.isprintable() else " " for letter in self.text[begin:end])
+        return f"{self.message} at character {self.position + 1}\n  {before}{shown}{after}\n  {pointer}^"
 
 
 class TooLargeError(UsageError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,43 @@ def test_demo_runs_a_network_and_leaves_nothing_behind(tmp_path: Path) -> None:
         except OSError:
             continue
         assert str(tmp_path).encode() not in command
+
+
+def test_ctrl_c_ends_a_pub_that_waits_for_standard_input(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postroad", "pub", "a/b", "--stdin", "--broker", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"one\n")
+    process.stdin.flush()
+    assert process.stdout.readline().count(b"-") == 3  # its id comes without waiting for more lines
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors == b""
+
+
+def test_a_payload_need_not_be_text(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    reader = subscribe("a/#", "--count", "1", "--timeout", "30", "--json", "--broker", address)
+    published = cli("pub", "a/b", "\udcff\udcfe", "--broker", address)  # bytes that are not UTF-8
+    assert published.returncode == 0, published.stderr
+    output, _ = reader.communicate(timeout=40)
+    assert json.loads(output)["encoding"] == "base64"
+
+
+def test_closed_descriptors_and_half_a_certificate(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    command = f"{sys.executable} -m postroad pub a/b x --broker {address}"
+    for closed in ("0<&-", "1>&-", "0<&- 1>&-"):
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], env=ENVIRONMENT, check=False, timeout=60)
+        assert done.returncode == 0, closed
+    keyed = cli("pub", "a/b", "x", "--tls-key", "nowhere.pem", "--broker", address)
+    assert keyed.returncode == 2  # never in the clear to someone who asked for TLS
+    assert "--tls-cert" in keyed.stderr

@@ -121,11 +121,11 @@ EARLY = RetentionPolicy(grace_us=0, max_retain_us=SECOND_US, max_bytes=2_000)
 @given(st.integers(0, 2**32))
 def test_exactly_once_in_order_without_gaps(seed: int) -> None:
     """D12: whatever crashes, fails, is lost or slow, each subscriber has every event once and in order."""
-    judge(run(seed, RetentionPolicy(grace_us=0), 120), early=False)
+    judge(run(seed, RetentionPolicy(grace_us=0), 90), early=False)
 
 
 @settings(max_examples=70, deadline=None)
 @given(st.integers(0, 2**32))
 def test_early_release_is_told(seed: int) -> None:
     """D8: what early release took is covered by gap messages, never silence."""
-    judge(run(seed, EARLY, 120), early=True)
+    judge(run(seed, EARLY, 90), early=True)

@@ -162,10 +162,11 @@ def test_released_ticks_are_lost_and_the_rest_is_read_from_the_log() -> None:
     done = ReadDone(tag=read.tag, records=tuple(rig.records[1:]), missing=(), more=False)
     found, more = pubend.read_done(done)
     assert more == []
-    assert [(one.start, one.end, one.lost) for one in found] == [
-        (NOW + 10, NOW + 20, False),
-        (NOW + 20, NOW + 30, False),
-    ]
+    (joined,) = found
+    assert (joined.start, joined.end, joined.lost) == (NOW + 10, NOW + 30, False)
+    assert joined.batch is not None
+    assert joined.batch.headers["tick"].tolist() == [NOW + 20, NOW + 30]
+    assert EventBatch.parse(joined.batch.data, DEFAULT_LIMITS).count == 2
 
 
 def test_what_a_damaged_log_may_have_held_is_lost_not_silent() -> None:

@@ -277,3 +277,8 @@ def test_patterns_keep_to_the_limits_of_whoever_parses_them() -> None:
     assert Selector.parse("a/b/c").topic == "a/b/c"
     with pytest.raises(TooLargeError):
         Selector.parse("a/b/c", limits=narrow)
+
+
+def test_the_mark_stands_below_its_character_in_texts_of_several_lines() -> None:
+    error = SelectorError("no", text="a = 1 AND\n\tb !! 2", position=13)
+    assert str(error) == "no at character 14\n  a = 1 AND  b !! 2\n" + " " * 15 + "^"

@@ -7,6 +7,7 @@ so that `postroad --help` and completion stay quick.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -35,6 +36,7 @@ for _group in (up, pub, sub, trace, status, demo, plan, sim, bench):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
+    _open_closed_descriptors()
     try:
         code = app(arguments, prog_name="postroad", standalone_mode=False)
         sys.stdout.flush()
@@ -48,6 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     except PostroadError as error:
         return _complain(str(error), _code(error))
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _complain("the output could not be written: no space is left", EXIT_FAILED)
         describe = getattr(error, "format_message", None)  # typer's own errors, whichever click it brings
         if describe is None:
             traceback.print_exc()
@@ -55,6 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         help_of = f" (see {context.command_path} --help)" if context is not None else ""
         return _complain(f"{str(describe()).rstrip('.')}{help_of}", EXIT_USAGE) if describe() else EXIT_USAGE
+
+
+def _open_closed_descriptors() -> None:
+    """Started with `<&-`, the event loop would get descriptors 0 to 2 for its own, and it aborts on that."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        if number == 1:
+            sys.stdout = open(number, "w", closefd=False)  # noqa: SIM115
+    os.close(number)
 
 
 def _code(error: PostroadError) -> int:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from postroad.errors import UsageError
+
 if TYPE_CHECKING:
     from postroad.client.aio import Client
 
@@ -34,5 +36,7 @@ def client_for(
     from postroad.client.addresses import tls
     from postroad.client.aio import connect
 
+    if tls_key and not tls_cert:
+        raise UsageError("a TLS key needs its certificate: add --tls-cert")
     context = tls(ca=tls_ca, certificate=tls_cert, key=tls_key) if tls_ca or tls_cert else None
     return connect(broker, token=token, tls=context)

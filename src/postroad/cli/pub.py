@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import json
+import math
+import os
 import re
 import sys
+import threading
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
     from postroad.client.receipt import Receipt
 
 Value = str | int | float | bool
+
+ROUND: Final = 1024  # events published before their ids are printed
+READ_BYTES: Final = 1 << 16
+MAX_LINE_BYTES: Final = 16 << 20  # far above what brokers accept; one endless line must not fill the memory
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -67,7 +76,7 @@ def pub(
         raise UsageError("--stdin takes the payloads from standard input: give no PAYLOAD and no --count")
     attributes = parse_attributes(attr or [], attr_text or [])
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
-    source = _lines() if stdin else _repeat((payload or "").encode(), count)
+    source = _lines() if stdin else _repeat(os.fsencode(payload or ""), count)
     mode = "durable" if durable else "plain"
     uvloop.run(_publish(client, topic, source, attributes, mode=mode, rate=rate, as_json=as_json))
 
@@ -93,25 +102,55 @@ def guess(text: str) -> Value:
     if _INTEGER.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
-        return float(text)
+        value = float(text)
+        if math.isinf(value):
+            raise UsageError(f"{text} is more than a float can hold; --attr-text sends it as text")
+        return value
     return text
 
 
-async def _repeat(payload: bytes, count: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield payload
+async def _repeat(payload: bytes, count: int) -> AsyncIterator[list[bytes]]:
+    for first in range(0, count, ROUND):
+        yield [payload] * min(ROUND, count - first)
 
 
-async def _lines() -> AsyncIterator[bytes]:
+async def _lines() -> AsyncIterator[list[bytes]]:
+    """Lines of standard input, as many as there are at a time.
+
+    Nothing can interrupt a thread that waits for a terminal or a pipe, and an executor is waited for at the
+    end; a daemon thread is not, so Ctrl-C and a lost broker end the command at once.
+    """
     loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
-        yield line.rstrip(b"\r\n")
+    queue: asyncio.Queue[list[bytes] | UsageError | None] = asyncio.Queue(maxsize=1)
+
+    def put(item: list[bytes] | UsageError | None) -> None:
+        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+
+    def read() -> None:
+        rest = b""
+        with contextlib.suppress(RuntimeError, concurrent.futures.CancelledError):  # the loop has ended
+            while chunk := os.read(0, READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if lines:
+                    put(lines)
+                if len(rest) > MAX_LINE_BYTES:
+                    put(UsageError(f"a line of standard input is longer than {MAX_LINE_BYTES} bytes"))
+                    return
+            if rest:
+                put([rest])
+            put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (item := await queue.get()) is not None:
+        if isinstance(item, UsageError):
+            raise item
+        yield [line.rstrip(b"\r") for line in item]
 
 
 async def _publish(
     client: Client,
     topic: str,
-    source: AsyncIterator[bytes],
+    source: AsyncIterator[list[bytes]],
     attributes: dict[str, Value],
     *,
     mode: str,
@@ -122,17 +161,17 @@ async def _publish(
     async with client:
         loop = asyncio.get_running_loop()
         started, number = loop.time(), 0
-        async for payload in source:
-            pending.append(await client.publish(topic, payload, attributes, mode=mode))
-            number += 1
+        async for payloads in source:
+            for payload in payloads:
+                pending.append(await client.publish(topic, payload, attributes, mode=mode))
+                number += 1
+                if rate is not None:
+                    await client.flush()
+                    _print(pending, topic, as_json=as_json)
+                    await asyncio.sleep(max(0.0, started + number / rate - loop.time()))
             # An id is printed once its event is accepted, so that nobody looks for one that never was.
-            if rate is not None or len(pending) >= 1024:
-                await client.flush()
-                _print(pending, topic, as_json=as_json)
-            if rate is not None:
-                await asyncio.sleep(max(0.0, started + number / rate - loop.time()))
-        await client.flush()
-        _print(pending, topic, as_json=as_json)
+            await client.flush()
+            _print(pending, topic, as_json=as_json)
 
 
 def _print(receipts: list[Receipt], topic: str, *, as_json: bool) -> None:

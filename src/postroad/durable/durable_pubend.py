@@ -28,7 +28,7 @@ from postroad.errors import BugError, PeerError, StorageError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
-from postroad.units import MIB, SECOND_US
+from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire.frames import Kind, Limits
 
 TABLE: Final = "durable.pubends"
@@ -38,6 +38,7 @@ MAX_STAGED_BYTES: Final = 64 * MIB  # on their way to disk; then publishers are 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
 MAX_READS: Final = 64  # spans being read from the log at a time
 READ_BYTES: Final = 4 * MIB
+JOIN_BYTES: Final = 256 * KIB  # records read from the log are joined up to this
 CHECKPOINT_BYTES: Final = 16 * MIB  # of records between two checkpoints; as much is scanned after a crash
 MARK_BYTES: Final = 4 * MIB  # sizes are remembered this finely, at first
 MAX_MARKS: Final = 1_024
@@ -279,9 +280,27 @@ class DurablePubend:
         segments = [one for one in segments if one.start < one.end]
         segments.sort(key=lambda one: one.start)
         reached = segments[-1].end if segments else end
-        if done.more and reached < end:
-            return segments, [self._read(reached, end)]
-        return segments, []
+        more: list[StorageEffect] = [self._read(reached, end)] if done.more and reached < end else []
+        return self._join(segments), more
+
+    def _join(self, segments: list[Segment]) -> list[Segment]:
+        """Small neighbours as one: whoever catches up pays per segment and subscriber, not per event."""
+        joined: list[Segment] = []
+        run: list[Segment] = []
+        size = count = 0
+        for one in segments:
+            batch = one.batch
+            events, length = (0, 0) if batch is None else (batch.count, len(batch.data))
+            fits = size + length <= JOIN_BYTES and count + events <= self._limits.batch_events
+            if batch is None or not fits or (run and run[-1].end != one.start):
+                joined += _joined(run)
+                run, size, count = [], 0, 0
+            if batch is None:
+                joined.append(one)
+            else:
+                run.append(one)
+                size, count = size + length, count + events
+        return joined + _joined(run)
 
     def _segment(self, first: int, last: int, data: bytes) -> Segment:
         try:
@@ -470,6 +489,21 @@ class DurablePubend:
             len(one.segment.batch.data) for one in self._staged.values() if one.segment.batch is not None
         ):
             raise BugError("pubend: staged bytes are miscounted")
+
+
+def _joined(run: list[Segment]) -> list[Segment]:
+    """Adjoining segments with events, as one."""
+    if len(run) < 2:
+        return run
+    parts: list[EventBatch] = []
+    for one in run:
+        if one.batch is None:
+            raise BugError("only segments with events are joined")
+        data = one.batch.select(
+            None, kind=Kind.KNOWLEDGE, pubend=one.batch.pubend, start=one.start, end=one.end, channel=0
+        )
+        parts.append(EventBatch(data, one.batch.count, one.batch.extents))
+    return [Segment(run[0].start, run[-1].end, EVERYTHING, EventBatch.concatenate(parts))]
 
 
 def _last_ids(batch: EventBatch) -> dict[bytes, bytes]:

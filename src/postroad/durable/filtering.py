@@ -17,9 +17,9 @@ is read from the log after a restart. The same batch may come again then: what i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ DENSE_HOPS: Final = 4  # as many pointers in a row to the very next record: read
 MAX_HOPS: Final = 64  # pointers followed one by one in one read
 CHECKPOINT_BYTES: Final = MIB  # of records between two checkpoints; as much is scanned after a crash
 MAX_CACHED_SETS: Final = 4_096
+MAX_PARSED: Final = 4_096  # records kept parsed
 
 _VERSION: Final = 1
 _ALIKE: Final = 0  # all subscribers of a group have the same previous record
@@ -64,6 +65,13 @@ class ReadBuffer:
     end: int
     ticks: Numbers
     unknown: tuple[Span, ...]
+
+
+class _Parsed(NamedTuple):
+    """A record: all its Q ticks, and per group its members and where in the data its rows begin."""
+
+    ticks: Numbers
+    groups: list[tuple[dict[int, int], int]]
 
 
 @dataclass(slots=True)
@@ -107,6 +115,7 @@ class PersistentFiltering:
         self._unsaved_bytes = 0  # of records since the last checkpoint
         self._packed: dict[tuple[int, ...], bytes] = {}  # subscribers of a group -> their set as bytes
         self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
+        self._parsed: dict[tuple[int, bytes], _Parsed] = {}  # by first tick and data
         self._recovering: int | None = None  # tag of the Read of the tail
         self._counters = {
             "filtering_records_total": 0,
@@ -211,26 +220,33 @@ class PersistentFiltering:
             self._unpacked[ids] = found
         return found
 
-    def _groups(self, first: int, data: bytes) -> Iterator[tuple[Numbers, dict[int, int], int, bytes]]:
-        """Of each group of a record: all Q ticks of the record, its members, and where in `data` its rows
-        begin."""
+    def _parse(self, first: int, data: bytes) -> _Parsed:
+        """Kept for a while: those who catch up after a crash of this broker all read the same records."""
+        found = self._parsed.get((first, data))
+        if found is not None:
+            return found
         if not data or data[0] != _VERSION:
             raise StorageError("not a filtering record of this version")
         ticks, at = get_set(data, 1)
-        ticks = ticks + first
         count, at = get_varint(data, at)
+        groups: list[tuple[dict[int, int], int]] = []
         for _ in range(count):
             size, at = get_varint(data, at)
             ids = data[at : at + size]
             length, at = get_varint(data, at + size)
             if at + length > len(data):
                 raise StorageError("a filtering record ends within a group")
-            yield ticks, self._members(ids), at, data
+            groups.append((self._members(ids), at))
             at += length
+        if len(self._parsed) >= MAX_PARSED:
+            self._parsed.clear()
+        made = self._parsed[first, data] = _Parsed(ticks + first, groups)
+        return made
 
     def find(self, first: int, data: bytes, subscriber: int) -> tuple[Numbers, int] | None:
         """The ticks of a record that `subscriber` matched, and the end of its previous record, 0 if none."""
-        for ticks, members, at, _ in self._groups(first, data):
+        ticks, groups = self._parse(first, data)
+        for members, at in groups:
             place = members.get(subscriber)
             if place is None:
                 continue
@@ -448,7 +464,7 @@ class PersistentFiltering:
             self.doubt = max(self.doubt, done.missing[-1][1])
         for first, last, data in done.records:
             try:
-                for _, members, at, _ in self._groups(first, data):
+                for members, at in self._parse(first, data).groups:
                     rows, _ = get_set(data, at)
                     for subscriber in members:
                         self._last_index[subscriber] = last

@@ -110,7 +110,10 @@ def bind_listener(address: str | None) -> socket.socket:
                 f"{shown} is taken, probably by another broker:"
                 " stop it, or choose another address with --listen (port 0 takes any free one)"
             ) from None
-        raise UsageError(f"cannot listen on {shown}: {error.strerror or error}") from None
+        raise UsageError(
+            f"cannot listen on {shown}: {error.strerror or error};"
+            " choose another address with --listen (port 0 takes any free one)"
+        ) from None
 
 
 def bind_metrics(address: str | None) -> socket.socket | None:

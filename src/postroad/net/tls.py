@@ -58,11 +58,11 @@ def _load_pair(context: ssl.SSLContext, tls: TlsConfig) -> None:
     try:
         context.load_cert_chain(tls.certificate, tls.key or None)
     except FileNotFoundError:
-        raise UsageError(f"no such file: --tls-cert {tls.certificate} or --tls-key {tls.key}") from None
+        named = f"--tls-cert {tls.certificate}" + (f" or --tls-key {tls.key}" if tls.key else "")
+        raise UsageError(f"no such file: {named}") from None
     except (ssl.SSLError, OSError) as error:
-        raise UsageError(
-            f"cannot use --tls-cert {tls.certificate} with --tls-key {tls.key}: {error}"
-        ) from None
+        key = f"--tls-key {tls.key}" if tls.key else "no --tls-key: a PEM file with both is needed then"
+        raise UsageError(f"cannot use --tls-cert {tls.certificate} ({key}): {error}") from None
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:

@@ -26,7 +26,7 @@ class LinkSettings:
     dead_us: int = 15 * SECOND_US  # of silence before giving up
     measure_us: int = 30 * SECOND_US  # a busy link is pinged this often, for its round trip
     redial_first_us: int = 200 * MILLISECOND_US
-    redial_last_us: int = 10 * SECOND_US
+    redial_last_us: int = 2 * SECOND_US
     redial_rest_us: int = 60 * SECOND_US  # an address that leads to ourselves or to a linked broker
 
     def __post_init__(self) -> None:

@@ -411,9 +411,7 @@ class Routing:
                 feed = neighbour.feeds.get(pubend)
                 if feed is None or neighbour is sender:
                     continue
-                if (
-                    part.end > feed.quiet
-                ):  # not our own top: we may have heard of more than we knew
+                if part.end > feed.quiet:  # not our own top: we may have heard of more than we knew
                     if groups is None and part.batch is not None:
                         groups = self._interest.match(part.batch)
                     self._feeder.feed(neighbour, feed, stream, part, groups)

@@ -9,6 +9,7 @@ with the process, so kill -9 leaves nothing to clean up.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -49,8 +50,10 @@ class DataFolder:
                 + (f" (process {holder})" if holder else "")
                 + "; give this one its own with --data"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        # Only for the message above: a full disk is told of by what needs the room.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
             self.database = _open_database(path / DATABASE)
         except sqlite3.Error as error:

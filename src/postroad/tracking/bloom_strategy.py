@@ -55,14 +55,17 @@ MAX_PENDING_BYTES: Final = 1 << 20  # of deliveries noted and not added
 _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
 
 
+_Delivered = tuple[int, Sequence[str], bytes]  # origin, subscribers, ids
+
+
 class _Pending:
     """What is to be added to one history: ids, tags beside them where keys have any, and the deliveries."""
 
     __slots__ = ("calls", "ids", "tags", "told")
 
     def __init__(self) -> None:
-        self.ids = bytearray()
-        self.tags = bytearray()
+        self.ids: list[bytes] = []
+        self.tags: list[bytes] = []
         self.calls: list[tuple[str, Sequence[str], bytes]] = []  # kind of receiver, who, ids
         self.told: dict[bytes, set[int]] = {}  # ids -> neighbours told of them, to become ids and tags
 
@@ -89,50 +92,114 @@ class BloomTracking(Recorder):
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
-        self._pending: dict[_Name, _Pending] = {}  # noted since `_noted_us`, to be added
+        # Noted since `_noted_us` and not added yet: ids published, deliveries, and all else by history.
+        self._published: list[bytes] = []
+        self._delivered: list[_Delivered] = []
+        self._pending: dict[_Name, _Pending] = {}
         self._noted_us = 0
-        self._noted_bytes = 0
+        self._noted_bytes = 0  # 0 when nothing is noted
         self._keys = 0
 
-    # ---- recording
+    # ---- recording: notes only, each event by event on a broker that is not busy
 
     def published(self, ids: bytes, now_us: int) -> None:
-        self._note((PUBLISH, 0, 0, ""), ids, now_us)
+        self._published.append(ids)
+        self._note(ids, now_us)
 
     def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
-        self._note((ROUTING, origin, neighbour, ""), ids, now_us)
+        self._pending_of((ROUTING, origin, neighbour, "")).ids.append(ids)
+        self._note(ids, now_us)
 
     def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
         """Paper 3.3: H(b,d), or the set of neighbours inside the key."""
         if self._config.routing == "neighbours":
             for neighbour in neighbours:
-                self._note((FORWARDING, origin, neighbour, ""), ids, now_us)
+                self._pending_of((FORWARDING, origin, neighbour, "")).ids.append(ids)
         elif self._config.routing == "set":
             # Neighbours are told one after the other, mostly of the same messages: one key for all of them.
-            told = self._note((FORWARDING, origin, 0, ""), b"", now_us).told
+            told = self._pending_of((FORWARDING, origin, 0, "")).told
             told.setdefault(ids, set()).update(neighbours)
-            self._noted_bytes += len(ids)
+        else:
+            return
+        self._note(ids, now_us)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        if self._config.deliveries == "subscriber":
-            for subscriber in subscribers:
-                pending = self._note((DELIVERY, origin, 0, subscriber), ids, now_us)
-                pending.calls.append((SUBSCRIBER, (subscriber,), ids))
+        self._delivered.append((origin, subscribers, ids))
+        self._note(ids, now_us)
+
+    def _note(self, ids: bytes, now_us: int) -> None:
+        """Something was noted; what is noted is added in time, and before it is too much."""
+        if not self._noted_bytes:
+            self._noted_us = now_us
+            self._wake_us = min(self._wake_us, now_us + GATHER_US)
+        self._noted_bytes += len(ids)
+        if self._noted_bytes >= MAX_PENDING_BYTES:
+            self._add_pending(now_us)
+
+    def _pending_of(self, name: _Name) -> _Pending:
+        pending = self._pending.get(name)
+        if pending is None:
+            pending = self._pending[name] = _Pending()
+        return pending
+
+    # ---- from notes to keys
+
+    def _add_pending(self, now_us: int) -> None:
+        if not self._noted_bytes:
             return
-        name: _Name = (DELIVERY, origin, 0, "")
+        self._noted_bytes = self._wake_us = 0
+        if self._published:
+            self._pending_of((PUBLISH, 0, 0, "")).ids = self._published
+            self._published = []
+        if self._delivered:
+            self._sort_deliveries(now_us)
+        noted, self._pending = self._pending, {}
+        for name, pending in noted.items():
+            for ids, neighbours in pending.told.items():
+                pending.ids.append(ids)
+                pending.tags.append(self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES))
+            times = Times(b"".join(pending.ids))
+            if pending.calls and not self._timely(times, self._noted_us, now_us):
+                for kind, who, ids in pending.calls:
+                    names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
+                    self._note_late(names, Times(ids), self._noted_us, now_us, kind)
+            keys = paired(times.ids, b"".join(pending.tags)) if pending.tags else times.ids
+            self._add(name, keys, times, now_us)
+
+    def _sort_deliveries(self, now_us: int) -> None:
+        """Deliveries to the same subscribers are told again and again: they become one step here."""
+        noted, self._delivered = self._delivered, []
+        same: dict[tuple[int, Members], list[bytes]] = {}
+        for origin, subscribers, ids in noted:
+            same.setdefault((origin, tuple(subscribers)), []).append(ids)
+        for (origin, subscribers), parts in same.items():
+            if self._config.deliveries == "subscriber":
+                for subscriber in subscribers:
+                    pending = self._pending_of((DELIVERY, origin, 0, subscriber))
+                    pending.ids += parts
+                    pending.calls.append((SUBSCRIBER, (subscriber,), b"".join(parts)))
+                continue
+            pending = self._pending_of((DELIVERY, origin, 0, ""))
+            group = self._group(subscribers, now_us) if len(subscribers) >= MIN_MEMBERS else None
+            if group is None and len(parts) > 1 and len(subscribers) >= MIN_MEMBERS:
+                self._add_singly(pending, subscribers, parts.pop(0))
+                group = self._group(subscribers, now_us)  # this is the second time it is met
+            ids = b"".join(parts)
+            if group is None:
+                self._add_singly(pending, subscribers, ids)
+            else:
+                pending.ids.append(ids)
+                pending.tags.append(group * (len(ids) // ID_BYTES))
+                pending.calls.append((GROUP, subscribers, ids))
+
+    def _add_singly(self, pending: _Pending, subscribers: Members, ids: bytes) -> None:
+        """A key for each subscriber and message."""
         count = len(ids) // ID_BYTES
-        group = self._group(tuple(subscribers), now_us) if len(subscribers) >= MIN_MEMBERS else None
-        if group is not None:
-            pending = self._note(name, ids, now_us)
-            pending.tags += group * count
-            pending.calls.append((GROUP, subscribers, ids))
-            return
         try:
-            tags = [self._tags[subscriber] * count for subscriber in subscribers]
+            pending.tags += [self._tags[subscriber] * count for subscriber in subscribers]
         except KeyError as error:
             raise BugError(f"a delivery to {error}, who is not attached") from None
-        pending = self._note(name, ids * len(tags), now_us)
-        pending.tags += b"".join(tags)
+        pending.ids.append(ids * len(subscribers))
         pending.calls.append((SUBSCRIBER, subscribers, ids))
 
     def _group(self, members: Members, now_us: int) -> bytes | None:
@@ -141,43 +208,18 @@ class BloomTracking(Recorder):
         if tag is None:
             begun, ended = self._groups.meet(members)
             if begun:
-                self._news += self._map.attached(GROUP, group_name(members), now_us)
+                self._changed(self._map.attached(GROUP, group_name(members), now_us))
                 tag = self._groups.tag(members)
             if ended is not None:
-                self._news += self._map.detached(GROUP, group_name(ended), now_us)
+                self._changed(self._map.detached(GROUP, group_name(ended), now_us))
         return tag
-
-    def _note(self, name: _Name, ids: bytes, now_us: int) -> _Pending:
-        """Remember ids to add; whoever needs tags appends as many."""
-        if self._noted_bytes >= MAX_PENDING_BYTES:
-            self._add_pending(now_us)
-        if not self._pending:
-            self._noted_us = now_us
-        pending = self._pending.get(name)
-        if pending is None:
-            pending = self._pending[name] = _Pending()
-        pending.ids += ids
-        self._noted_bytes += len(ids)
-        return pending
-
-    def _add_pending(self, now_us: int) -> None:
-        noted, self._pending, self._noted_bytes = self._pending, {}, 0
-        for name, pending in noted.items():
-            for ids, neighbours in pending.told.items():
-                pending.ids += ids
-                pending.tags += self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES)
-            times = Times(bytes(pending.ids))
-            if pending.calls and not self._timely(times, self._noted_us, now_us):
-                for kind, who, ids in pending.calls:
-                    names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
-                    self._note_late(names, Times(ids), self._noted_us, now_us, kind)
-            self._add(name, paired(times.ids, pending.tags) if pending.tags else times.ids, times, now_us)
 
     def attached(self, subscriber: str, now_us: int) -> None:
         super().attached(subscriber, now_us)
         self._tags[subscriber] = subscriber_tag(subscriber)
 
     def detached(self, subscriber: str, now_us: int) -> None:
+        self._add_pending(now_us)  # deliveries to it need its tag
         super().detached(subscriber, now_us)
         self._tags.pop(subscriber, None)
 
@@ -233,7 +275,9 @@ class BloomTracking(Recorder):
         self._add_pending(now_us)
 
     def tick(self, now_us: int) -> list[TrackingEffect]:
-        if self._pending and now_us >= self._noted_us + GATHER_US:
+        if now_us < self._wake_us:
+            return []
+        if now_us >= self._noted_us + GATHER_US:
             self._add_pending(now_us)
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
@@ -250,11 +294,9 @@ class BloomTracking(Recorder):
         for name in idle:
             self._keep(self._histories.pop(name).flush(now_us))
 
-    def next_deadline(self) -> int | None:
-        if self._out or self._news:
-            return 0
+    def _deadline_us(self) -> int:
         deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us
-        return min(deadline_us, self._noted_us + GATHER_US) if self._pending else deadline_us
+        return min(deadline_us, self._noted_us + GATHER_US) if self._noted_bytes else deadline_us
 
     def close(self, now_us: int) -> list[TrackingEffect]:
         self._add_pending(now_us)

@@ -132,6 +132,11 @@ class TraceDesk:
         question.records.update(records)
         return self._answer(question, now_us)
 
+    @property
+    def busy(self) -> bool:
+        """Traces are under way."""
+        return bool(self._traces)
+
     def tick(self, now_us: int) -> list[Output]:
         out: list[Output] = []
         for ticket, trace in list(self._traces.items()):

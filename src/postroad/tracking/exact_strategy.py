@@ -71,6 +71,7 @@ class ExactTracking(Recorder):
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
         if self._opened_us is None:
             self._opened_us = now_us
+            self._wake_us = min(self._wake_us, now_us + self._config.persist_us)
         known = self._happenings
         numbers = [known.setdefault(happening, len(known)) for happening in happenings]
         if len(ids) == ID_BYTES:
@@ -112,13 +113,13 @@ class ExactTracking(Recorder):
         self._opened_us = None
 
     def tick(self, now_us: int) -> list[TrackingEffect]:
+        if now_us < self._wake_us:
+            return []
         if self._opened_us is not None and now_us >= self._opened_us + self._config.persist_us:
             self._flush(now_us)
         return self._collect(now_us)
 
-    def next_deadline(self) -> int | None:
-        if self._out or self._news:
-            return 0
+    def _deadline_us(self) -> int:
         if self._opened_us is None:
             return self._expire_us
         return min(self._opened_us + self._config.persist_us, self._expire_us)

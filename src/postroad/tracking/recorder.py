@@ -74,6 +74,7 @@ class Recorder:
         self._sequence = self._shelf.last_sequence
         self._out: list[TrackingEffect] = []
         self._news: list[Change] = []  # of the attachment map, not stored yet
+        self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
         self._expire_us = now_us + EXPIRE_US
         # Filters are stored one by one: what is lost of some is up to one interval older than the last store.
@@ -90,16 +91,21 @@ class Recorder:
     # ---- who was there
 
     def attached(self, subscriber: str, now_us: int) -> None:
-        self._news += self._map.attached(SUBSCRIBER, subscriber, now_us)
+        self._changed(self._map.attached(SUBSCRIBER, subscriber, now_us))
 
     def detached(self, subscriber: str, now_us: int) -> None:
-        self._news += self._map.detached(SUBSCRIBER, subscriber, now_us)
+        self._changed(self._map.detached(SUBSCRIBER, subscriber, now_us))
 
     def linked(self, neighbour: int, now_us: int) -> None:
-        self._news += self._map.attached(NEIGHBOUR, str(neighbour), now_us)
+        self._changed(self._map.attached(NEIGHBOUR, str(neighbour), now_us))
 
     def unlinked(self, neighbour: int, now_us: int) -> None:
-        self._news += self._map.detached(NEIGHBOUR, str(neighbour), now_us)
+        self._changed(self._map.detached(NEIGHBOUR, str(neighbour), now_us))
+
+    def _changed(self, changes: list[Change]) -> None:
+        if changes:
+            self._news += changes
+            self._wake_us = 0
 
     def _bounds_ms(self, first_us: int, now_us: int) -> tuple[int, int]:
         """From which to before which message time the map, read then, names whoever is handed the message
@@ -129,6 +135,7 @@ class Recorder:
     def _store(self, meta: FilterMeta, body: bytes, *, fill: float = 0.0) -> None:
         record = encode_record(meta, body, compress=self._config.compress, fill=fill)
         self._shelf.put(meta, body, len(record))
+        self._wake_us = 0
         self._stored_bytes += len(record)
         self._stored_filters += 1
         self._out.append(
@@ -141,6 +148,13 @@ class Recorder:
             )
         )
 
+    def _deadline_us(self) -> int:
+        """When there is next something to do, once everything due now is done."""
+        raise NotImplementedError
+
+    def next_deadline(self) -> int | None:
+        return self._wake_us
+
     def _collect(self, now_us: int) -> list[TrackingEffect]:
         """Everything to do in the driver since the last call."""
         if now_us >= self._expire_us:
@@ -150,8 +164,7 @@ class Recorder:
             self._news = []
             self._log_bytes += len(record)
             self._out.append(StoreAttachments(record=record))
-        if not self._out:
-            return []
+        self._wake_us = self._deadline_us()
         out, self._out = self._out, []
         return out
 

@@ -3,8 +3,8 @@
 A publisher adds an adjustment to its clock, set at connect; its ids carry the sum. For every publish frame
 the broker checks |tb - (t + delta)| <= Ts for the newest id, and if that fails sends back what to add to the
 adjustment. Older ids of a frame may be retransmissions, which say nothing about the clock; nor do ids that a
-publisher brought along from another broker. A publisher is corrected at most once per `REPEAT_US`: what it sent
-before the correction arrived is no new evidence.
+publisher brought along from another broker. A publisher is corrected at most once per `REPEAT_US`: what it
+sent before the correction arrived is no new evidence.
 
 An id ahead of the broker's clock proves a skew. One behind it may have waited at the publisher, for credit or
 for a connection, so the publisher measures before it believes that (`client.core`).

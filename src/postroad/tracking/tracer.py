@@ -88,13 +88,18 @@ class Tracer:
 
     def tick(self, now_us: int) -> list[Effect]:
         """The end of a turn: what to keep, and traces that took too long."""
-        return _kept(self.tracking.tick(now_us)) + self._perform(self._desk.tick(now_us), now_us)
+        effects = _kept(self.tracking.tick(now_us))
+        if self._desk.busy:
+            effects += self._perform(self._desk.tick(now_us), now_us)
+        return effects
 
     def close(self, now_us: int) -> list[Effect]:
         """The process ends: keep all that is not kept yet."""
         return _kept(self.tracking.close(now_us))
 
     def next_deadline(self) -> int | None:
+        if not self._desk.busy:
+            return self.tracking.next_deadline()
         deadlines = (self.tracking.next_deadline(), self._desk.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
