@@ -361,7 +361,8 @@ class Broker:
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
             for group in runs_within(batches, self._config.limits):
-                self._tracer.tracking.published(b"".join(batch.ids() for batch in group), now_us)
+                ids = [batch.ids() for batch in group]
+                self._tracer.tracking.published(ids[0] if len(ids) == 1 else b"".join(ids), now_us)
                 self._out += self._routing.publish(group, now_us)
         for connection, sequence in accepted.items():
             self._send(connection, Accepted(sequence=sequence))

@@ -357,3 +357,21 @@ def test_ids_brought_from_another_broker_are_remembered_for_their_bearer_alone()
     thief.publish("t", "forged")
     mover.send(kept, kept)
     assert subscriber.got() == ["forged", "kept"]
+
+
+def test_every_restart_of_a_broker_makes_one_gap_and_its_dead_streams_go() -> None:
+    net = Net(2, [(0, 1)])
+    subscriber = Client(net, 1)
+    subscriber.subscribe(1, "t")
+    for restart in range(1, 5):
+        Client(net, 0).publish("t", str(restart))
+        net.kill(0)
+        net.wait(1)
+        net.start(0)
+        net.link(1, 0)
+        net.wait(2)
+        assert subscriber.got().count("GAP") == restart
+    net.wait(130)
+    near = net.brokers[1]
+    assert near is not None
+    assert near.metrics()["streams"] == 2

@@ -77,10 +77,30 @@ def match(rounds: Rounds = 3, as_json: Json = False) -> None:
     _finish("match", list(rows), {"rounds": rounds}, as_json=as_json)
 
 
+def tracking(rounds: Rounds = 5, seconds: Seconds = 5.0, as_json: Json = False) -> None:
+    """What tracking costs: latency and CPU with the strategies none, exact and bloom, and bits stored.
+
+    Bits are those of one message in one history; a broker that delivers a message once has two.
+    """
+    import signal
+
+    from rich.console import Console
+
+    from postroad.bench.tracking import aims, run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Console(stderr=True).status("starting") as status:
+        rows = run(rounds=rounds, seconds=seconds, tell=status.update)
+    settings: dict[str, Any] = {"seconds": seconds, "rounds": rounds}
+    for aim, measured, bound, met in aims(rows):
+        settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {'met' if met else 'missed'}"
+    _finish("tracking", rows, settings, as_json=as_json)
+
+
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(
         help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
     )
-    for command in (fanout, latency, topics, memory, match):
+    for command in (fanout, latency, topics, memory, match, tracking):
         bench.command()(command)
     app.add_typer(bench, name="bench")

@@ -96,6 +96,8 @@ class Routing:
         self._routed_at = -1  # topology generation the attachments were made for
         self._news = False  # interest or routes changed: own pubends say so at once
         self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
+        # Streams heard of in this turn -> where to look for gaps from: one nack for all frames of a turn.
+        self._to_look_at: dict[int, int] = {}
         self._silence_at = now_us + config.silence_us
         self._counters = dict.fromkeys(("nacks_sent_total", "nacks_received_total", "lost_spans_total"), 0)
 
@@ -244,7 +246,7 @@ class Routing:
         self._upstream[origin] = (parent, pubends)
         self._unanswered[origin] = now_us
         streams = self._by_origin.get(origin, {})
-        known = {stream.id: stream.horizon for stream in streams.values()}
+        known = {stream.id: stream.horizon for stream in streams.values() if stream.horizon < MAX_TICK}
         self._say(self._neighbours[parent], Attach(origin=origin, known=known))
         for stream in streams.values():
             stream.asked.clear()
@@ -294,10 +296,12 @@ class Routing:
             if pubend in self._streams:
                 continue
             if origin == self._me:
-                self._answer_for_the_dead(neighbour, pubend, tick, tick)
+                self._answer_for_the_dead(neighbour, pubend, tick)
             else:
                 self._adopt(pubend, tick)
         for stream in list(self._by_origin.get(origin, {}).values()):
+            if stream.id not in message.known and self._has_ended(stream):
+                continue  # over for the neighbour, or never known there
             tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
             self._feeder.begin(neighbour, stream, tick, announce=stream.id not in message.known)
         return self._take()
@@ -318,17 +322,20 @@ class Routing:
             if feed is not None:
                 neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
 
-    def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int, asked: int) -> None:
+    def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int) -> None:
         """An earlier process of this broker held that pubend in memory: all after `tick` is lost.
 
-        The clock may have stepped back since, so the answer reaches at least as far as was `asked`.
+        How far it had come nobody knows, and the clock may have stepped back since: so, to the end of time.
         """
-        end = max(tick + 1, asked, self.pubend.start)
-        frame = empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=tick, end=end, channel=0, lost=True)
+        if tick >= MAX_TICK:
+            return
+        frame = empty_frame(
+            kind=Kind.KNOWLEDGE, pubend=pubend, start=tick, end=MAX_TICK, channel=0, lost=True
+        )
         if self._links.spend(neighbour.connection, len(frame)):
             self._out.append(Send(neighbour.connection, frame))
         else:
-            neighbour.silences.append((pubend, end, end, 0))  # so that it finds the gap and asks
+            neighbour.silences.append((pubend, MAX_TICK, MAX_TICK, 0))  # so that it finds the gap and asks
 
     def knowledge(self, number: int, batch: EventBatch, now_us: int) -> list[Effect]:
         """A KNOWLEDGE frame from a neighbour."""
@@ -359,9 +366,9 @@ class Routing:
         stream = self._streams.get(message.pubend)
         if stream is None:
             if message.spans:
-                first, last = min(message.spans)[0], max(end for _, end in message.spans)
+                first = min(message.spans)[0]
                 if message.pubend >> 32 == self._me:
-                    self._answer_for_the_dead(neighbour, message.pubend, first, last)
+                    self._answer_for_the_dead(neighbour, message.pubend, first)
                 elif message.pubend >> 32 in neighbour.attached:
                     self._adopt(message.pubend, first)
             return self._take()
@@ -421,7 +428,8 @@ class Routing:
         self._advance(stream, now_us)
         # A gap that stays open must not cost a look at all that came after it with every frame.
         looked = stream.horizon == horizon or not stream.partly_asked
-        self._nack_gaps(stream, now_us, top if looked else 0)
+        after = top if looked else 0
+        self._to_look_at[pubend] = min(after, self._to_look_at.get(pubend, after))
         if self._cache_size > self._config.cache_bytes:
             self._evict()
 
@@ -527,6 +535,10 @@ class Routing:
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:
                         self._feeder.tell_quiet(neighbour, feed, self._streams[pubend])
+        heard, self._to_look_at = self._to_look_at, {}
+        for pubend, after in heard.items():
+            if pubend in self._streams:
+                self._nack_gaps(self._streams[pubend], now_us, after)
         for stream in list(self._curious.values()):
             if stream.nack_at is not None and stream.nack_at <= now_us:
                 self._nack_gaps(stream, now_us)
@@ -557,7 +569,7 @@ class Routing:
             elif now_us - at_us >= ASK_AGAIN_US:
                 self._attach(origin, *held, now_us)
         for stream in self._streams.values():
-            if stream.lost_at is None and self._has_ended(stream):
+            if stream.lost_at is None and stream.horizon < MAX_TICK and self._has_ended(stream):
                 stream.ended_at = now_us if stream.ended_at is None else stream.ended_at
                 if now_us - stream.ended_at >= ASK_AGAIN_US:
                     stream.top = max(stream.top, stream.horizon + 1, now_us)

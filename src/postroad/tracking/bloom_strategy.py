@@ -55,9 +55,6 @@ MAX_PENDING_BYTES: Final = 1 << 20  # of deliveries noted and not added
 _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
 
 
-_Delivered = tuple[int, Sequence[str], bytes]  # origin, subscribers, ids
-
-
 class _Pending:
     """What is to be added to one history: ids, tags beside them where keys have any, and the deliveries."""
 
@@ -94,7 +91,11 @@ class BloomTracking(Recorder):
         self._groups = Groups()  # those in use are attached in the map, as GROUP
         # Noted since `_noted_us` and not added yet: ids published, deliveries, and all else by history.
         self._published: list[bytes] = []
-        self._delivered: list[_Delivered] = []
+        self._delivered: dict[tuple[int, Members], list[bytes]] = {}  # (origin, subscribers) -> ids
+        # Deliveries to the same subscribers follow each other: the entry of the last one.
+        self._same: list[bytes] = []
+        self._same_subscribers: Sequence[str] | None = None
+        self._same_origin = 0
         self._pending: dict[_Name, _Pending] = {}
         self._noted_us = 0
         self._noted_bytes = 0  # 0 when nothing is noted
@@ -124,7 +125,10 @@ class BloomTracking(Recorder):
         self._note(ids, now_us)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        self._delivered.append((origin, subscribers, ids))
+        if subscribers != self._same_subscribers or origin != self._same_origin:
+            self._same_subscribers, self._same_origin = subscribers, origin
+            self._same = self._delivered.setdefault((origin, tuple(subscribers)), [])
+        self._same.append(ids)
         self._note(ids, now_us)
 
     def _note(self, ids: bytes, now_us: int) -> None:
@@ -167,12 +171,10 @@ class BloomTracking(Recorder):
             self._add(name, keys, times, now_us)
 
     def _sort_deliveries(self, now_us: int) -> None:
-        """Deliveries to the same subscribers are told again and again: they become one step here."""
-        noted, self._delivered = self._delivered, []
-        same: dict[tuple[int, Members], list[bytes]] = {}
-        for origin, subscribers, ids in noted:
-            same.setdefault((origin, tuple(subscribers)), []).append(ids)
-        for (origin, subscribers), parts in same.items():
+        """All deliveries of one origin to the same subscribers are one step."""
+        noted, self._delivered = self._delivered, {}
+        self._same_subscribers = None
+        for (origin, subscribers), parts in noted.items():
             if self._config.deliveries == "subscriber":
                 for subscriber in subscribers:
                     pending = self._pending_of((DELIVERY, origin, 0, subscriber))

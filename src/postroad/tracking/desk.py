@@ -76,23 +76,23 @@ class TraceDesk:
         self._me = me
         self._reachable = reachable
         self._names = names
-        self._traces: dict[int, Trace] = {}  # by ticket; under way
+        self.traces: dict[int, Trace] = {}  # by ticket; under way
         self._asked: dict[int, tuple[int, int]] = {}  # number of our question -> (ticket, broker asked)
         self._questions: dict[int, _Question] = {}  # by tag; waiting for records
         self._last = 0  # tickets, numbers and tags come from one counter
 
     def begin(self, ids: Sequence[bytes], now_us: int) -> tuple[int, list[Output]]:
         """Trace these messages; a Report with the ticket comes in the end."""
-        if len(self._traces) >= MAX_TRACES:
+        if len(self.traces) >= MAX_TRACES:
             raise UnavailableError(f"{MAX_TRACES} traces are under way at this broker: try again")
         trace = Trace(ids, reachable=self._reachable(), now_us=now_us)
         ticket = self._next()
-        self._traces[ticket] = trace
+        self.traces[ticket] = trace
         return ticket, self._go_on(ticket, trace.start(now_us), now_us)
 
     def abandon(self, ticket: int) -> None:
         """Nobody waits for it any more."""
-        self._traces.pop(ticket, None)
+        self.traces.pop(ticket, None)
         self._asked = {number: held for number, held in self._asked.items() if held[0] != ticket}
 
     def asked(self, broker: int, number: int, body: bytes, now_us: int) -> list[Output]:
@@ -109,7 +109,7 @@ class TraceDesk:
         if held is None:
             return []
         ticket, broker = held
-        trace = self._traces[ticket]
+        trace = self.traces[ticket]
         try:
             answer = msgspec.msgpack.decode(body, type=TraceAnswer)
             asks = trace.answered(broker, answer, now_us)
@@ -122,7 +122,7 @@ class TraceDesk:
         if held is None:
             return []
         ticket, broker = held
-        return self._go_on(ticket, self._traces[ticket].failed(broker, why, now_us), now_us)
+        return self._go_on(ticket, self.traces[ticket].failed(broker, why, now_us), now_us)
 
     def read(self, tag: int, records: Mapping[int, bytes], now_us: int) -> list[Output]:
         """The stored records that ReadFilters asked for."""
@@ -132,19 +132,14 @@ class TraceDesk:
         question.records.update(records)
         return self._answer(question, now_us)
 
-    @property
-    def busy(self) -> bool:
-        """Traces are under way."""
-        return bool(self._traces)
-
     def tick(self, now_us: int) -> list[Output]:
         out: list[Output] = []
-        for ticket, trace in list(self._traces.items()):
+        for ticket, trace in list(self.traces.items()):
             out += self._go_on(ticket, trace.tick(now_us), now_us)
         return out
 
     def next_deadline(self) -> int | None:
-        deadlines = [trace.next_deadline() for trace in self._traces.values()]
+        deadlines = [trace.next_deadline() for trace in self.traces.values()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _next(self) -> int:
@@ -161,7 +156,7 @@ class TraceDesk:
             else:
                 body = msgspec.msgpack.encode(ask.question)
                 out.append(Inquire(broker=ask.broker, number=number, body=body))
-        trace = self._traces.get(ticket)
+        trace = self.traces.get(ticket)
         if trace is not None and trace.done:
             self.abandon(ticket)
             out.append(Report(ticket=ticket, results=tuple(trace.results(self._names()))))
@@ -194,4 +189,4 @@ class TraceDesk:
         return self.failed(question.number, why, now_us) if question.asker == HERE else []
 
     def metrics(self) -> dict[str, int | float]:
-        return {"traces": len(self._traces), "trace_questions_waiting": len(self._questions)}
+        return {"traces": len(self.traces), "trace_questions_waiting": len(self._questions)}

@@ -88,17 +88,17 @@ class Tracer:
 
     def tick(self, now_us: int) -> list[Effect]:
         """The end of a turn: what to keep, and traces that took too long."""
-        effects = _kept(self.tracking.tick(now_us))
-        if self._desk.busy:
-            effects += self._perform(self._desk.tick(now_us), now_us)
-        return effects
+        kept = self.tracking.tick(now_us)
+        if self._desk.traces:
+            return _kept(kept) + self._perform(self._desk.tick(now_us), now_us)
+        return _kept(kept) if kept else []
 
     def close(self, now_us: int) -> list[Effect]:
         """The process ends: keep all that is not kept yet."""
         return _kept(self.tracking.close(now_us))
 
     def next_deadline(self) -> int | None:
-        if not self._desk.busy:
+        if not self._desk.traces:
             return self.tracking.next_deadline()
         deadlines = (self.tracking.next_deadline(), self._desk.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

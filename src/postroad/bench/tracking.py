@@ -1,0 +1,158 @@
+"""What tracking costs: the same load with the strategies none, exact and bloom, and what each stores.
+
+Latency and CPU come from real brokers, in rounds that alternate. What is stored does not depend on the machine,
+so it is counted by running the strategy alone on a virtual clock, for longer than anybody wants to wait.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from postroad.bench import workloads
+from postroad.bench.processes import Running
+from postroad.bench.rounds import Case, alternate
+from postroad.bench.systems import SYSTEMS, System
+from postroad.ids import IdSource
+from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.settings import STRATEGIES, TrackingConfig
+from postroad.tracking.strategies import make_tracking
+from postroad.units import MILLISECOND_US, SECOND_US
+
+HISTORIES: Final = 2  # of one broker: publishers, and subscribers
+STORED_S: Final = 300  # virtual, so that the filter which is part-full at the end counts for little
+BITS_ROOM: Final = 1.05  # over 1.44 log2(1/fpp), for what a filter does not use and for descriptions
+LEAST_SAVING: Final = 10  # times less than the exact log
+P99_ROOM_PERCENT: Final = 3.0
+CPU_ROOM_PERCENT: Final = 5.0
+_STEP_US: Final = MILLISECOND_US
+_BEGIN_US: Final = 1_700_000_000 * SECOND_US
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a strategy kept of `messages`, each delivered once."""
+
+    messages: int
+    bytes: int  # kept in the end
+    gzip_bytes: int  # the same, each record by itself
+    written_bytes: int  # with what was replaced since
+    forces: int  # turns that wrote something
+
+    @property
+    def bits_per_key(self) -> float:
+        """Bits per message and history."""
+        return self.bytes * 8 / self.messages / HISTORIES
+
+
+def stored(config: TrackingConfig, *, seconds: float, publishers: int, subscribers: int, rate: int) -> Stored:
+    """The strategy alone: everybody publishes in turn, each message goes to one subscriber."""
+    now_us = _BEGIN_US
+    tracking = make_tracking(config, me=1, stored=(), changes=(), now_us=now_us)
+    sources = [IdSource(number + 1, 1) for number in range(publishers)]
+    names = [f"subscriber{number}" for number in range(subscribers)]
+    for name in names:
+        tracking.attached(name, now_us)
+    kept: dict[int, bytes] = {}
+    messages = written = forces = 0
+
+    def keep(effects: Sequence[TrackingEffect]) -> None:
+        nonlocal written, forces
+        records = [effect for effect in effects if isinstance(effect, StoreFilter)]
+        forces += bool(records)
+        for effect in effects:
+            if isinstance(effect, StoreFilter):
+                written += len(effect.record)
+                kept[effect.sequence] = effect.record
+                if effect.replaces is not None:
+                    kept.pop(effect.replaces, None)
+            elif isinstance(effect, DropFilters):
+                for sequence in effect.sequences:
+                    kept.pop(sequence, None)
+
+    for step in range(int(seconds * SECOND_US) // _STEP_US):
+        now_us += _STEP_US
+        due = rate * (step + 1) * _STEP_US // SECOND_US
+        ids = [sources[number % publishers].next(now_us // MILLISECOND_US) for number in range(messages, due)]
+        if ids:
+            tracking.published(b"".join(ids), now_us)
+        for number, identity in enumerate(ids, messages):
+            tracking.delivered(1, (names[number % subscribers],), identity, now_us)
+        messages = due
+        keep(tracking.tick(now_us))
+    keep(tracking.close(now_us))
+    return Stored(
+        messages=messages,
+        bytes=sum(map(len, kept.values())),
+        gzip_bytes=sum(len(gzip.compress(record, 6)) for record in kept.values()),
+        written_bytes=written,
+        forces=forces,
+    )
+
+
+def system(options: Sequence[str], settings: str) -> System:
+    """Our broker with further options of `postroad up`."""
+
+    def start(running: Running, folder: Path, brokers: int) -> None:
+        for number in range(brokers):
+            command = [sys.executable, "-m", "postroad", "up", "--name", f"b{number + 1}", "--metrics", "off"]
+            command += ["--listen", "127.0.0.1:0", "--data", str(folder / f"data{number + 1}"), *options]
+            if running.addresses:
+                host, port = running.addresses[-1]
+                command += ["--link", f"{host}:{port}"]
+            running.wait_ready(running.spawn(command, folder))
+
+    return replace(SYSTEMS["postroad"], start=start, settings=settings)
+
+
+def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row per strategy."""
+    cases = []
+    for strategy in STRATEGIES:
+        tried = system(("--tracking", strategy), f"plain mode, tracking {strategy}")
+
+        def measure(tried: System = tried) -> workloads.Figures:
+            return workloads.latency(tried, seconds)
+
+        cases.append(Case(system=tried, workload=strategy, run=measure))
+    rows = alternate(cases, rounds, tell)
+    base = rows[0]
+    for row, strategy in zip(rows, STRATEGIES, strict=True):
+        if "error" in row or "error" in base:
+            continue
+        for name in ("p50_us", "p99_us", "cpu_us_per_event"):
+            row[f"{name}_over_none_percent"] = (row[name] / base[name] - 1) * 100
+        if strategy != "none":
+            tell(f"what {strategy} stores")
+            config = TrackingConfig(strategy=strategy)
+            held = stored(config, seconds=STORED_S, publishers=1, subscribers=1, rate=workloads.RATE)
+            row["stored_bits_per_key"] = held.bits_per_key
+    return rows
+
+
+def least_bits(config: TrackingConfig) -> float:
+    """What a Bloom filter of that false positive rate needs for a key."""
+    return math.log2(1 / config.shape.fpp) / math.log(2)
+
+
+def aims(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float, bool]]:
+    """(aim, measured, bound, met) for the default strategy."""
+    by_name = {row["workload"]: row for row in rows}
+    exact, bloom = by_name["exact"], by_name["bloom"]
+    if "error" in exact or "error" in bloom or "stored_bits_per_key" not in bloom:
+        return []
+    saving = exact["stored_bits_per_key"] / bloom["stored_bits_per_key"]
+    bound = least_bits(TrackingConfig()) * BITS_ROOM
+    p99, cpu = bloom["p99_us_over_none_percent"], bloom["cpu_us_per_event_over_none_percent"]
+    kept = bloom["stored_bits_per_key"]
+    return [
+        ("p99 over none, percent, at most", p99, P99_ROOM_PERCENT, p99 <= P99_ROOM_PERCENT),
+        ("CPU per event over none, percent, at most", cpu, CPU_ROOM_PERCENT, cpu <= CPU_ROOM_PERCENT),
+        ("stored bits per message and history, at most", kept, bound, kept <= bound),
+        ("times less than the exact log, at least", saving, LEAST_SAVING, saving >= LEAST_SAVING),
+    ]
