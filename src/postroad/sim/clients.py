@@ -199,6 +199,11 @@ class Publisher(Client):
         return self.welcome is not None and len(self._unaccepted) < MAX_UNACCEPTED
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The brokers it knows."""
+        return self._addresses
+
+    @property
     def waiting(self) -> int:
         return len(self._unaccepted)
 

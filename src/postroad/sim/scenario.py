@@ -194,7 +194,8 @@ class Scenario:
 
     def _judge(self) -> None:
         for publisher in self._publishers:
-            if publisher.waiting and any(p.running for p in self.processes.values()):
+            running = {process.address for process in self.processes.values() if process.running}
+            if publisher.waiting and not running.isdisjoint(publisher.addresses):
                 text = f"{publisher.name} still waits for {publisher.waiting} publishes to be accepted"
                 raise Violation("accept", text, publisher.tags)
         completeness = Completeness(self.world, self.ledger, self.connectivity, self._all_origins())
