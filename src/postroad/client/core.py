@@ -13,9 +13,9 @@ again. A subscription begins again only once that debt is within one window. Hen
 two windows and a frame, however often its connections break.
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
-corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock says
-so. Ahead is certain and takes effect at once. Behind may mean that they waited here, and ids never come back
-from a jump ahead: we measure, with a ping.
+corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
+says so. Ahead is certain and takes effect at once. Behind may mean that they waited here, and ids never come
+back from a jump ahead: we measure, with a ping.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from postroad.wire.frames import (
     Pong,
     Refuse,
     Rejected,
+    Skew,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -193,6 +194,7 @@ class Publisher(Client):
         self._sequence = 0
         self._credit = 0
         self._pubend = 0
+        self._adjust_us = 0  # of the clock in ids
 
     @property
     def ready(self) -> bool:
@@ -213,7 +215,7 @@ class Publisher(Client):
             raise BugError(f"{self.name} publishes before it was ever welcome")
         frame: list[Published] = []
         for topic, attributes, payload in events:
-            id = self._ids.next(self.world.now_us // MILLISECOND_US)
+            id = self._ids.next((self.world.now_us + self._adjust_us) // MILLISECOND_US)
             event = Published(id=id, topic=topic, attributes=attributes, payload=payload, client=self.name)
             self.ledger.publish(event)
             frame.append(event)
@@ -260,6 +262,8 @@ class Publisher(Client):
             case Credit(size=size):
                 self._credit += size
                 self._flush()
+            case Skew(correction_us=correction_us):
+                self._adjust_us += min(0, correction_us)  # behind may mean that it waited here
             case Rejected():
                 ids = tuple(str(MessageId.from_bytes(e.id)) for e in self._unaccepted[0])
                 raise Violation("protocol", f"{self.name}: {message!r}", (*self.tags, *ids))

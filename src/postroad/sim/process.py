@@ -16,8 +16,10 @@ from postroad.errors import BugError, PeerError
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.sim.disk import Append, CrashStyle, Disk, DiskEffect, DiskInput, Remove, Replace, Sync
 from postroad.sim.network import Network
+from postroad.sim.tracking import Histories
 from postroad.sim.violation import Violation
 from postroad.sim.world import Clock, Timer, World
+from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
 from postroad.units import MILLISECOND_US
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
@@ -157,6 +159,8 @@ class Process:
         self.name = name
         self.address = address
         self.disk = Disk(world, name)
+        self.histories = Histories(world, name)
+        self.crashes: list[int] = []  # when, in true time
         self.clock = clock
         self.check_every = check_every
         self.current: Incarnation | None = None
@@ -205,6 +209,8 @@ class Process:
     def crash_now(self) -> None:
         self._end("crashes", silently=self._crash_silently)
         self.last_crash_us = self.world.now_us
+        self.crashes.append(self.world.now_us)
+        self.histories.ended(crashed=True)
         self.disk.crash(self._crash_style)
 
     def stop(self) -> None:
@@ -212,6 +218,7 @@ class Process:
         if self.current is not None:
             self.perform(self.current, self.current.core.shutdown(self.clock.now_us()))
             self._end("stops", silently=False)
+            self.histories.ended(crashed=False)
 
     def step_clock(self, by_us: int) -> None:
         self.world.note(self.name, f"clock steps by {by_us} us")
@@ -231,8 +238,15 @@ class Process:
                     self.network.dial(incarnation, address)
                 case Note(level=level, text=text):
                     self.world.note(self.name, f"notes {level}: {text}")
+                case Keep(effects=kept):
+                    self.histories.keep(kept)
+                case ReadFilters(tag=tag, sequences=sequences):
+                    self._read(incarnation, tag, sequences)
                 case Append() | Replace() | Remove() | Sync():
                     self.disk.perform(effect, incarnation.put)
+
+    def _read(self, incarnation: Incarnation, tag: int, sequences: tuple[int, ...]) -> None:
+        self.histories.read(sequences, lambda found: incarnation.put(FiltersRead(tag=tag, records=found)))
 
     def _judge(self, connection: int, error: Exception | None) -> None:
         """All nodes of this world keep to the protocol, so nobody has cause to complain of another."""

@@ -9,7 +9,7 @@ arrives. Then the judgement: `checkers` says what the rules are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -27,9 +27,12 @@ from postroad.sim.faults import Faults
 from postroad.sim.ledger import Ledger, Subscription
 from postroad.sim.network import Network, Quality
 from postroad.sim.process import Core, Process
+from postroad.sim.tracking import AskingHabit, Inquirer, Trails
 from postroad.sim.violation import Violation
 from postroad.sim.workload import PublishingHabit, SubscribingHabit
 from postroad.sim.world import EPOCH_US, Clock, World
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 
 MAX_BROKERS: Final = 8
@@ -119,7 +122,9 @@ class Scenario:
         brokers: int | None = None,
         faults: bool = True,
         wrap: Wrap | None = None,
+        tracking: TrackingConfig | None = None,
     ) -> None:
+        """With `tracking` brokers record paths and clients ask for them; clocks are then right."""
         if brokers is not None and not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"between 1 and {MAX_BROKERS} brokers, not {brokers}")
         if minutes <= 0:
@@ -131,7 +136,10 @@ class Scenario:
         self.ledger = Ledger(self._explains)
         self.processes: dict[str, Process] = {}
         self._wrap = wrap or (lambda core, _: core)
+        self._tracking = tracking
         self._character = Character.draw(self.world.random("character"), brokers, faults=faults)
+        if tracking is not None:
+            self._character = replace(self._character, skew_us=0)
         self.connectivity = Connectivity(self.world, self.network, self.processes)
         self._paths = Paths(self.world, self.ledger, self.processes, self.network.connections)
         self.network.observers.append(self._paths.observe)
@@ -142,8 +150,12 @@ class Scenario:
         self._minds: list[SubscribingHabit] = []
         self._faults: Faults | None = None
         self._owed = 0
+        self._resting = False  # everything is healed, and has been for long enough
+        self.trails: Trails | None = None
         self._add_brokers()
         self._add_clients()
+        if tracking is not None:
+            self._add_inquirers(tracking)
 
     # -- the run
 
@@ -184,6 +196,7 @@ class Scenario:
         world.note("world", "rests")
         check_agreement(self.connectivity, self.processes)
         self._paths.begin()
+        self._resting = True
         world.run(world.now_us + REST_US)
         for habit in self._habits:
             habit.stop()
@@ -287,6 +300,34 @@ class Scenario:
             self._minds.append(mind)
             subscriber.start()
 
+    def _add_inquirers(self, config: TrackingConfig) -> None:
+        self.trails = trails = Trails(
+            self.world,
+            self.ledger,
+            config,
+            deaths=lambda name: self.processes[name].crashes,
+            joined=self._joined,
+        )
+        self.network.observers.append(trails.observe)
+        chance = self.world.random("inquirers")
+        for index in range(2):
+            inquirer = Inquirer(
+                self.world,
+                self.network,
+                self.ledger,
+                name=f"i{index}",
+                addresses=self._addresses(chance),
+                answered=trails.judge,
+            )
+            inquirer.start()
+            AskingHabit(self.world, inquirer, self.ledger, pause_us=500 * MILLISECOND_US)
+
+    def _joined(self, one: str, other: str) -> bool:
+        """Certainly so only once nothing is harmed any more."""
+        return self._resting and any(
+            one in group and other in group for group in self.connectivity.components()
+        )
+
     def _addresses(self, chance: Random) -> tuple[str, ...]:
         """A client keeps to one broker, or roams."""
         home = chance.randrange(self._character.brokers)
@@ -302,10 +343,18 @@ class Scenario:
         identity = self._identity(process.disk, process.name)
         index = int(process.name[1:])
         draw = self.world.random(f"draws/{process.name}").randrange
-        core: Core = Broker(self._config(index), identity, draw=draw, now_us=process.clock.now_us())
+        now_us = process.clock.now_us()
+        tracking = self._tracking_of(process, identity.number, now_us)
+        core: Core = Broker(self._config(index), identity, draw=draw, now_us=now_us, tracking=tracking)
         pubend = volatile_pubend(identity.number, identity.boot)
         self._origins[pubend] = Origin(process.name, pubend, self.world.now_us, 0)
         return self._wrap(core, process.name), identity.boot
+
+    def _tracking_of(self, process: Process, number: int, now_us: int) -> Tracking | None:
+        if self._tracking is None:
+            return None
+        stored, changes = process.histories.load()
+        return make_tracking(self._tracking, me=number, stored=stored, changes=changes, now_us=now_us)
 
     def _identity(self, disk: Disk, name: str) -> Identity:
         """What the disk remembers, with the next boot; made up at the first start."""
@@ -322,9 +371,14 @@ class Scenario:
     def _config(self, index: int) -> BrokerConfig:
         dial = tuple(_address(b) for a, b in self._character.links if a == index)
         if not self._character.tight:
-            return BrokerConfig(dial=dial)
+            return BrokerConfig(dial=dial, tracking=self._tracking or TrackingConfig())
         streams = StreamConfig(plain_bytes=64 * KIB, cache_bytes=64 * KIB)
-        return BrokerConfig(dial=dial, streams=streams, delivery=DeliveryConfig(buffer_bytes=64 * KIB))
+        return BrokerConfig(
+            dial=dial,
+            streams=streams,
+            delivery=DeliveryConfig(buffer_bytes=64 * KIB),
+            tracking=self._tracking or TrackingConfig(),
+        )
 
     def _broker_name(self, number: int) -> str:
         for pubend, origin in self._origins.items():

@@ -205,6 +205,15 @@ class AttachmentMap:
         }
         return sorted(found)
 
+    def since(self, kind: str, time_ms: int, *, skew_us: int) -> list[str]:
+        """Who was attached at any moment since a message of that time was made, sorted."""
+        first = time_ms * MILLISECOND_US - skew_us
+        return sorted(
+            who
+            for (of_kind, who), spans in self._intervals.items()
+            if of_kind == kind and (spans[-1].end_us is None or first <= spans[-1].end_us)
+        )
+
     def lost_at(self, time_ms: int, *, skew_us: int, delay_us: int = 0) -> bool:
         """Whether what happened to a message of that time may have died with a process."""
         first = time_ms * MILLISECOND_US - skew_us

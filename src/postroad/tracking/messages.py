@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     delivered: tuple[Receiver, ...] = ()
     candidates: int = 0  # subscribers that were attached around the time
     more: int = 0  # receivers left out of `delivered`
-    neighbours: tuple[int, ...] = ()  # linked around the time, or now
+    neighbours: tuple[int, ...] = ()  # linked at any moment since then
     begins_ms: int = 0  # the record begins at this time
     forgotten: bool = False  # the broker had a record of the message's time, and retention dropped it
     lost: str = ""  # why the record of this time is incomplete; "" when it is whole

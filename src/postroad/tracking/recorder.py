@@ -253,8 +253,9 @@ class Recorder:
         window = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
         published = self._publication(look)
         routed = self._sightings(look, item.origin)
-        linked = {who for kind, who in self._map if kind == NEIGHBOUR}
-        linked |= set(self._map.at(NEIGHBOUR, time_ms, **window))
+        # A message may be passed on long after its time, over a link that is new then and gone by now: to a
+        # broker that comes back, or is rerouted, and catches up.
+        linked = self._map.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)
         neighbours = sorted(map(int, linked))[:MAX_NEIGHBOURS]
         # Routing history first: only who routed it, or took it from the publisher, can have passed it on.
         origins = {sighting.origin for sighting in routed}
