@@ -20,12 +20,14 @@ from postroad.bench.rounds import Case, alternate
 from postroad.bench.systems import SYSTEMS, System
 from postroad.ids import IdSource
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.exact_strategy import ENTRY
+from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import STRATEGIES, TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
 
 HISTORIES: Final = 2  # of one broker: publishers, and subscribers
-STORED_S: Final = 200  # virtual, so that the filter which is part-full at the end counts for little
+STORED_S: Final = 100  # virtual
 BITS_ROOM: Final = 1.05  # over 1.44 log2(1/fpp), for what a filter does not use and for descriptions
 LEAST_SAVING: Final = 10  # times less than the exact log
 P99_ROOM_PERCENT: Final = 3.0
@@ -43,11 +45,9 @@ class Stored:
     gzip_bytes: int  # the same, each record by itself
     written_bytes: int  # with what was replaced since
     forces: int  # turns that wrote something
+    full: float  # the share of buffers that were full when they were stored, but for the last of each
 
-    @property
-    def bits_per_key(self) -> float:
-        """Bits per message and history."""
-        return self.bytes * 8 / self.messages / HISTORIES
+    bits_per_key: float  # of what is stored before the end, when every history has a filter still filling
 
 
 def stored(config: TrackingConfig, *, seconds: float, publishers: int, subscribers: int, rate: int) -> Stored:
@@ -60,6 +60,7 @@ def stored(config: TrackingConfig, *, seconds: float, publishers: int, subscribe
         tracking.attached(name, now_us)
     kept: dict[int, bytes] = {}
     messages = written = forces = 0
+    full: list[bool] = []
 
     def keep(effects: Sequence[TrackingEffect]) -> None:
         nonlocal written, forces
@@ -68,6 +69,8 @@ def stored(config: TrackingConfig, *, seconds: float, publishers: int, subscribe
         for effect in effects:
             if isinstance(effect, StoreFilter):
                 written += len(effect.record)
+                meta = decode_meta(effect.record)
+                full.append(meta.count >= (meta.n or config.log_bytes // ENTRY.itemsize))
                 kept[effect.sequence] = effect.record
                 if effect.replaces is not None:
                     kept.pop(effect.replaces, None)
@@ -85,6 +88,9 @@ def stored(config: TrackingConfig, *, seconds: float, publishers: int, subscribe
             tracking.delivered(1, (names[number % subscribers],), identity, now_us)
         messages = due
         keep(tracking.tick(now_us))
+    share = sum(full) / len(full) if full else 0.0
+    settled = sum(map(len, kept.values()))
+    settled_keys = sum(decode_meta(record).count for record in kept.values())
     keep(tracking.close(now_us))
     return Stored(
         messages=messages,
@@ -92,6 +98,8 @@ def stored(config: TrackingConfig, *, seconds: float, publishers: int, subscribe
         gzip_bytes=sum(len(gzip.compress(record, 6)) for record in kept.values()),
         written_bytes=written,
         forces=forces,
+        full=share,
+        bits_per_key=settled * 8 / settled_keys if settled_keys else 0.0,
     )
 
 

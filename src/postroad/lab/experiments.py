@@ -25,7 +25,7 @@ EXPERIMENTS: Final = {
     for one in (
         Experiment(
             name="tracking-table2",
-            about="Jun and Astley, section 5: latency and stored bytes of the 21 rows of Table 2; figures 1, 3-5",
+            about="Jun and Astley, section 5: latency and storage of the 21 rows of Table 2; figures 1, 3-5",
             seconds=tracking_table2.SECONDS,
             run=tracking_table2.run,
             notes=tracking_table2.NOTES,

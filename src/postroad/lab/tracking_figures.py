@@ -14,7 +14,7 @@ from postroad.tracking.bloom import BloomFilter, false_positive_rate
 
 BITS_PER_MESSAGE: Final = tuple(range(2, 25, 2))  # figure 1
 KEYS: Final = 20_000
-PROBES: Final = 1_000_000
+PROBES: Final = 200_000
 
 
 def best_hashes(bits: int) -> int:

@@ -4,10 +4,10 @@ Latency comes from a real broker under the paper's load: 200 publishers, 500 sub
 messages a second in and out. What is stored comes from the strategy alone on a virtual clock under the same
 load, over several persistence intervals, which real time would make 21 times as long.
 
-The rows use the paper's strategy to the letter: filters of one size that end with Tp, not retained, not adaptive.
-Its column "stores full buffers" holds for filters that see all 5,000 messages a second, so there is one delivery
-history. Ts is just below Tn / 2, as in 5.1. An exact buffer holds as many messages as the paper's, which has 16
-bytes for each; ours has two entries of 20 bytes.
+The rows use the paper's strategy to the letter: filters of one size that end with Tp, not retained, not
+adaptive. Its column "stores full buffers" holds for filters that see all 5,000 messages a second, so there is
+one delivery history. Ts is just below Tn / 2, as in 5.1. An exact buffer holds as many messages as the
+paper's, which has 16 bytes for each; ours has two entries of 20 bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAST_VIRTUAL_S: Final = 20
 INTERVALS: Final = 4  # persistence intervals, or fillings, on the virtual clock
 KIBIT, MIBIT = 1 << 10, 1 << 20
 NOTES: Final = (
-    "The paper prints figures 3 to 5 as images only. Its bytes are computed from its m, n, Tp and 16-byte ids,"
+    "The paper prints figures 3 to 5 as images only. Its bytes are computed from its m, n, Tp, 16-byte ids,"
     " its compressed bytes as the entropy of such filters; of latency it says in words that BF stays close to"
     " NULL and that ASYNC does so with the larger buffer only.",
     "A row is measured for seconds, not for 30 minutes: rows with a longer Tp store nothing meanwhile.",
@@ -81,7 +81,7 @@ class Row:
             hashes=self.k or common.hashes,
             persist_us=self.tp_s * SECOND_US,
             skew_us=max(MILLISECOND_US, filling_us * 49 // 100),
-            jitter_us=0,
+            jitter_us=MILLISECOND_US,
             adaptive=False,
             retain=False,
             log_bytes=self.held * HISTORIES * ENTRY_BYTES,
@@ -121,7 +121,10 @@ def paper_storage(row: Row) -> Figures:
         return {"bytes_per_message": 0.0, "gzip_bytes_per_message": 0.0, "forces_per_s": 0.0}
     figures = {"full": float(row.full), "forces_per_s": RATE / row.stored_at_once}
     if row.strategy == "exact":
-        return {**figures, "bytes_per_message": float(HISTORIES * ID_BYTES)}  # how well ids pack it shows only
+        return {
+            **figures,
+            "bytes_per_message": float(HISTORIES * ID_BYTES),
+        }
     bits = row.m / row.stored_at_once
     filled = -math.expm1(row.k * row.stored_at_once * math.log1p(-1 / row.m))
     return {
@@ -139,15 +142,12 @@ def measured_storage(row: Row) -> Figures:
     if row.strategy == "none":
         return {"bytes_per_message": 0.0, "gzip_bytes_per_message": 0.0, "forces_per_s": 0.0}
     seconds = max(LEAST_VIRTUAL_S, INTERVALS * row.tp_s)
-    held = stored(
-        row.config(), seconds=seconds, publishers=PUBLISHERS, subscribers=SUBSCRIBERS, rate=RATE
-    )
-    # A filter that is full is stored then; one that is not waits for the end of the interval.
+    held = stored(row.config(), seconds=seconds, publishers=PUBLISHERS, subscribers=SUBSCRIBERS, rate=RATE)
     return {
         "bytes_per_message": held.bytes / held.messages,
         "gzip_bytes_per_message": held.gzip_bytes / held.messages,
         "forces_per_s": held.forces / seconds,
-        "full": float(row.held <= RATE * row.tp_s),
+        "full": held.full,
     }
 
 

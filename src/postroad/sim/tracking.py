@@ -3,7 +3,7 @@
 The truth is what the network carried: DELIVERY frames say which broker gave which event to whom and when,
 KNOWLEDGE frames which broker passed it on. An answer is judged by what had happened when it was asked for.
 
-- `trace-false`  whatever is missing from an answer that calls itself complete
+- `trace-false`  whatever is missing from an answer that calls itself complete, or the message unknown
 - `trace-lost`   what is missing from any answer, unless a broker on the event's way cannot be asked, or died
                  so soon after it that the record was not stored: within one persistence interval
 """
@@ -164,7 +164,7 @@ class Trails:
         deaths: Callable[[str], list[int]],
         joined: Callable[[str, str], bool],
     ) -> None:
-        """`deaths(broker)`: when its processes crashed; `joined(one, other)`: they surely reach each other."""
+        """`deaths(broker)`: when its processes crashed; `joined(one, other)`: surely reach each other."""
         self._world = world
         self._ledger = ledger
         self._config = config
@@ -202,7 +202,7 @@ class Trails:
         text = f"{MessageId.from_bytes(identity)}: {missing[0]} is missing from {answer!r}"
         tags = (str(MessageId.from_bytes(identity)), missing[0].broker)
         gone = [fact for fact in facts if self._died_with_it(fact)]
-        if verdict == "complete" and not any(self._too_late(identity, fact) for fact in gone):
+        if verdict in ("complete", "unknown") and not any(self._too_late(identity, fact) for fact in gone):
             raise Violation("trace-false", text, tags)
         if not gone and all(self._joined(asked, fact.broker) for fact in facts):
             raise Violation("trace-lost", text, tags)
@@ -251,4 +251,4 @@ class AskingHabit:
         self._again()
 
 
-QUICK: Final = TrackingConfig(persist_us=2 * SECOND_US, retain_us=8 * SECOND_US, least_capacity=16)
+QUICK: Final = TrackingConfig(persist_us=2 * SECOND_US, renew_us=8 * SECOND_US, least_capacity=16)

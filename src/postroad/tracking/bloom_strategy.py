@@ -82,7 +82,7 @@ class BloomTracking(Recorder):
         self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
         self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)
         persist_us = max(1, config.persist_us - GATHER_US)  # what is lost at most began when it was noted
-        self._pace = Pace(persist_us=persist_us, retain=config.retain, retain_us=config.retain_us)
+        self._pace = Pace(persist_us=persist_us, retain=config.retain, retain_us=config.renew_us)
         # Least recently used first; each is in `_due` exactly while it has something to store.
         self._histories: OrderedDict[_Name, FilterHistory] = OrderedDict()
         self._due: list[tuple[int, _Name]] = []  # heap; an entry whose history is not due then is void

@@ -34,7 +34,7 @@ class TrackingConfig:
     adaptive: bool = True  # filters sized by the rate; else all of `bits` and `capacity`
     least_capacity: int = 1024  # of an adaptive filter, or `capacity` if that is less
     retain: bool = True  # a part-full filter stays in memory when stored and is overwritten (T8)
-    retain_us: int = 3600 * SECOND_US  # but no longer than this
+    renew_us: int = 3600 * SECOND_US  # but no longer than this
     routing: str = "all"  # which neighbours a trace asks: all, or those recorded in H(b,d), or in the key
     deliveries: str = "origin"  # one delivery history per origin, or one per origin and subscriber
     compress: bool = False  # zlib for stored filters that are far from full
@@ -52,7 +52,7 @@ class TrackingConfig:
         ):
             if value not in allowed:
                 raise UsageError(f"tracking: {name} is one of {', '.join(allowed)}, not {value!r}")
-        for name in ("persist_us", "skew_us", "retain_us", "log_bytes", "keep_us", "keep_bytes"):
+        for name in ("persist_us", "skew_us", "renew_us", "log_bytes", "keep_us", "keep_bytes"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"tracking: {name.removesuffix('_us')} must be more than 0")
         if self.jitter_us < 0 or self.cache_bytes < 0:

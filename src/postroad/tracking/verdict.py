@@ -114,8 +114,10 @@ def judge(
         if held.more
     ]
     # What could not be asked matters only if the message may have gone there, as it may wherever a trace
-    # went; except that the broker in the id need not answer once another proves to be the origin.
-    if origin is not None and origin.broker != identity.broker:
+    # went; except that the broker in the id need not answer once another proves to be the origin, unless the
+    # message may have gone there like anywhere else.
+    onward = {broker for claim in chosen for broker in _onward(findings[claim.broker])}
+    if origin is not None and identity.broker not in onward | {origin.broker}:
         missing = [one for one in missing if one[0] != _name(identity.broker, names)]
     verdict, explanation = _verdict(identity, findings, origin, chosen, missing, stopped, names)
     return TraceResult(
@@ -129,6 +131,13 @@ def judge(
         explanation=explanation,
         missing=tuple(missing),
     )
+
+
+def _onward(finding: Finding) -> list[int]:
+    """Where a broker that had the message may have passed it on to."""
+    if finding.forwarded is None:
+        return list(finding.neighbours)
+    return [forwarding.neighbour for forwarding in finding.forwarded]
 
 
 def _claims(identity: MessageId, findings: Mapping[int, Finding]) -> list[_Claim]:
