@@ -11,7 +11,7 @@ help:
 	@echo "make up      set up and run one broker, data in ./postroad-data"
 	@echo "make test    set up and run all tests"
 	@echo "make demo    five brokers with live traffic"
-	@echo "make soak    simulate fresh seeds for SOAK=$(SOAK)"
+	@echo "make soak    fresh examples of the property tests, then fresh simulator seeds for SOAK=$(SOAK)"
 	@echo "make bench-peers  install the systems that 'postroad bench' compares with"
 
 setup: $(STAMP)
@@ -49,6 +49,7 @@ sanitize: setup
 	tests/sanitize.sh
 
 soak: setup
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest tests/property
 	$(BIN)/postroad sim --for $(SOAK)
 
 bench-peers: setup

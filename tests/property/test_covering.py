@@ -12,7 +12,7 @@ from postroad.selectors import Selector, covers
 
 # One value of every stretch between the literals used, and each literal.
 NUMBERS = [-1, 0, 0.5, 1, 1.5, 2, 2.5]
-TEXTS = ["", "w", "x", "x0", "xa", "xaa", "xb", "y", "z"]
+TEXTS = ["", "w", "x", "x0", "xa", "xaa", "xb", "y", "ya", "z"]
 MISSING = object()
 POSSIBLE: list[Any] = [MISSING, True, False, *NUMBERS, *TEXTS]
 EVENTS: list[dict[str, Any]] = [
