@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import json
 import math
@@ -121,14 +120,16 @@ async def _lines() -> AsyncIterator[list[bytes]]:
     end; a daemon thread is not, so Ctrl-C and a lost broker end the command at once.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[list[bytes] | UsageError | None] = asyncio.Queue(maxsize=1)
+    queue: asyncio.Queue[list[bytes] | UsageError | None] = asyncio.Queue()
+    room = threading.Semaphore(2)  # one item being published and one read ahead
 
     def put(item: list[bytes] | UsageError | None) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+        room.acquire()
+        loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:
         rest = b""
-        with contextlib.suppress(RuntimeError, concurrent.futures.CancelledError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             while chunk := os.read(0, READ_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 if lines:
@@ -145,6 +146,7 @@ async def _lines() -> AsyncIterator[list[bytes]]:
         if isinstance(item, UsageError):
             raise item
         yield [line.rstrip(b"\r") for line in item]
+        room.release()
 
 
 async def _publish(
