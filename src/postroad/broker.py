@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import msgspec
 
 from postroad import kernel
 from postroad.config import BrokerConfig, Identity
+from postroad.durable.durable_pubend import DurablePubend
+from postroad.durable.knowledge import Segment
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -27,13 +30,15 @@ from postroad.errors import (
 from postroad.events.batch import EventBatch
 from postroad.ids import VOLATILE
 from postroad.overlay.delivery import Delivery
+from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
-from postroad.overlay.publishing import Publishers, runs_within
+from postroad.overlay.publishing import Publishers, Receipts, runs_within
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
+from postroad.storage.effects import StorageInput, Stored
 from postroad.tracking.effects import FiltersRead
 from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import NoTracking, Tracking
@@ -103,7 +108,7 @@ class DialFailed:
     address: str
 
 
-Input = Opened | Received | Closed | DialFailed | FiltersRead
+Input = Opened | Received | Closed | DialFailed | FiltersRead | StorageInput
 
 
 class Broker:
@@ -117,6 +122,7 @@ class Broker:
         draw: Callable[[int], int],
         now_us: int,
         tracking: Tracking | None = None,
+        stored: Stored | None = None,
     ) -> None:
         self._config = config
         self.identity = identity
@@ -166,6 +172,20 @@ class Broker:
             now_us=now_us,
         )
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
+        tags = count(1)
+        self._receipts = Receipts()
+        self._durable = DurablePublishing(
+            me=me,
+            pubends=config.durable.pubends,
+            cache_bytes=config.durable.cache_bytes,
+            limits=config.limits,
+            stored=stored,
+            links=self._links,
+            receipts=self._receipts,
+            room=PubendRoom(opened=self._opened_pubend, spread=self._spread, answered=self._routing.log_read),
+            new_tag=lambda: next(tags),
+            now_us=now_us,
+        )
         self._peers: dict[int, Peer] = {}  # connections that are up
         self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
@@ -206,7 +226,12 @@ class Broker:
                 self._links.dial_failed(item.address, now_us)
             elif type(item) is FiltersRead:
                 self._out += self._tracer.read(item, now_us)
+            elif isinstance(item, StorageInput):
+                self._out += self._durable.stored(item, now_us)
         self._flush_publishes(now_us)
+        self._out += self._durable.stage(now_us)
+        for connection, sequence in self._receipts.take().items():
+            self._send(connection, Accepted(sequence=sequence))
         self._out += self._links.tick(now_us)
         for advertisement in self._topology.tick(now_us):
             self._flood_topology((advertisement,), None)
@@ -216,6 +241,7 @@ class Broker:
         for gone in self._topology.take_gone():
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)
+        self._out += self._durable.tick(now_us)
         self._out += self._routing.settle(now_us)
         self._out += self._tracer.tick(now_us)
         out, self._out = self._out, []
@@ -223,7 +249,8 @@ class Broker:
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        optional = (self._links.next_deadline(), self._tracer.next_deadline())
+        rooms = (self._links, self._tracer, self._durable)
+        optional = [room.next_deadline() for room in rooms]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
     def shutdown(self, now_us: int) -> list[Effect]:
@@ -305,6 +332,8 @@ class Broker:
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
             return
         self._tracer.closed(peer.connection)
+        self._receipts.closed(peer.connection)
+        self._durable.closed(peer.connection)
         if self._clocks is not None:
             self._clocks.forget(peer.publisher)
         for key in self._delivery.closed(peer.connection):
@@ -337,7 +366,6 @@ class Broker:
             return
         pending, self._pending = self._pending, []
         batches: list[EventBatch] = []
-        accepted: dict[int, int] = {}  # connection -> highest sequence
         for connection, batch in pending:
             peer = self._links.peer(connection)
             if peer is None:
@@ -351,20 +379,36 @@ class Broker:
                 self._counters["rejected_publishes_total"] += 1
                 self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
             else:
-                fresh = self._publishers.fresh(peer, batch)
+                # What is durable is remembered by its pubend, across restarts.
+                fresh = batch if batch.durable else self._publishers.fresh(peer, batch)
+                if fresh is not None and self._clocks is not None:
+                    self._check_clock(self._clocks, peer, fresh, now_us)
+                if batch.durable:
+                    self._durable.publish(connection, batch)
+                    continue
                 if fresh is not None:
                     batches.append(fresh)
-                    if self._clocks is not None:
-                        self._check_clock(self._clocks, peer, fresh, now_us)
-                accepted[connection] = batch.channel
+                self._receipts.accept(connection, batch.channel)
             self._out += self._links.consumed(connection, len(batch.data))
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
             for group in runs_within(batches, self._config.limits):
                 self._tracer.tracking.published(b"".join(batch.ids() for batch in group), now_us)
                 self._out += self._routing.publish(group, now_us)
-        for connection, sequence in accepted.items():
-            self._send(connection, Accepted(sequence=sequence))
+
+    def _opened_pubend(self, pubend: DurablePubend, now_us: int) -> list[Effect]:
+        """Others may hear of a durable pubend."""
+        effects = self._routing.open_durable(pubend)
+        pubends = sorted([self._routing.pubend.id, *self._durable.open])
+        self._topology.set_pubends(tuple(pubends), now_us)
+        return effects
+
+    def _spread(self, pubend: DurablePubend, segment: Segment) -> list[Effect]:
+        """Durable events that are synced."""
+        if segment.batch is not None:
+            self._counters["events_in_total"] += segment.batch.count
+            self._tracer.tracking.published(segment.batch.ids(), self._now_us)
+        return self._routing.spread(pubend, segment)
 
     def _check_clock(self, clocks: SkewCheck, peer: Peer, batch: EventBatch, now_us: int) -> None:
         """Spec T5."""
@@ -562,6 +606,7 @@ class Broker:
                 for number in topology.reachable()
             ],
             "streams": self._routing.status(),
+            "durable_pubends": self._durable.status(),
             "subscriptions": self._delivery.status()[:MAX_STATUS_ROWS],
             "metrics": self.metrics(),
         }
@@ -573,6 +618,7 @@ class Broker:
             **self._interest.stats(),
             **self._routing.metrics(),
             **self._tracer.metrics(),
+            **self._durable.metrics(),
             "links": len(self._by_number),
             "clients": len(self._peers) - len(self._by_number),
             "brokers_reachable": len(self._topology.reachable()),
@@ -586,7 +632,7 @@ class Broker:
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""
         rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
-        for room in rooms:
+        for room in (*rooms, self._receipts, self._durable):
             room.check()
         brokers = {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
         if brokers != self._by_number:

@@ -13,9 +13,9 @@ again. A subscription begins again only once that debt is within one window. Hen
 two windows and a frame, however often its connections break.
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
-corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock says
-so. Ahead is certain and takes effect at once. Behind may mean that they waited here, and ids never come back
-from a jump ahead: we measure, with a ping.
+corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
+says so. Ahead is certain and takes effect at once. Behind may mean that they waited here, and ids never come
+back from a jump ahead: we measure, with a ping.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from postroad.client.effects import (
     Outage,
     Progress,
     Received,
+    Stored,
     Up,
 )
 from postroad.client.outbox import Outbox
@@ -344,6 +345,7 @@ class ClientCore:
         self._begin_again()
         self._out.append(Up(broker=message.name))
         if error is not None:
+            self._out.append(Stored(ordinals=self.outbox.take_dropped(), error=error))
             self._out.append(Lost(error=error))
 
     def _begin_again(self) -> None:
@@ -396,12 +398,17 @@ class ClientCore:
 
     def _on_accepted(self, message: wire.Accepted, _now_us: int) -> None:
         self.outbox.accepted(message.sequence)
+        stored = self.outbox.take_stored()
+        if stored:
+            self._out.append(Stored(ordinals=stored))
         self._out.append(Progress())
 
     def _on_rejected(self, message: wire.Rejected, _now_us: int) -> None:
         count = self.outbox.rejected(message.sequence)
         what = "an event was" if count == 1 else f"{count} events published together were"
-        self._out.append(Lost(error=from_wire(message.code, f"{what} not taken: {message.reason}")))
+        error = from_wire(message.code, f"{what} not taken: {message.reason}")
+        dropped = self.outbox.take_dropped()  # whoever waits for a durable event is told there
+        self._out.append(Stored(ordinals=dropped, error=error) if dropped else Lost(error=error))
         self._out.append(Progress())
 
     def _on_subscribed(self, message: wire.Subscribed, now_us: int) -> None:
@@ -460,10 +467,17 @@ class ClientCore:
     # --- the application's side
 
     def publish(
-        self, topic: str, payload: bytes, attributes: Mapping[str, Value] | None, now_us: int
+        self,
+        topic: str,
+        payload: bytes,
+        attributes: Mapping[str, Value] | None,
+        now_us: int,
+        *,
+        durable: bool = False,
     ) -> bytes:
         """Queue one event, while there is `outbox.room`; its id. It leaves with the next `flush`."""
-        return self.outbox.add(topic, attributes, payload, (now_us + self.skew_us) // 1000)
+        now_ms = (now_us + self.skew_us) // 1000
+        return self.outbox.add(topic, attributes, payload, now_ms, durable=durable)
 
     def flush(self) -> list[Effect]:
         """Send what was published since the last time; also the credit that is due."""

@@ -81,6 +81,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Durable frames, by the ordinals of the outbox, are in the broker's log; with an error: they are not."""
+
+    ordinals: tuple[int, ...]
+    error: PostroadError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """Published events that no broker took."""
 
@@ -136,6 +144,7 @@ Effect = (
     | Outage
     | Failed
     | Progress
+    | Stored
     | Lost
     | Began
     | Delivered

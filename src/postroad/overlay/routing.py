@@ -25,9 +25,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from postroad.config import StreamConfig
+from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import Segment
 from postroad.durable.pubend import PlainPubend
-from postroad.durable.spans import Span, union
+from postroad.durable.spans import Span, intersect, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import boot_of, is_volatile, pubend_text, volatile_pubend
@@ -39,6 +40,7 @@ from postroad.overlay.links import Links
 from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Neighbour, Stream
 from postroad.overlay.topology import MAX_BROKERS, Topology
 from postroad.selectors import Group
+from postroad.storage.effects import ReadDone
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
@@ -94,6 +96,8 @@ class Routing:
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
         self._cache_size = 0  # bytes of knowledge in all streams but the own
         self._routed_at = -1  # topology generation the attachments were made for
+        self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
+        self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
         self._news = False  # interest or routes changed: own pubends say so at once
         self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
         self._silence_at = now_us + config.silence_us
@@ -105,6 +109,38 @@ class Routing:
         """Give these events their ticks and send them wherever they are wanted."""
         stream = self._streams[self.pubend.id]
         self._spread(stream, self.pubend.publish(batches, now_us))
+        return self._take()
+
+    def open_durable(self, pubend: DurablePubend) -> list[Effect]:
+        """An own durable pubend of which others may hear from now on."""
+        stream = Stream(pubend.id, start=pubend.last, pubend=pubend)
+        self._streams[stream.id] = self._by_origin[self._me][stream.id] = stream
+        self._durable[stream.id] = (stream, pubend)
+        for key in self._subscriptions:
+            self._delivery.activate(key, stream.id, stream.horizon)
+        for neighbour in self._neighbours.values():
+            tick = neighbour.up_at.setdefault(stream.id, stream.horizon)
+            if self._me in neighbour.attached:
+                self._feeder.begin(neighbour, stream, tick)
+        self._news = True
+        return self._take()
+
+    def spread(self, pubend: DurablePubend, segment: Segment) -> list[Effect]:
+        """Events of an own durable pubend that are on disk now."""
+        self._spread(self._streams[pubend.id], segment)
+        return self._take()
+
+    def log_read(self, pubend: DurablePubend, done: ReadDone) -> list[Effect]:
+        """What was read for neighbours goes to those that want it; those with credit get more."""
+        stream = self._streams[pubend.id]
+        segments, _ = pubend.read_done(done, go_on=False)
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(stream.id)
+            if feed is not None and feed.wants:
+                for segment in segments:
+                    self._feeder.satisfy(neighbour, feed, stream, segment)
+                if segments:
+                    self._feeder.serve(neighbour, feed, stream, pubend)
         return self._take()
 
     def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
@@ -293,8 +329,10 @@ class Routing:
                 raise PeerError("attach names a pubend that is not the origin's, or a tick out of range")
             if pubend in self._streams:
                 continue
-            if origin == self._me:
+            if origin == self._me and is_volatile(pubend):
                 self._answer_for_the_dead(neighbour, pubend, tick, tick)
+            elif origin == self._me:
+                neighbour.up_at[pubend] = tick  # it is told all after that when the pubend opens
             else:
                 self._adopt(pubend, tick)
         for stream in list(self._by_origin.get(origin, {}).values()):
@@ -360,7 +398,7 @@ class Routing:
         if stream is None:
             if message.spans:
                 first, last = min(message.spans)[0], max(end for _, end in message.spans)
-                if message.pubend >> 32 == self._me:
+                if message.pubend >> 32 == self._me and is_volatile(message.pubend):
                     self._answer_for_the_dead(neighbour, message.pubend, first, last)
                 elif message.pubend >> 32 in neighbour.attached:
                     self._adopt(message.pubend, first)
@@ -372,6 +410,11 @@ class Routing:
         need = {owner: version for owner, version in message.need.items() if version > 0}
         if any(applied.get(owner, 0) < version for owner, version in need.items()):
             return self._take()  # our tables are older than the asker's: it asks again
+        if isinstance(stream.pubend, DurablePubend):
+            spans = intersect(union(message.spans), 0, stream.pubend.last)
+            feed.want(spans, need)
+            self._feeder.serve(neighbour, feed, stream, stream.pubend)
+            return self._take()
         owners = self._feeder.owners(stream, neighbour).union(need)
         missing: list[Span] = []
         for start, end in union(message.spans):
@@ -509,6 +552,8 @@ class Routing:
             for pubend, feed in neighbour.feeds.items():
                 if feed.blocked and self._links.available(neighbour.connection) > 0:
                     self._feeder.replay(neighbour, feed, self._streams[pubend])
+                if feed.wants and pubend in self._durable:
+                    self._feeder.serve(neighbour, feed, *self._durable[pubend])
         return self._take()
 
     def settle(self, now_us: int) -> list[Effect]:
@@ -519,6 +564,9 @@ class Routing:
         if due or self._news:
             self._news = False
             self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us))
+            self._unsaid.update(dict.fromkeys(self._durable))
+        if self._unsaid:
+            self._assert_silence(now_us)
         if due:
             self._silence_at = now_us + self._config.silence_us
             self._bury(now_us)
@@ -537,6 +585,17 @@ class Routing:
         for neighbour in self._neighbours.values():
             self._feeder.flush_silences(neighbour)
         return self._take()
+
+    def _assert_silence(self, now_us: int) -> None:
+        """Of durable pubends. One that cannot, for want of a reservation or because events are on their way
+        to disk, says it with those events or as soon as it can."""
+        for pubend_id in list(self._unsaid):
+            stream, pubend = self._durable[pubend_id]
+            segment, effects = pubend.assert_silence(now_us)
+            self._out += effects
+            if segment is not None:
+                del self._unsaid[pubend_id]
+                self._spread(stream, segment)
 
     def _bury(self, now_us: int) -> None:
         """Drop the streams of pubends that ended, once those further behind had time to ask."""
