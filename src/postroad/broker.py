@@ -30,6 +30,8 @@ from postroad.errors import (
 from postroad.events.batch import EventBatch
 from postroad.ids import VOLATILE
 from postroad.overlay.delivery import Delivery
+from postroad.overlay.durable_hosting import KEY as DURABLE_KEY
+from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
@@ -47,6 +49,7 @@ from postroad.units import SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
     Accepted,
+    Ack,
     Advertisement,
     Answer,
     Attach,
@@ -186,6 +189,19 @@ class Broker:
             new_tag=lambda: next(tags),
             now_us=now_us,
         )
+        self._host: DurableHosting | None = None  # durable subscribers, where there is a disk
+        if stored is not None:
+            self._host = DurableHosting(
+                me=me,
+                boot=identity.boot,
+                stored=stored,
+                links=self._links,
+                interest=self._interest,
+                routing=self._routing,
+                flood=lambda updates: self._flood_interest(updates, None),
+                new_tag=lambda: next(tags),
+                now_us=now_us,
+            )
         self._peers: dict[int, Peer] = {}  # connections that are up
         self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
@@ -208,6 +224,8 @@ class Broker:
         """Everything that happened since the last call; returns what to do."""
         self._counters["turns_total"] += 1
         self._now_us = now_us
+        if self._host is not None:
+            self._host.now_us = now_us
         for item in inputs:
             if type(item) is Received:
                 self._received(item.connection, item.frame, now_us)
@@ -228,6 +246,8 @@ class Broker:
                 self._out += self._tracer.read(item, now_us)
             elif isinstance(item, StorageInput):
                 self._out += self._durable.stored(item, now_us)
+                if self._host is not None:
+                    self._out += self._host.stored(item, now_us)
         self._flush_publishes(now_us)
         self._out += self._durable.stage(now_us)
         for connection, sequence in self._receipts.take().items():
@@ -243,14 +263,16 @@ class Broker:
             self._out += self._routing.forget_origin(gone, now_us)
         self._out += self._durable.tick(now_us)
         self._out += self._routing.settle(now_us)
+        if self._host is not None:
+            self._out += self._host.tick(now_us)
         self._out += self._tracer.tick(now_us)
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        rooms = (self._links, self._tracer, self._durable)
-        optional = [room.next_deadline() for room in rooms]
+        rooms = (self._links, self._tracer, self._durable, self._host)
+        optional = [room.next_deadline() for room in rooms if room is not None]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
     def shutdown(self, now_us: int) -> list[Effect]:
@@ -334,6 +356,8 @@ class Broker:
         self._tracer.closed(peer.connection)
         self._receipts.closed(peer.connection)
         self._durable.closed(peer.connection)
+        if self._host is not None:
+            self._host.closed(peer.connection)
         if self._clocks is not None:
             self._clocks.forget(peer.publisher)
         for key in self._delivery.closed(peer.connection):
@@ -348,6 +372,8 @@ class Broker:
             self._out += self._routing.credit(peer.broker)
         elif peer is not None:
             self._out += self._delivery.credit(connection)
+            if self._host is not None:
+                self._out += self._host.credit(connection, self._now_us)
 
     # ---- events
 
@@ -434,7 +460,13 @@ class Broker:
                 key = self._delivery.unsubscribe(peer.connection, message.number)
                 if key is not None:
                     self._end_subscription(key)
+                if key is not None or (
+                    self._host is not None and self._host.unsubscribe(peer.connection, message.number)
+                ):
                     self._send(peer.connection, Ended(number=message.number, code="", reason=""))
+            case Ack():
+                if self._host is not None:
+                    self._host.ack(peer.connection, message.number, message.token)
             case Request(what="trace"):
                 self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():
@@ -445,14 +477,22 @@ class Broker:
     def _subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
         connection, number = peer.connection, message.number
         self._delivery.check_free(connection, number)
+        if self._host is not None and self._host.has(connection, number):
+            raise PeerError(f"subscription number {number} is in use on this connection")
         name = f"{peer.name}#{peer.publisher:08x}.{number}"
         try:
-            if self._delivery.count(connection) >= peer.limits.subscriptions:
+            durable = 0 if self._host is None else self._host.count(connection)
+            if self._delivery.count(connection) + durable >= peer.limits.subscriptions:
                 raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
             selector = Selector.parse(message.topic, message.where, self._config.limits)
             if not self._links.may_subscribe(connection, message.topic):
                 who = peer.principal or "anonymous"
                 raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
+            if message.durable:
+                if self._host is None:
+                    raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
+                self._out += self._host.subscribe(connection, message, selector, now_us)
+                return
             key = self._delivery.subscribe(
                 connection=connection,
                 number=number,
@@ -466,7 +506,7 @@ class Broker:
             except UsageError:
                 self._delivery.unsubscribe(connection, number)
                 raise
-        except UsageError as error:
+        except (UsageError, UnavailableError) as error:
             self._send(connection, Ended(number=number, code=error.code, reason=str(error)))
             return
         self._subscribers[key] = (connection, number, name)
@@ -475,6 +515,8 @@ class Broker:
         self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
 
     def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+        if key >= DURABLE_KEY:
+            return [] if self._host is None else self._host.confirmed(key, missing[:MAX_MISSING])
         connection, number, _ = self._subscribers[key]
         return [Send(connection, encode(Subscribed(number=number, missing=missing[:MAX_MISSING])))]
 
@@ -581,6 +623,14 @@ class Broker:
         code, body = "", ""
         if message.what == "status":
             body = json_within_frame(self.status(now_us))
+        elif message.what == "subs" and self._host is not None:
+            body = json_within_frame(self._host.status(now_us))
+        elif message.what == "subs.delete" and self._host is not None:
+            try:
+                self._out += self._host.delete(message.arguments.get("name", ""), now_us)
+                body = "{}"
+            except UsageError as wrong:
+                code, body = wrong.code, str(wrong)
         else:
             error = UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
             code, body = error.code, str(error)
@@ -634,6 +684,8 @@ class Broker:
         rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
         for room in (*rooms, self._receipts, self._durable):
             room.check()
+        if self._host is not None:
+            self._host.check()
         brokers = {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
         if brokers != self._by_number:
             raise BugError("the links by number are not those that are up")

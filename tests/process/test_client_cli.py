@@ -87,6 +87,8 @@ def test_failures_are_short_and_say_what_to_do(brokers: Brokers) -> None:
     durable = cli("pub", "a", "x", "--durable", "--broker", address)
     assert durable.returncode == 0
     assert len(durable.stdout.split()) == 1
+    none = cli("subs", "nobody", "--broker", address)
+    assert none.returncode == 2
     attribute = cli("pub", "a", "x", "--attr", "price", "--broker", address)
     assert attribute.returncode == 2
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import postroad
+
+SOURCE = Path(postroad.__path__[0]).parent
 
 
 def run(test: Coroutine[Any, Any, None], seconds: float = 90.0) -> None:
@@ -116,3 +123,129 @@ def test_what_was_published_while_a_broker_stood_still_comes_out_of_the_log(brok
         assert [gap for gap in gaps if gap.pubend.endswith("00000000")] == []
 
     run(work())
+
+
+class Log:
+    """What a durable subscriber wrote down, with its token, in one step."""
+
+    def __init__(self) -> None:
+        self.got: list[int] = []
+        self.token = ""
+        self.gaps: list[postroad.Gap] = []
+
+    async def read(self, address: str) -> None:
+        async with (
+            postroad.connect(address) as client,
+            client.subscribe("t", durable="reader", token=self.token) as events,
+        ):
+            self.token = self.token or events.token
+            async for event in events:
+                if isinstance(event, postroad.Gap):
+                    self.gaps.append(event)
+                else:
+                    self.got.append(int(event.payload))
+                self.token = events.token
+
+    async def reach(self, count: int, task: asyncio.Task[None]) -> None:
+        while len(self.got) < count:
+            if task.done():
+                task.result()
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("who", ["publishing broker", "subscriber", "subscriber's broker", "moves"])
+def test_a_durable_subscriber_gets_each_event_once_whoever_dies(brokers: Any, who: str) -> None:
+    """D12, D10: its token and what it got are its own; everything else may go."""
+    one, two, three = brokers.line(3)
+
+    async def work() -> None:
+        await reachable(three.address, 3)
+        log, publisher = Log(), Publisher(one.address)
+        reading = asyncio.ensure_future(log.read(three.address))
+        while not log.token:
+            assert not reading.done(), reading.result()
+            await asyncio.sleep(0.05)
+        publishing = asyncio.ensure_future(publisher.run())
+        await log.reach(100, reading)
+        if who == "publishing broker":
+            one.kill()
+            await asyncio.sleep(0.2)
+            one.start()
+        elif who == "subscriber's broker":
+            three.kill()
+            await asyncio.sleep(0.5)
+            three.start()
+        else:
+            reading.cancel()
+            await asyncio.wait([reading])
+            await asyncio.sleep(0.5)
+            reading = asyncio.ensure_future(log.read((two if who == "moves" else three).address))
+        await log.reach(len(publisher.acknowledged) + 100, reading)
+        publisher.stopped = True
+        await publishing
+        await log.reach(len(publisher.acknowledged), reading)
+        await asyncio.sleep(0.5)
+        reading.cancel()
+        assert log.got == publisher.acknowledged
+        assert log.gaps == []
+
+    run(work())
+
+
+def test_the_broker_keeps_the_token(brokers: Any) -> None:
+    """D11: ack="auto"; the subscriber, and its broker, die and come back."""
+    one, two = brokers.line(2)
+
+    async def take(count: int) -> list[int]:
+        found: list[int] = []
+        async with (
+            postroad.connect(two.address) as client,
+            client.subscribe("t", durable="kept") as events,
+        ):
+            async for event in events:
+                assert isinstance(event, postroad.Event)
+                found.append(int(event.payload))
+                if len(found) == count:
+                    break
+        return found
+
+    async def work() -> None:
+        await reachable(two.address, 2)
+        async with postroad.connect(two.address) as client, client.subscribe("t", durable="kept"):
+            pass
+        async with postroad.connect(one.address) as publisher:
+            for n in range(100):
+                await publisher.publish("t", str(n), mode="durable")
+        assert await take(30) == list(range(30))
+        await asyncio.sleep(1)
+        two.kill()
+        two.start()
+        assert await take(70) == list(range(30, 100))
+
+    run(work())
+
+
+def test_from_the_command_line(brokers: Any) -> None:
+    """pub --durable, sub --durable, subs: what --count leaves unprinted comes the next time."""
+    (one,) = brokers.line(1)
+
+    def cli(*arguments: str) -> str:
+        found = subprocess.run(
+            [sys.executable, "-m", "postroad", *arguments, "--broker", one.address],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            check=False,
+        )
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    cli("sub", "t", "--durable", "s", "--timeout", "0.2")
+    assert len(cli("pub", "t", "x", "--durable", "--count", "5").split()) == 5
+    assert "5 events" in cli("subs")
+    assert cli("sub", "t", "--durable", "s", "--count", "3") == "t  x\n" * 3
+    assert cli("sub", "t", "--durable", "s", "--count", "2") == "t  x\n" * 2
+    assert json.loads(cli("subs", "s"))["name"] == "s"
+    cli("subs", "s", "--delete")
+    assert cli("subs") == ""

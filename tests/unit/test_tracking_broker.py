@@ -1,4 +1,4 @@
-"""Tracking inside the broker core: the skew check on the wire, and what is recorded of forwarding (T5, T6)."""
+"""Tracking inside the broker core: the skew check on the wire, what is recorded of forwarding (T5, T6)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Generator, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
@@ -331,6 +332,9 @@ class Client:
         where: str = "",
         *,
         durable: str | None = None,
+        token: str | None = None,
+        ack: str = "auto",
+        since: datetime | None = None,
         overflow: str = "drop",
         buffer: int | str = 0,
     ) -> Subscription:
@@ -339,12 +343,32 @@ class Client:
         Use it as `async with client.subscribe(...) as events`. When this program falls behind, the broker
         keeps `buffer` bytes for it (0: the broker's own default), and then drops with a Gap in their place,
         or ends the subscription with SlowConsumerError if `overflow` is "disconnect".
+
+        With `durable`, a name, it is a durable subscription: it gets every matching durable event exactly
+        once and in order per pubend, also those published while nobody reads it. Either you keep its
+        checkpoint token (`token`: "" at first, then `events.token`), or the broker does: with `ack` "auto"
+        what you have read is acknowledged when you ask for more, with "batch" and "manual" by `events.ack`.
+        A new one begins now, or `since` a time.
         """
-        if durable is not None:
-            raise not_yet("durable subscriptions")
+        if durable == "":
+            raise UsageError("a durable subscription has a name")
+        if durable is None and (token is not None or since is not None):
+            raise UsageError("only a durable subscription has a token or begins in the past")
+        if ack not in ("auto", "batch", "manual"):
+            raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
         if overflow not in ("drop", "disconnect"):
             raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
-        return Subscription(self, topic=topic, where=where, overflow=overflow, buffer=size(buffer))
+        return Subscription(
+            self,
+            topic=topic,
+            where=where,
+            overflow=overflow,
+            buffer=size(buffer),
+            durable=durable or "",
+            token=token or "",
+            ack=ack if durable is not None and token is None else "",
+            since_us=0 if since is None else round(since.timestamp() * SECOND_US),
+        )
 
     async def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
@@ -458,9 +482,9 @@ class Client:
             case fx.Missed(number=number, gap=gap):
                 if (subscription := self._subscriptions.get(number)) is not None:
                     subscription._put(gap, 0)
-            case fx.Began(number=number, missing=missing):
+            case fx.Began(number=number, missing=missing, token=token):
                 if (subscription := self._subscriptions.get(number)) is not None:
-                    subscription._begin(missing)
+                    subscription._begin(missing, token)
             case fx.Ended(number=number, error=error):
                 if (subscription := self._subscriptions.pop(number, None)) is not None:
                     subscription._end(error)

@@ -239,12 +239,13 @@ class DurablePubend:
     def answer(self, start: int, end: int, most: int) -> tuple[list[Segment], list[Span]]:
         """What memory knows of (start, end], in at most `most` segments, and what must be read from the log.
 
-        Silence before the start, L up to the floor. Nothing is said about ticks above `last`.
+        Silence before the start, all of it, so that nobody has to ask for it piece by piece; L up to the
+        floor. Nothing is said about ticks above `last`.
         """
         end = min(end, self.last)
         segments: list[Segment] = []
         if start < min(end, self.start):
-            segments.append(Segment(start, min(end, self.start), EVERYTHING))
+            segments.append(Segment(start, self.start, EVERYTHING))
         lost_from, lost_to = max(start, self.start), min(end, self.floor)
         if lost_from < lost_to:
             segments.append(Segment(lost_from, lost_to, NOTHING, lost=True))

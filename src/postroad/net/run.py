@@ -31,6 +31,7 @@ from postroad.config import (
     format_address,
     parse_address,
 )
+from postroad.durable.hosting import TABLES as HOSTING_TABLES
 from postroad.errors import UsageError
 from postroad.net import log
 from postroad.net.clock import Clock
@@ -273,7 +274,7 @@ def _stored(storage: Storage) -> Stored:
     for damage in storage.recovered.damage:
         LOGGER.warning("log: %s", damage)
     return Stored(
-        tables={table: storage.load(table) for table in TABLES},
+        tables={table: storage.load(table) for table in (*TABLES, *HOSTING_TABLES)},
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.recovered.streams.items()

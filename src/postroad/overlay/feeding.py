@@ -149,7 +149,9 @@ class Feeder:
             done: list[Span] = []
             for start, end in intersect(want.spans, part.start, part.end):
                 if self._links.available(neighbour.connection) > 0:
-                    self.send_segment(neighbour, stream, part.cut(start, end).served(want.need), owners)
+                    quiet = part.batch is None and not part.lost  # told whole: nobody asks again for the rest
+                    answer = part if quiet else part.cut(start, end)
+                    self.send_segment(neighbour, stream, answer.served(want.need), owners)
                     done.append((start, end))
             # What an own pubend has is offered again when there is credit; else the neighbour asks again.
             want.spans = subtract(want.spans, [(part.start, part.end)] if stream.pubend is None else done)

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from postroad.config import StreamConfig
 from postroad.durable.durable_pubend import DurablePubend
@@ -45,6 +45,10 @@ from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
 
+if TYPE_CHECKING:
+    from postroad.overlay.durable_hosting import DurableHosting
+
+HOST_KEY: Final = 1 << 48  # keys of durable subscriptions lie above those of plain ones
 MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
 MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
 MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
@@ -96,6 +100,7 @@ class Routing:
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
         self._cache_size = 0  # bytes of knowledge in all streams but the own
         self._routed_at = -1  # topology generation the attachments were made for
+        self.host: DurableHosting | None = None  # durable subscribers, where there is a disk
         self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
         self._news = False  # interest or routes changed: own pubends say so at once
@@ -116,8 +121,13 @@ class Routing:
         stream = Stream(pubend.id, start=pubend.last, pubend=pubend)
         self._streams[stream.id] = self._by_origin[self._me][stream.id] = stream
         self._durable[stream.id] = (stream, pubend)
-        for key in self._subscriptions:
-            self._delivery.activate(key, stream.id, stream.horizon)
+        for key, version in self._subscriptions.items():
+            if key < HOST_KEY:
+                self._delivery.activate(key, stream.id, stream.horizon)
+            elif key in self._unconfirmed:
+                stream.waiting[key] = version
+        if self.host is not None:
+            self.host.met(stream)
         for neighbour in self._neighbours.values():
             tick = neighbour.up_at.setdefault(stream.id, stream.horizon)
             if self._me in neighbour.attached:
@@ -141,15 +151,65 @@ class Routing:
                     self._feeder.satisfy(neighbour, feed, stream, segment)
                 if segments:
                     self._feeder.serve(neighbour, feed, stream, pubend)
+        if self.host is not None:
+            self.host.answer(stream, segments)
         return self._take()
+
+    # ---- durable subscribers
+
+    def host_subscription(self, key: int, version: int) -> None:
+        """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
+        self._subscriptions[key] = version
+        for pubend in self.durable_streams():
+            self._streams[pubend].need = max(self._streams[pubend].need, version)
+
+    def durable_streams(self) -> list[int]:
+        return [pubend for pubend in self._streams if not is_volatile(pubend)]
+
+    def follow_from(self, pubend: int, tick: int) -> None:
+        """A pubend that durable subscriptions here knew before a restart."""
+        if pubend not in self._streams and self._has_room(pubend >> 32):
+            self._create_stream(pubend, tick)
+
+    def follow_all(self) -> None:
+        """There is a first durable subscription."""
+        if self.host is not None:
+            for pubend in self.durable_streams():
+                self.host.met(self._streams[pubend])
+
+    def activate_waiting(self, stream: Stream) -> None:
+        """Hosting has caught up with a stream: durable subscriptions in force there begin."""
+        for key, version in [item for item in stream.waiting.items() if item[0] >= HOST_KEY]:
+            if stream.pubend is not None or version <= stream.version:
+                self._activate(stream, key, version, stream.horizon)
+
+    def find_for_host(
+        self, pubend: int, spans: Sequence[Span], need: Mapping[int, int], now_us: int
+    ) -> list[Segment]:
+        """What is known here of these spans; the rest is asked for."""
+        stream = self._streams.get(pubend)
+        if stream is None:
+            return []
+        found: list[Segment] = []
+        missing: list[Span] = []
+        for start, end in spans:
+            here, gaps = stream.find(start, end, need, beyond=True)
+            found += here
+            missing += gaps
+        self.ask_for_host(stream, missing, need, now_us)
+        return found
+
+    def ask_for_host(self, stream: Stream, spans: list[Span], need: Mapping[int, int], now_us: int) -> None:
+        if isinstance(stream.pubend, DurablePubend):
+            self._out += stream.pubend.read(union(spans))
+        elif spans:
+            self._ask(stream, spans, {**self._own_need(stream), **need}, now_us)
 
     def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
         """A local subscription that relies on this version of the own interest."""
         self._subscriptions[key] = version
         for stream in self._streams.values():
-            if stream.pubend is not None:
-                self._delivery.activate(key, stream.id, stream.horizon)
-            elif stream.version >= version:
+            if stream.pubend is not None or stream.version >= version:
                 self._activate(stream, key, version, stream.horizon)
             else:
                 stream.waiting[key] = version
@@ -181,9 +241,14 @@ class Routing:
         return tuple(pubend for pubend in self._topology.pubends(origin) if pubend >> 32 == origin)
 
     def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
+        if key < HOST_KEY:
+            self._delivery.activate(key, stream.id, start)
+        elif self.host is not None and not is_volatile(stream.id) and not self.host.begin(key, stream):
+            stream.waiting[key] = version
+            return
         stream.waiting.pop(key, None)
-        stream.need = max(stream.need, version)
-        self._delivery.activate(key, stream.id, start)
+        if stream.pubend is None:
+            stream.need = max(stream.need, version)
         held = self._unconfirmed.get(key)
         if held is not None:
             held[0].discard(stream.id)
@@ -228,6 +293,8 @@ class Routing:
             del self._by_origin[stream.origin]
         self._curious.pop(stream.id, None)
         self._delivery.retire(stream.id)
+        if self.host is not None:
+            self.host.dropped(stream.id)
         for neighbour in self._neighbours.values():
             neighbour.feeds.pop(stream.id, None)
             neighbour.up_at.pop(stream.id, None)
@@ -298,6 +365,11 @@ class Routing:
         stream = self._streams[pubend] = Stream(pubend, start=start)
         self._by_origin.setdefault(origin, {})[pubend] = stream
         stream.waiting = dict(self._subscriptions)
+        if not is_volatile(pubend):
+            for key, version in self._subscriptions.items():
+                if key >= HOST_KEY and key not in self._unconfirmed:
+                    del stream.waiting[key]
+                    stream.need = max(stream.need, version)
         if former is not None:
             # Subscriptions that were in force on its broker's last stream go on with this one's first tick.
             for key, version in self._subscriptions.items():
@@ -306,6 +378,8 @@ class Routing:
         for neighbour in self._neighbours.values():
             if stream.origin in neighbour.attached:
                 self._feeder.begin(neighbour, stream, start)
+        if self.host is not None:
+            self.host.met(stream)
         return stream
 
     def _former(self, pubend: int) -> Stream | None:
@@ -418,7 +492,7 @@ class Routing:
         owners = self._feeder.owners(stream, neighbour).union(need)
         missing: list[Span] = []
         for start, end in union(message.spans):
-            found, unknown = stream.find(start, end, need)
+            found, unknown = stream.find(start, end, need, beyond=True)
             missing += unknown
             for segment in found:
                 if self._links.available(neighbour.connection) > 0:
@@ -460,6 +534,8 @@ class Routing:
                     self._feeder.feed(neighbour, feed, stream, part, groups)
                 if feed.wants:
                     self._feeder.satisfy(neighbour, feed, stream, part)
+        if self.host is not None:
+            self.host.answer(stream, [segment])
         horizon = stream.horizon
         self._advance(stream, now_us)
         # A gap that stays open must not cost a look at all that came after it with every frame.
@@ -472,6 +548,8 @@ class Routing:
         """A new segment of an own pubend: to local subscribers, then to the neighbours."""
         stream.top = stream.horizon = segment.end
         self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+        if self.host is not None:
+            self.host.learn(stream, segment)
         groups: list[Group] | None = None
         for neighbour in self._neighbours.values():
             feed = neighbour.feeds.get(stream.id)
@@ -493,6 +571,8 @@ class Routing:
                 for key, version in [item for item in stream.waiting.items() if item[1] <= stream.version]:
                     self._activate(stream, key, version, segment.start)
                 self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+            if self.host is not None:
+                self.host.learn(stream, segment)
             stream.horizon = segment.end
 
     def _own_need(self, stream: Stream) -> dict[int, int]:
@@ -641,7 +721,7 @@ class Routing:
     def _take(self) -> list[Effect]:
         out = self._out[:]
         self._out.clear()  # the feeder appends to this very list
-        return out
+        return out if self.host is None else out + self.host.take()
 
     # ---- inspection
 

@@ -162,13 +162,19 @@ class Stream:
         self.lost_at: int | None = None  # when the horizon last passed an L; of a dead pubend, its end
 
     def find(
-        self, start: int, end: int, need: Mapping[int, int], most: int = sys.maxsize
+        self,
+        start: int,
+        end: int,
+        need: Mapping[int, int],
+        most: int = sys.maxsize,
+        *,
+        beyond: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
         if isinstance(self.pubend, DurablePubend):
             return self.pubend.answer(start, end, most)
         if self.pubend is not None:
             return self.pubend.answer(start, end, most), []
-        return self.knowledge.find(start, end, need, most)
+        return self.knowledge.find(start, end, need, most, beyond=beyond)
 
     def unasked(self, spans: list[Span], need: Mapping[int, int], since_us: int) -> list[Span]:
         """Of `spans`, what no nack sent after `since_us` asks for already: nack consolidation (D2)."""
