@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 import msgspec
 
 from postroad import kernel
 from postroad.config import BrokerConfig, Identity
+from postroad.durable.durable_pubend import DurablePubend
+from postroad.durable.knowledge import Segment
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -27,13 +30,17 @@ from postroad.errors import (
 from postroad.events.batch import EventBatch
 from postroad.ids import VOLATILE
 from postroad.overlay.delivery import Delivery
+from postroad.overlay.durable_hosting import KEY as DURABLE_KEY
+from postroad.overlay.durable_hosting import DurableHosting
+from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
-from postroad.overlay.publishing import Publishers, runs_within
+from postroad.overlay.publishing import Publishers, Receipts, runs_within
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
+from postroad.storage.effects import StorageInput, Stored
 from postroad.tracking.effects import FiltersRead
 from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import NoTracking, Tracking
@@ -42,6 +49,7 @@ from postroad.units import SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
     Accepted,
+    Ack,
     Advertisement,
     Answer,
     Attach,
@@ -103,7 +111,7 @@ class DialFailed:
     address: str
 
 
-Input = Opened | Received | Closed | DialFailed | FiltersRead
+Input = Opened | Received | Closed | DialFailed | FiltersRead | StorageInput
 
 
 class Broker:
@@ -117,6 +125,7 @@ class Broker:
         draw: Callable[[int], int],
         now_us: int,
         tracking: Tracking | None = None,
+        stored: Stored | None = None,
     ) -> None:
         self._config = config
         self.identity = identity
@@ -166,6 +175,33 @@ class Broker:
             now_us=now_us,
         )
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
+        tags = count(1)
+        self._receipts = Receipts()
+        self._durable = DurablePublishing(
+            me=me,
+            pubends=config.durable.pubends,
+            cache_bytes=config.durable.cache_bytes,
+            limits=config.limits,
+            stored=stored,
+            links=self._links,
+            receipts=self._receipts,
+            room=PubendRoom(opened=self._opened_pubend, spread=self._spread, answered=self._routing.log_read),
+            new_tag=lambda: next(tags),
+            now_us=now_us,
+        )
+        self._host: DurableHosting | None = None  # durable subscribers, where there is a disk
+        if stored is not None:
+            self._host = DurableHosting(
+                me=me,
+                boot=identity.boot,
+                stored=stored,
+                links=self._links,
+                interest=self._interest,
+                routing=self._routing,
+                flood=lambda updates: self._flood_interest(updates, None),
+                new_tag=lambda: next(tags),
+                now_us=now_us,
+            )
         self._peers: dict[int, Peer] = {}  # connections that are up
         self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
@@ -188,6 +224,8 @@ class Broker:
         """Everything that happened since the last call; returns what to do."""
         self._counters["turns_total"] += 1
         self._now_us = now_us
+        if self._host is not None:
+            self._host.now_us = now_us
         for item in inputs:
             if type(item) is Received:
                 self._received(item.connection, item.frame, now_us)
@@ -206,7 +244,14 @@ class Broker:
                 self._links.dial_failed(item.address, now_us)
             elif type(item) is FiltersRead:
                 self._out += self._tracer.read(item, now_us)
+            elif isinstance(item, StorageInput):
+                self._out += self._durable.stored(item, now_us)
+                if self._host is not None:
+                    self._out += self._host.stored(item, now_us)
         self._flush_publishes(now_us)
+        self._out += self._durable.stage(now_us)
+        for connection, sequence in self._receipts.take().items():
+            self._send(connection, Accepted(sequence=sequence))
         self._out += self._links.tick(now_us)
         for advertisement in self._topology.tick(now_us):
             self._flood_topology((advertisement,), None)
@@ -216,14 +261,18 @@ class Broker:
         for gone in self._topology.take_gone():
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)
+        self._out += self._durable.tick(now_us)
         self._out += self._routing.settle(now_us)
+        if self._host is not None:
+            self._out += self._host.tick(now_us)
         self._out += self._tracer.tick(now_us)
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        optional = (self._links.next_deadline(), self._tracer.next_deadline())
+        rooms = (self._links, self._tracer, self._durable, self._host)
+        optional = [room.next_deadline() for room in rooms if room is not None]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
     def shutdown(self, now_us: int) -> list[Effect]:
@@ -305,6 +354,10 @@ class Broker:
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
             return
         self._tracer.closed(peer.connection)
+        self._receipts.closed(peer.connection)
+        self._durable.closed(peer.connection)
+        if self._host is not None:
+            self._host.closed(peer.connection)
         if self._clocks is not None:
             self._clocks.forget(peer.publisher)
         for key in self._delivery.closed(peer.connection):
@@ -319,6 +372,8 @@ class Broker:
             self._out += self._routing.credit(peer.broker)
         elif peer is not None:
             self._out += self._delivery.credit(connection)
+            if self._host is not None:
+                self._out += self._host.credit(connection, self._now_us)
 
     # ---- events
 
@@ -337,7 +392,6 @@ class Broker:
             return
         pending, self._pending = self._pending, []
         batches: list[EventBatch] = []
-        accepted: dict[int, int] = {}  # connection -> highest sequence
         for connection, batch in pending:
             peer = self._links.peer(connection)
             if peer is None:
@@ -351,12 +405,16 @@ class Broker:
                 self._counters["rejected_publishes_total"] += 1
                 self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
             else:
-                fresh = self._publishers.fresh(peer, batch)
+                # What is durable is remembered by its pubend, across restarts.
+                fresh = batch if batch.durable else self._publishers.fresh(peer, batch)
+                if fresh is not None and self._clocks is not None:
+                    self._check_clock(self._clocks, peer, fresh, now_us)
+                if batch.durable:
+                    self._durable.publish(connection, batch)
+                    continue
                 if fresh is not None:
                     batches.append(fresh)
-                    if self._clocks is not None:
-                        self._check_clock(self._clocks, peer, fresh, now_us)
-                accepted[connection] = batch.channel
+                self._receipts.accept(connection, batch.channel)
             self._out += self._links.consumed(connection, len(batch.data))
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
@@ -364,8 +422,20 @@ class Broker:
                 ids = [batch.ids() for batch in group]
                 self._tracer.tracking.published(ids[0] if len(ids) == 1 else b"".join(ids), now_us)
                 self._out += self._routing.publish(group, now_us)
-        for connection, sequence in accepted.items():
-            self._send(connection, Accepted(sequence=sequence))
+
+    def _opened_pubend(self, pubend: DurablePubend, now_us: int) -> list[Effect]:
+        """Others may hear of a durable pubend."""
+        effects = self._routing.open_durable(pubend)
+        pubends = sorted([self._routing.pubend.id, *self._durable.open])
+        self._topology.set_pubends(tuple(pubends), now_us)
+        return effects
+
+    def _spread(self, pubend: DurablePubend, segment: Segment) -> list[Effect]:
+        """Durable events that are synced."""
+        if segment.batch is not None:
+            self._counters["events_in_total"] += segment.batch.count
+            self._tracer.tracking.published(segment.batch.ids(), self._now_us)
+        return self._routing.spread(pubend, segment)
 
     def _check_clock(self, clocks: SkewCheck, peer: Peer, batch: EventBatch, now_us: int) -> None:
         """Spec T5."""
@@ -391,7 +461,13 @@ class Broker:
                 key = self._delivery.unsubscribe(peer.connection, message.number)
                 if key is not None:
                     self._end_subscription(key)
+                if key is not None or (
+                    self._host is not None and self._host.unsubscribe(peer.connection, message.number)
+                ):
                     self._send(peer.connection, Ended(number=message.number, code="", reason=""))
+            case Ack():
+                if self._host is not None:
+                    self._host.ack(peer.connection, message.number, message.token)
             case Request(what="trace"):
                 self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():
@@ -402,14 +478,22 @@ class Broker:
     def _subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
         connection, number = peer.connection, message.number
         self._delivery.check_free(connection, number)
+        if self._host is not None and self._host.has(connection, number):
+            raise PeerError(f"subscription number {number} is in use on this connection")
         name = f"{peer.name}#{peer.publisher:08x}.{number}"
         try:
-            if self._delivery.count(connection) >= peer.limits.subscriptions:
+            durable = 0 if self._host is None else self._host.count(connection)
+            if self._delivery.count(connection) + durable >= peer.limits.subscriptions:
                 raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
             selector = Selector.parse(message.topic, message.where, self._config.limits)
             if not self._links.may_subscribe(connection, message.topic):
                 who = peer.principal or "anonymous"
                 raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
+            if message.durable:
+                if self._host is None:
+                    raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
+                self._out += self._host.subscribe(connection, message, selector, now_us)
+                return
             key = self._delivery.subscribe(
                 connection=connection,
                 number=number,
@@ -423,7 +507,7 @@ class Broker:
             except UsageError:
                 self._delivery.unsubscribe(connection, number)
                 raise
-        except UsageError as error:
+        except (UsageError, UnavailableError) as error:
             self._send(connection, Ended(number=number, code=error.code, reason=str(error)))
             return
         self._subscribers[key] = (connection, number, name)
@@ -432,6 +516,8 @@ class Broker:
         self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
 
     def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+        if key >= DURABLE_KEY:
+            return [] if self._host is None else self._host.confirmed(key, missing[:MAX_MISSING])
         connection, number, _ = self._subscribers[key]
         return [Send(connection, encode(Subscribed(number=number, missing=missing[:MAX_MISSING])))]
 
@@ -538,6 +624,14 @@ class Broker:
         code, body = "", ""
         if message.what == "status":
             body = json_within_frame(self.status(now_us))
+        elif message.what == "subs" and self._host is not None:
+            body = json_within_frame(self._host.status(now_us))
+        elif message.what == "subs.delete" and self._host is not None:
+            try:
+                self._out += self._host.delete(message.arguments.get("name", ""), now_us)
+                body = "{}"
+            except UsageError as wrong:
+                code, body = wrong.code, str(wrong)
         else:
             error = UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
             code, body = error.code, str(error)
@@ -563,6 +657,7 @@ class Broker:
                 for number in topology.reachable()
             ],
             "streams": self._routing.status(),
+            "durable_pubends": self._durable.status(),
             "subscriptions": self._delivery.status()[:MAX_STATUS_ROWS],
             "metrics": self.metrics(),
         }
@@ -574,6 +669,7 @@ class Broker:
             **self._interest.stats(),
             **self._routing.metrics(),
             **self._tracer.metrics(),
+            **self._durable.metrics(),
             "links": len(self._by_number),
             "clients": len(self._peers) - len(self._by_number),
             "brokers_reachable": len(self._topology.reachable()),
@@ -587,8 +683,10 @@ class Broker:
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""
         rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
-        for room in rooms:
+        for room in (*rooms, self._receipts, self._durable):
             room.check()
+        if self._host is not None:
+            self._host.check()
         brokers = {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
         if brokers != self._by_number:
             raise BugError("the links by number are not those that are up")

@@ -61,10 +61,19 @@ class DeliveryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DurableConfig:
+    """Durable publishing."""
+
+    pubends: int = 1  # durable pubends of this broker; a publisher's events go to one of them
+    cache_bytes: int = 32 * MIB  # newest events of each pubend that are answered without the disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     limits: Limits = DEFAULT_LIMITS
     streams: StreamConfig = field(default_factory=StreamConfig)
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    durable: DurableConfig = field(default_factory=DurableConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     links: LinkSettings = field(default_factory=LinkSettings)

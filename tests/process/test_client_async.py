@@ -100,8 +100,8 @@ def test_errors_are_clear(brokers: Brokers) -> None:
                 await client.subscribe("a/#/b")
             with pytest.raises(postroad.UsageError):
                 await client.publish("a/+", b"")
-            with pytest.raises(postroad.UsageError, match="no durable publishing yet"):
-                await client.publish("a", b"", mode="durable")
+            with pytest.raises(postroad.UsageError, match="no best-effort publishing yet"):
+                await client.publish("a", b"", mode="best-effort")
             with pytest.raises(postroad.UsageError, match="not one of plain"):
                 await client.publish("a", b"", mode="loud")
             with pytest.raises(postroad.UsageError):

@@ -405,12 +405,12 @@ BROKEN = {
     Rule.LENGTH: [framed(length=47), framed() + b"x", framed(row())[:-1]],
     Rule.KIND: [framed(kind=Kind.PING)],
     Rule.VERSION: [framed(version=0), framed(version=2)],
-    Rule.FLAGS: [framed(flags=2), framed(flags=0x8000)],
+    Rule.FLAGS: [framed(flags=4), framed(flags=0x8002), framed(flags=2, **KNOWN)],
     Rule.RESERVED: [framed(reserved=1)],
     Rule.BATCH_BYTES: [framed(extra=bytes(2000))],
     Rule.BATCH_EVENTS: [framed(*[row()] * 11), framed(count=0xFFFF_FFFF)],
     Rule.LOST_EVENTS: [framed(row(tick=11), flags=1, **KNOWN)],
-    Rule.PUBLISH_SPAN: [framed(flags=1), framed(start=1), framed(end=1)],
+    Rule.PUBLISH_SPAN: [framed(flags=1), framed(flags=3), framed(start=1), framed(end=1)],
     Rule.SPAN: [framed(kind=Kind.DELIVERY, start=2, end=1)],
     Rule.ROWS_CUT: [framed(count=1), framed(row(), count=3)],
     Rule.ROW_RESERVED: [framed(row(flags=1)), framed(row(reserved=1))],
@@ -532,3 +532,14 @@ def test_the_environment_forces_the_reference(forced: str) -> None:
     )
     environment = os.environ | {"POSTROAD_KERNEL": forced}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+
+
+def test_a_publish_frame_may_ask_to_be_durable() -> None:
+    """D1: the flag belongs to the frame and is kept when it is sent again on another connection."""
+    builder = BatchBuilder()
+    builder.add(bytes(16), "t", {}, b"x", DEFAULT_LIMITS)
+    batch = EventBatch.parse(builder.finish(channel=1, durable=True), DEFAULT_LIMITS)
+    assert batch.durable
+    assert EventBatch.parse(batch.restamped(kind=Kind.PUBLISH, channel=2), DEFAULT_LIMITS).durable
+    stamped = batch.with_ticks(5, kind=Kind.KNOWLEDGE, pubend=1, start=4, channel=0)
+    assert not EventBatch.parse(stamped.data, DEFAULT_LIMITS).durable

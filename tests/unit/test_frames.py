@@ -67,6 +67,7 @@ MESSAGES: list[Message] = [
     frames.Subscribed(number=1, missing=("b2", "b3")),
     frames.Unsubscribe(number=1),
     frames.Ended(number=1, code="", reason=""),
+    frames.Ack(number=1, token="{}"),
     frames.Request(number=1, what="status", arguments={"a": "b"}),
     frames.Reply(number=1, code="", body="{}"),
     frames.Silence(spans=((7 << 32, 1, 2, 3), (8 << 32, -1, 0, 1))),

@@ -164,6 +164,10 @@ async def _publish(
         loop = asyncio.get_running_loop()
         started, number = loop.time(), 0
         async for payloads in source:
+            if mode == "durable" and rate is None:  # together, since each waits for the disk
+                publishes = (client.publish(topic, payload, attributes, mode=mode) for payload in payloads)
+                pending += await asyncio.gather(*publishes)
+                payloads = []
             for payload in payloads:
                 pending.append(await client.publish(topic, payload, attributes, mode=mode))
                 number += 1

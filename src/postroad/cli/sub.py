@@ -87,6 +87,13 @@ async def _subscribe(
 async def _print_all(events: Subscription, printed: _Printer, count: int | None) -> None:
     from postroad.events import Gap
 
+    if events.durable:  # one by one: what is not printed must not be acknowledged
+        async for event in events:
+            printed.print(event)
+            sys.stdout.flush()
+            if printed.events == count:
+                return
+        return
     async for batches in events.batches():
         for batch in batches:
             for item in [batch] if isinstance(batch, Gap) else batch.events():

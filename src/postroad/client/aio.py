@@ -13,6 +13,7 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Generator, Iterable, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
@@ -71,9 +72,9 @@ def not_yet(what: str) -> UsageError:
 
 
 def _check_mode(mode: str) -> None:
-    if mode == "plain":
+    if mode in ("plain", "durable"):
         return
-    if mode in ("durable", "best-effort"):
+    if mode == "best-effort":
         raise not_yet(f"{mode} publishing")
     raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
 
@@ -133,6 +134,7 @@ class Client:
         self._broker = ""
         self._subscriptions: dict[int, Subscription] = {}  # begun or beginning
         self._requests: dict[int, asyncio.Future[str]] = {}
+        self._storing: dict[int, asyncio.Future[None]] = {}  # durable frames, by their ordinals
         self._waiters: list[asyncio.Future[None]] = []  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
@@ -209,6 +211,11 @@ class Client:
             if not future.done():
                 future.set_exception(error or UnavailableError("the client was closed"))
         self._requests.clear()
+        for storing in self._storing.values():
+            if not storing.done():
+                storing.set_exception(error or UnavailableError("the client was closed"))
+                storing.exception()  # whoever waits gets it; nobody need wait
+        self._storing.clear()
         self._wake()
 
     # --- publishing
@@ -220,20 +227,42 @@ class Client:
 
         Returns once the event is queued; waits only while the window of unaccepted events is full or there
         is no broker. An event that a broker does not take raises at the next publish, flush or close.
+
+        With mode "durable" it returns when the event is synced to the log of the broker, and raises if it
+        is not. Many can be under way at a time, as tasks: they share frames, and syncs.
         """
+        durable = mode == "durable"
         if mode != "plain":
             _check_mode(mode)
         if type(payload) is not bytes:
             payload = _encode_payload(payload)
         if self._lost is not None or not self._outbox.room:
             await self._wait_for_room()
-        identity = self._core.publish(topic, payload, attributes, now_us())
+        identity = self._core.publish(topic, payload, attributes, now_us(), durable=durable)
+        stored = self._storing_last() if durable else None
         if self._outbox.ready:
             self._flush()
             await asyncio.sleep(0)  # once per batch, let the loop hear what the broker says
         elif not self._flush_scheduled:
             self._schedule_flush()
+        if stored is not None:
+            await self._until_stored([stored])
         return Receipt(identity)
+
+    def _storing_last(self) -> asyncio.Future[None]:
+        """What tells whether the frame of the event published last is in the log."""
+        ordinal = self._outbox.ordinal
+        future = self._storing.get(ordinal)
+        if future is None:
+            future = self._storing[ordinal] = asyncio.get_running_loop().create_future()
+        return future
+
+    async def _until_stored(self, frames: Iterable[asyncio.Future[None]]) -> None:
+        """Fails as every other call does when there is no broker for too long."""
+        for frame in frames:
+            if not frame.done():
+                await self._until(frame.done)
+            frame.result()
 
     async def publish_many(
         self,
@@ -241,9 +270,14 @@ class Client:
         *,
         mode: str = "plain",
     ) -> int:
-        """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were."""
+        """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were.
+
+        With mode "durable" all of them are in the broker's log when it returns.
+        """
         _check_mode(mode)
         count = 0
+        durable = mode == "durable"
+        frames: dict[asyncio.Future[None], None] = {}
         outbox = self._outbox
         publish = self._core.publish
         for event in events:
@@ -252,12 +286,15 @@ class Client:
                 payload = _encode_payload(payload)
             if self._lost is not None or not outbox.room:
                 await self._wait_for_room()
-            publish(event[0], payload, event[2] if len(event) > 2 else None, now_us())
+            publish(event[0], payload, event[2] if len(event) > 2 else None, now_us(), durable=durable)
             count += 1
+            if durable:
+                frames[self._storing_last()] = None
             if outbox.ready:
                 self._flush()
                 await asyncio.sleep(0)
         self._schedule_flush()
+        await self._until_stored(frames)
         return count
 
     async def flush(self) -> None:
@@ -295,6 +332,9 @@ class Client:
         where: str = "",
         *,
         durable: str | None = None,
+        token: str | None = None,
+        ack: str = "auto",
+        since: datetime | None = None,
         overflow: str = "drop",
         buffer: int | str = 0,
     ) -> Subscription:
@@ -303,12 +343,32 @@ class Client:
         Use it as `async with client.subscribe(...) as events`. When this program falls behind, the broker
         keeps `buffer` bytes for it (0: the broker's own default), and then drops with a Gap in their place,
         or ends the subscription with SlowConsumerError if `overflow` is "disconnect".
+
+        With `durable`, a name, it is a durable subscription: it gets every matching durable event exactly
+        once and in order per pubend, also those published while nobody reads it. Either you keep its
+        checkpoint token (`token`: "" at first, then `events.token`), or the broker does: with `ack` "auto"
+        what you have read is acknowledged when you ask for more, with "batch" and "manual" by `events.ack`.
+        A new one begins now, or `since` a time.
         """
-        if durable is not None:
-            raise not_yet("durable subscriptions")
+        if durable == "":
+            raise UsageError("a durable subscription has a name")
+        if durable is None and (token is not None or since is not None):
+            raise UsageError("only a durable subscription has a token or begins in the past")
+        if ack not in ("auto", "batch", "manual"):
+            raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
         if overflow not in ("drop", "disconnect"):
             raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
-        return Subscription(self, topic=topic, where=where, overflow=overflow, buffer=size(buffer))
+        return Subscription(
+            self,
+            topic=topic,
+            where=where,
+            overflow=overflow,
+            buffer=size(buffer),
+            durable=durable or "",
+            token=token or "",
+            ack=ack if durable is not None and token is None else "",
+            since_us=0 if since is None else round(since.timestamp() * SECOND_US),
+        )
 
     async def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
@@ -416,12 +476,15 @@ class Client:
         match effect:
             case fx.Progress():
                 self._wake()
+            case fx.Stored(ordinals=ordinals, error=error):
+                for ordinal in ordinals:
+                    self._stored(ordinal, error)
             case fx.Missed(number=number, gap=gap):
                 if (subscription := self._subscriptions.get(number)) is not None:
                     subscription._put(gap, 0)
-            case fx.Began(number=number, missing=missing):
+            case fx.Began(number=number, missing=missing, token=token):
                 if (subscription := self._subscriptions.get(number)) is not None:
-                    subscription._begin(missing)
+                    subscription._begin(missing, token)
             case fx.Ended(number=number, error=error):
                 if (subscription := self._subscriptions.pop(number, None)) is not None:
                     subscription._end(error)
@@ -444,6 +507,17 @@ class Client:
             case fx.Failed(error=error):
                 self._failed = error
                 self._end(error)
+
+    def _stored(self, ordinal: int, error: PostroadError | None) -> None:
+        future = self._storing.pop(ordinal, None)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # one that nobody waits for any more is no concern of the loop
+        self._wake()
 
     async def _dial(self, address: str) -> None:
         host, port = parse_address(address)

@@ -158,7 +158,9 @@ class Client:
     ) -> Subscription:
         """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
         without an event; None: never."""
-        inner = self._client.subscribe(topic, where, durable=durable, overflow=overflow, buffer=buffer)
+        if durable is not None:
+            raise aio.not_yet("durable subscriptions for programs without an event loop")
+        inner = self._client.subscribe(topic, where, overflow=overflow, buffer=buffer)
         self._thread.call(inner._open())
         return Subscription(inner, self._thread, timeout)
 

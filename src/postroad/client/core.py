@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
+
 from postroad.client.effects import (
     Answered,
     Began,
@@ -43,11 +45,13 @@ from postroad.client.effects import (
     Outage,
     Progress,
     Received,
+    Stored,
     Up,
 )
 from postroad.client.outbox import Outbox
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.client.streams import Streams
+from postroad.durable.token import CheckpointToken
 from postroad.errors import (
     BugError,
     PeerError,
@@ -82,6 +86,13 @@ class _Subscription:
     torn_us: int | None = None  # began, but not in force since then (the broker's clock)
     told: bool = False  # torn, and the application knows it already
     streams: Streams = field(default_factory=Streams)
+
+    def again(self) -> wire.Subscribe:
+        """What begins it on a new connection. Who keeps its own token goes on after what it was given; if
+        the broker keeps it, the broker repeats what was not acknowledged, and `streams` drops that."""
+        if not self.request.durable or self.request.ack or not self.began:
+            return self.request
+        return msgspec.structs.replace(self.request, token=CheckpointToken(self.streams.known).to_json())
 
 
 class ClientCore:
@@ -240,6 +251,8 @@ class ClientCore:
         self._down_us = now_us
         self._outage = False
         for subscription in self._subscriptions.values():
+            if subscription.request.durable:
+                continue  # it goes on where it was
             subscription.streams.tear()
             subscription.told = False
             if subscription.began and subscription.torn_us is None:
@@ -338,12 +351,13 @@ class ClientCore:
         self._outage = False
         for number, subscription in self._subscriptions.items():
             if subscription.torn_us is None:
-                self._send(subscription.request)
+                self._send(subscription.again())
             else:
                 self._waiting.append(number)
         self._begin_again()
         self._out.append(Up(broker=message.name))
         if error is not None:
+            self._out.append(Stored(ordinals=self.outbox.take_dropped(), error=error))
             self._out.append(Lost(error=error))
 
     def _begin_again(self) -> None:
@@ -351,7 +365,7 @@ class ClientCore:
         if not self._waiting or -self._consumed > self.settings.window:
             return
         for number in self._waiting:
-            self._send(self._subscriptions[number].request)
+            self._send(self._subscriptions[number].again())
         self._waiting.clear()
 
     def _on_refuse(self, message: wire.Refuse, now_us: int) -> None:
@@ -396,12 +410,17 @@ class ClientCore:
 
     def _on_accepted(self, message: wire.Accepted, _now_us: int) -> None:
         self.outbox.accepted(message.sequence)
+        stored = self.outbox.take_stored()
+        if stored:
+            self._out.append(Stored(ordinals=stored))
         self._out.append(Progress())
 
     def _on_rejected(self, message: wire.Rejected, _now_us: int) -> None:
         count = self.outbox.rejected(message.sequence)
         what = "an event was" if count == 1 else f"{count} events published together were"
-        self._out.append(Lost(error=from_wire(message.code, f"{what} not taken: {message.reason}")))
+        error = from_wire(message.code, f"{what} not taken: {message.reason}")
+        dropped = self.outbox.take_dropped()  # whoever waits for a durable event is told there
+        self._out.append(Stored(ordinals=dropped, error=error) if dropped else Lost(error=error))
         self._out.append(Progress())
 
     def _on_subscribed(self, message: wire.Subscribed, now_us: int) -> None:
@@ -411,8 +430,11 @@ class ClientCore:
         self._tell_torn(subscription, now_us)
         subscription.torn_us = None
         subscription.told = False
+        token = _token(message.token)
+        if not subscription.began:
+            subscription.streams.go_on(token)
         subscription.began = True
-        self._out.append(Began(number=message.number, missing=message.missing))
+        self._out.append(Began(number=message.number, missing=message.missing, token=token))
 
     def _tell_torn(self, subscription: _Subscription, now_us: int) -> None:
         """Begun again after a reconnect. Streams it knew report their ticks as they go on; this Gap is for
@@ -460,10 +482,17 @@ class ClientCore:
     # --- the application's side
 
     def publish(
-        self, topic: str, payload: bytes, attributes: Mapping[str, Value] | None, now_us: int
+        self,
+        topic: str,
+        payload: bytes,
+        attributes: Mapping[str, Value] | None,
+        now_us: int,
+        *,
+        durable: bool = False,
     ) -> bytes:
         """Queue one event, while there is `outbox.room`; its id. It leaves with the next `flush`."""
-        return self.outbox.add(topic, attributes, payload, (now_us + self.skew_us) // 1000)
+        now_ms = (now_us + self.skew_us) // 1000
+        return self.outbox.add(topic, attributes, payload, now_ms, durable=durable)
 
     def flush(self) -> list[Effect]:
         """Send what was published since the last time; also the credit that is due."""
@@ -476,16 +505,37 @@ class ClientCore:
         for frame in self.outbox.take():
             self._out.append(Send(self._connection, frame))
 
-    def subscribe(self, *, topic: str, where: str, overflow: str, buffer: int) -> tuple[int, list[Effect]]:
+    def subscribe(
+        self,
+        *,
+        topic: str,
+        where: str,
+        overflow: str,
+        buffer: int,
+        durable: str = "",
+        token: str = "",
+        ack: str = "",
+        since_us: int = 0,
+    ) -> tuple[int, list[Effect]]:
         """A new subscription's number; Began or Ended follows."""
         if len(self._subscriptions) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
-        check_texts("subscription", topic, where, overflow)
+        check_texts("subscription", topic, where, overflow, durable, token, ack)
         if not 0 <= buffer <= MAX_BUFFER:
             raise UsageError(f"a buffer of {buffer} bytes")
         self._last_number += 1
         number = self._last_number
-        request = wire.Subscribe(number=number, topic=topic, where=where, overflow=overflow, buffer=buffer)
+        request = wire.Subscribe(
+            number=number,
+            topic=topic,
+            where=where,
+            overflow=overflow,
+            buffer=buffer,
+            durable=durable,
+            token=token,
+            ack=ack,
+            since_us=since_us,
+        )
         self._subscriptions[number] = _Subscription(request)
         if self.state is State.UP:
             self._send(request)
@@ -497,6 +547,15 @@ class ClientCore:
             self._waiting.remove(number)
         elif known and self.state is State.UP:
             self._send(wire.Unsubscribe(number=number))
+        return self._take()
+
+    def acknowledge(self, number: int, token: Mapping[int, int]) -> list[Effect]:
+        """Everything of a durable subscription up to these ticks was consumed.
+
+        Without a connection it is not said: the next acknowledgement says it too.
+        """
+        if number in self._subscriptions and self.state is State.UP and self._connection is not None:
+            self._send(wire.Ack(number=number, token=CheckpointToken(token).to_json()))
         return self._take()
 
     def request(self, what: str, arguments: Mapping[str, str]) -> tuple[int, list[Effect]]:
@@ -560,6 +619,14 @@ class ClientCore:
     def _take(self) -> list[Effect]:
         out, self._out = self._out, []
         return out
+
+
+def _token(text: str) -> CheckpointToken:
+    """The token of a SUBSCRIBED."""
+    try:
+        return CheckpointToken.from_json(text) if text else CheckpointToken()
+    except UsageError as error:
+        raise PeerError(f"the broker sent a token that cannot be read: {error}") from None
 
 
 def _ended_error(message: wire.Ended, where: str) -> PostroadError:

@@ -5,7 +5,8 @@ Send, Close, Dial and Note are those of `overlay.effects`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
@@ -81,6 +82,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Durable frames, by the ordinals of the outbox, are in the broker's log; with an error: they are not."""
+
+    ordinals: tuple[int, ...]
+    error: PostroadError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """Published events that no broker took."""
 
@@ -89,10 +98,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Began:
-    """A subscription is in force at every broker but `missing`."""
+    """A subscription is in force at every broker but `missing`; a durable one goes on after `token`."""
 
     number: int
     missing: tuple[str, ...]
+    token: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +146,7 @@ Effect = (
     | Outage
     | Failed
     | Progress
+    | Stored
     | Lost
     | Began
     | Delivered

@@ -4,6 +4,9 @@ Events are encoded once, into the batch that is open; a batch is cut when somebo
 sent (once per turn of the loop) or when it is large enough to be worth sending early. Cut frames are kept
 until the broker accepts or rejects them, so that a new connection can send them again with the same ids
 (spec T1): the broker recognises a retry by its id. Everything kept counts against one window.
+
+A frame is plain or durable as a whole, so a publish of the other kind cuts the open batch. Whoever waits for
+a durable event knows it by the ordinal of its frame.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class _Held:
     sequence: int
     frame: bytes
     count: int
+    durable: bool
 
 
 class Outbox:
@@ -60,6 +64,9 @@ class Outbox:
         self._cut_bytes = CUT_BYTES
         self._cut_events = CUT_EVENTS
         self._builder = BatchBuilder()
+        self._durable = False  # what the open batch holds
+        self._stored: list[int] = []  # ordinals of durable frames accepted, until `take_stored`
+        self._dropped: list[int] = []  # ordinals of durable frames not taken, until `take_dropped`
 
     # --- connections
 
@@ -79,6 +86,8 @@ class Outbox:
                 batch = EventBatch.parse(entry.frame, limits, expect=Kind.PUBLISH)
             except PeerError:
                 self._settle(entry)
+                if entry.durable:
+                    self._dropped.append(entry.ordinal)
                 dropped += entry.count
                 continue
             self._sequence += 1
@@ -105,7 +114,15 @@ class Outbox:
 
     # --- publishing
 
-    def add(self, topic: str, attributes: Mapping[str, Value] | None, payload: bytes, now_ms: int) -> bytes:
+    def add(
+        self,
+        topic: str,
+        attributes: Mapping[str, Value] | None,
+        payload: bytes,
+        now_ms: int,
+        *,
+        durable: bool = False,
+    ) -> bytes:
         """Encode one event into the open batch, if there is `room`; its id. UsageError if it cannot be sent.
 
         The open batch is not counted as held, so the window may be exceeded by one batch.
@@ -114,6 +131,9 @@ class Outbox:
         if ids is None or limits is None:
             raise BugError("published before any broker gave a publisher number")
         builder = self._builder
+        if durable is not self._durable:
+            self._cut()
+            self._durable = durable
         identity = ids.next(now_ms)
         builder.add(identity, topic, attributes or _NO_ATTRIBUTES, payload, limits)
         if builder.size >= self._cut_bytes or builder.count >= self._cut_events:
@@ -153,10 +173,8 @@ class Outbox:
         self._cut_total += 1
         self._sequence += 1
         count = builder.count
-        frame = builder.finish(channel=self._sequence)
-        self._waiting.append(
-            _Held(ordinal=self._cut_total, sequence=self._sequence, frame=frame, count=count)
-        )
+        frame = builder.finish(channel=self._sequence, durable=self._durable)
+        self._waiting.append(_Held(self._cut_total, self._sequence, frame, count, self._durable))
         self.held_bytes += len(frame)
         self.held_events += count
         self._measure()
@@ -167,7 +185,10 @@ class Outbox:
         """Every frame up to `sequence` is in its pubend."""
         sent = self._sent
         while sent and sent[0].sequence <= sequence:
-            self._settle(sent.popleft())
+            entry = sent.popleft()
+            self._settle(entry)
+            if entry.durable:
+                self._stored.append(entry.ordinal)
         last = sent[-1].sequence if sent else self._sequence - len(self._waiting)
         if sequence > last:
             raise PeerError(f"accepted publish {sequence}, only {last} were sent")
@@ -179,6 +200,8 @@ class Outbox:
             if entry.sequence == sequence:
                 del self._sent[index]
                 self._settle(entry)
+                if entry.durable:
+                    self._dropped.append(entry.ordinal)
                 return entry.count
         raise PeerError(f"rejected publish {sequence}, which is not open")
 
@@ -194,6 +217,21 @@ class Outbox:
         """A point in what was published, for `settled`."""
         self._cut()
         return self._cut_total
+
+    @property
+    def ordinal(self) -> int:
+        """Of the frame that holds, or will hold, the event added last."""
+        return self._cut_total + (1 if self._builder.count else 0)
+
+    def take_stored(self) -> tuple[int, ...]:
+        """Durable frames accepted since the last time."""
+        taken, self._stored = self._stored, []
+        return tuple(taken)
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """Durable frames that no broker took since the last time."""
+        taken, self._dropped = self._dropped, []
+        return tuple(taken)
 
     def settled(self, mark: int) -> bool:
         """Whether everything published before the mark was accepted or rejected."""

@@ -10,6 +10,7 @@ before what was known leaves no Gap, and its rows that were delivered already ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,15 @@ class Streams:
     def __init__(self) -> None:
         self._known: dict[int, int] = {}  # pubend -> everything up to this tick was delivered or reported
         self._torn: set[int] = set()  # pubends of _known without a delivery since the last reconnect
+
+    def go_on(self, token: Mapping[int, int]) -> None:
+        """A durable subscription has everything up to these ticks."""
+        for pubend, tick in token.items():
+            self._known[pubend] = max(tick, self._known.get(pubend, 0))
+
+    @property
+    def known(self) -> Mapping[int, int]:
+        return self._known
 
     def tear(self) -> None:
         """The connection was lost."""

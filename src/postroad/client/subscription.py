@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from postroad.durable.token import CheckpointToken
 from postroad.errors import PostroadError, UsageError
 from postroad.events import Event, EventBatch, Gap
+from postroad.ids import parse_pubend
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -26,9 +28,28 @@ class Subscription:
     holds no more than the client's window; then the broker's policy acts.
     """
 
-    def __init__(self, client: Client, *, topic: str, where: str, overflow: str, buffer: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        topic: str,
+        where: str,
+        overflow: str,
+        buffer: int,
+        durable: str = "",
+        token: str = "",
+        ack: str = "",
+        since_us: int = 0,
+    ) -> None:
         self.topic = topic
         self.where = where
+        self.durable = durable
+        self._ack = ack
+        self._since_us = since_us
+        self._start = token
+        self._token: dict[int, int] = dict(CheckpointToken.from_json(token)) if token else {}
+        self._reading: tuple[int, int] | None = None  # pubend and end of the batch handed out last
+        self._unsaid = False  # something was handed out since the last acknowledgement
         self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
         self._client = client
         self._overflow = overflow
@@ -62,7 +83,14 @@ class Subscription:
         if self._began is None:
             await client._until(lambda: client.connected)
             self._number, effects = client._core.subscribe(
-                topic=self.topic, where=self.where, overflow=self._overflow, buffer=self._buffer
+                topic=self.topic,
+                where=self.where,
+                overflow=self._overflow,
+                buffer=self._buffer,
+                durable=self.durable,
+                token=self._start,
+                ack=self._ack,
+                since_us=self._since_us,
             )
             self._began = asyncio.get_running_loop().create_future()
             client._subscriptions[self._number] = self
@@ -80,6 +108,8 @@ class Subscription:
         """Unsubscribe. What was not read is dropped."""
         client = self._client
         if self._number is not None:
+            if self._ack == "auto" and not self._over:
+                self._acknowledge(self._token)
             if client._subscriptions.pop(self._number, None) is not None:
                 client._perform(client._core.unsubscribe(self._number))
             for _, taken in self._queue:  # also of one that the broker ended: others share the window
@@ -88,6 +118,39 @@ class Subscription:
             client._flush()
         self._events = []
         self._end(None)
+
+    # --- durable subscriptions
+
+    @property
+    def token(self) -> str:
+        """The checkpoint token, JSON: everything handed out so far is consumed. Keep it with your own state,
+        and go on after it with `subscribe(durable=..., token=...)`, at any broker."""
+        return CheckpointToken(self._token).to_json()
+
+    def ack(self, event: Event | None = None) -> None:
+        """Everything up to this event of its pubend was consumed; without one, all that was handed out."""
+        if not self.durable:
+            raise UsageError("only a durable subscription is acknowledged")
+        if event is None:
+            self._acknowledge(self._token)
+        elif event.pubend is not None and event.tick is not None:
+            self._acknowledge({parse_pubend(event.pubend): event.tick})
+
+    def _acknowledge(self, token: Mapping[int, int]) -> None:
+        self._unsaid = False
+        if self._number is not None and token:
+            self._client._perform(self._client._core.acknowledge(self._number, token))
+
+    def _finish(self) -> None:
+        """The application has all of what it was handed last."""
+        if self._reading is not None:
+            self._advance(*self._reading)
+            self._reading = None
+
+    def _advance(self, pubend: int, tick: int) -> None:
+        if self.durable and tick > self._token.get(pubend, 0):
+            self._token[pubend] = tick
+            self._unsaid = True
 
     # --- reading
 
@@ -105,6 +168,11 @@ class Subscription:
             self._position = 0
         event = self._events[self._position]
         self._position += 1
+        if self._reading is not None:
+            if self._position == len(self._events):
+                self._finish()
+            elif event.tick is not None:
+                self._advance(self._reading[0], event.tick)
         return event
 
     async def batches(self) -> AsyncIterator[list[EventBatch | Gap]]:
@@ -113,12 +181,16 @@ class Subscription:
             items = [item]
             while self._queue:
                 items.append(self._pop())
+            self._finish()
             yield items
 
     async def _next(self) -> EventBatch | Gap | None:
         """Wait for something to come; None once it is over and everything was read."""
         if self._began is None or not self._began.done():
             await self._open()
+        self._finish()
+        if self._unsaid and self._ack == "auto":
+            self._acknowledge(self._token)  # who asks for more is done with what it had
         while not self._queue:
             if self._over:
                 if self._error is not None:
@@ -134,7 +206,12 @@ class Subscription:
         return self._pop()
 
     def _pop(self) -> EventBatch | Gap:
+        self._finish()
         item, taken = self._queue.popleft()
+        if isinstance(item, EventBatch):
+            self._reading = (item.pubend, item.end)
+        elif item.pubend:
+            self._advance(parse_pubend(item.pubend), item.end)
         if taken:
             client = self._client
             client._core.consumed(taken)
@@ -147,8 +224,10 @@ class Subscription:
         self._queue.append((item, taken))
         self._notify()
 
-    def _begin(self, missing: tuple[str, ...]) -> None:
+    def _begin(self, missing: tuple[str, ...], token: Mapping[int, int]) -> None:
         self.missing = missing
+        for pubend, tick in token.items():
+            self._token.setdefault(pubend, tick)
         if self._began is not None and not self._began.done():
             self._began.set_result(None)
         self._client._wake()

@@ -167,7 +167,7 @@ class CatchupStream:
             self._overflowed = True
             return False
         # A segment is cut only where most of it is of no use: cutting copies its rows.
-        needless = segment.end > 2 * window[-1][1] - segment.start
+        needless = segment.batch is not None and segment.end > 2 * window[-1][1] - segment.start
         return bool(self._held.accumulate(segment.cut(segment.start, window[-1][1]) if needless else segment))
 
     # ---- delivery

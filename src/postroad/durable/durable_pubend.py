@@ -133,6 +133,10 @@ class DurablePubend:
             effects.append(self._log(fresh, prefixes, tag, now_us))
         return Staged(effects=effects, tags=[tag if wait is True else wait or None for wait in waits])
 
+    def has_room(self, size: int) -> bool:
+        """Whether that much may be staged now."""
+        return self._staged_bytes + size <= MAX_STAGED_BYTES
+
     def _without_repeats(
         self, batch: EventBatch, prefix: bytes, turn: Mapping[bytes, bytes]
     ) -> EventBatch | None:
@@ -235,12 +239,13 @@ class DurablePubend:
     def answer(self, start: int, end: int, most: int) -> tuple[list[Segment], list[Span]]:
         """What memory knows of (start, end], in at most `most` segments, and what must be read from the log.
 
-        Silence before the start, L up to the floor. Nothing is said about ticks above `last`.
+        Silence before the start, all of it, so that nobody has to ask for it piece by piece; L up to the
+        floor. Nothing is said about ticks above `last`.
         """
         end = min(end, self.last)
         segments: list[Segment] = []
         if start < min(end, self.start):
-            segments.append(Segment(start, min(end, self.start), EVERYTHING))
+            segments.append(Segment(start, self.start, EVERYTHING))
         lost_from, lost_to = max(start, self.start), min(end, self.floor)
         if lost_from < lost_to:
             segments.append(Segment(lost_from, lost_to, NOTHING, lost=True))
@@ -268,8 +273,15 @@ class DurablePubend:
         self._counters["log_reads_total"] += 1
         return Read(stream=self.id, start=start, end=end, limit_bytes=READ_BYTES, tag=tag)
 
-    def read_done(self, done: ReadDone) -> tuple[list[Segment], list[StorageEffect]]:
-        """Records as segments, what the log no longer has as L; and the next read if there is more."""
+    def reads(self, tag: int) -> bool:
+        """Whether this read is one of ours."""
+        return tag in self._reads
+
+    def read_done(self, done: ReadDone, *, go_on: bool = True) -> tuple[list[Segment], list[StorageEffect]]:
+        """Records as segments, what the log no longer has as L; and the next read if there is more.
+
+        Without `go_on` whoever wants the rest asks for it again.
+        """
         span = self._reads.pop(done.tag, None)
         if span is None:
             return [], []
@@ -280,7 +292,9 @@ class DurablePubend:
         segments = [one for one in segments if one.start < one.end]
         segments.sort(key=lambda one: one.start)
         reached = segments[-1].end if segments else end
-        more: list[StorageEffect] = [self._read(reached, end)] if done.more and reached < end else []
+        more: list[StorageEffect] = (
+            [self._read(reached, end)] if go_on and done.more and reached < end else []
+        )
         return self._join(segments), more
 
     def _join(self, segments: list[Segment]) -> list[Segment]:

@@ -226,11 +226,18 @@ class KnowledgeStream:
         return held.cut(tick, held.end).served(need)
 
     def find(
-        self, start: int, end: int, need: Mapping[int, int], most: int = sys.maxsize
+        self,
+        start: int,
+        end: int,
+        need: Mapping[int, int],
+        most: int = sys.maxsize,
+        *,
+        beyond: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
         """What of (start, end] is known well enough for `need`, and the spans that are not.
 
-        After `most` segments it stops, as if the span ended there.
+        After `most` segments it stops, as if the span ended there. With `beyond`, silence is told as far as
+        it is known, so that nobody has to ask for a long one piece by piece.
         """
         found: list[Segment] = []
         missing: list[Span] = []
@@ -243,7 +250,8 @@ class KnowledgeStream:
                 continue
             if held.start > position:
                 missing.append((position, held.start))
-            found.append(held.cut(max(position, start), end).served(need))
+            quiet = beyond and held.batch is None and not held.lost
+            found.append(held.cut(max(position, start), held.end if quiet else end).served(need))
             position = min(held.end, end)
             if len(found) == most:
                 return found, missing

@@ -27,6 +27,7 @@ from postroad.kernel.layout import (
     CHECKSUM_START,
     EVENT_HEADER,
     EVENT_HEADER_BYTES,
+    FLAG_DURABLE,
     FLAG_LOST,
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
@@ -170,6 +171,11 @@ class EventBatch:
     @property
     def lost(self) -> bool:
         return bool(self.data[6] & FLAG_LOST)
+
+    @property
+    def durable(self) -> bool:
+        """A publish frame whose events go to a durable pubend."""
+        return bool(self.data[6] & FLAG_DURABLE)
 
     @property
     def pubend(self) -> int:
@@ -381,12 +387,12 @@ class BatchBuilder:
         self.count += 1
         self.size = size
 
-    def finish(self, *, kind: Kind = Kind.PUBLISH, channel: int) -> bytes:
+    def finish(self, *, kind: Kind = Kind.PUBLISH, channel: int, durable: bool = False) -> bytes:
         """The whole frame, without ticks; `channel` is the publish sequence of the connection."""
         header = _header(
             length=self.size,
             kind=kind,
-            flags=0,
+            flags=FLAG_DURABLE if durable else 0,
             count=self.count,
             pubend=0,
             start=0,

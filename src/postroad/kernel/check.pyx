@@ -12,6 +12,7 @@ from libc.string cimport memcmp, memcpy
 from postroad.kernel.memory cimport (
     BOOLEAN,
     DELIVERY,
+    FLAG_DURABLE,
     FLAG_LOST,
     FLOAT,
     HEADER,
@@ -206,7 +207,7 @@ cdef int check_header(const uint8_t* p, Py_ssize_t n, int64_t batch_bytes, int64
         return KIND
     if p[5] != VERSION:
         return BAD_VERSION
-    if flags & ~FLAG_LOST:
+    if flags & ~(FLAG_LOST | FLAG_DURABLE if kind == PUBLISH else FLAG_LOST):
         return FLAGS
     if u32(p + 44) != 0:
         return RESERVED
@@ -214,9 +215,9 @@ cdef int check_header(const uint8_t* p, Py_ssize_t n, int64_t batch_bytes, int64
         return BATCH_BYTES
     if count > batch_events:
         return BATCH_EVENTS
-    if flags and count:
+    if flags & FLAG_LOST and count:
         return LOST_EVENTS
-    if kind == PUBLISH and (flags or start or end):
+    if kind == PUBLISH and (flags & FLAG_LOST or start or end):
         return PUBLISH_SPAN
     if start > end:
         return SPAN

@@ -21,6 +21,7 @@ ID_AND_TICK_BYTES: Final = 24
 CHECKSUM_START: Final = 16  # the checksum covers everything from here on
 BATCH_VERSION: Final = 1
 FLAG_LOST: Final = 1
+FLAG_DURABLE: Final = 2  # of a publish frame: its events go to the log before they are acknowledged
 MAX_FRAME_BYTES: Final = 0xFFFF_FFFF
 MAX_U16: Final = 0xFFFF
 

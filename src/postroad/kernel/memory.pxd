@@ -10,6 +10,7 @@ cdef enum:
     ID = 16
     TICK = 16
     FLAG_LOST = 1
+    FLAG_DURABLE = 2
     VERSION = 1
     PUBLISH = 16
     DELIVERY = 23

@@ -28,6 +28,7 @@ from postroad.kernel.layout import (
     BOOLEAN,
     EVENT_HEADER,
     EVENT_HEADER_BYTES,
+    FLAG_DURABLE,
     FLAG_LOST,
     FLOAT,
     FRAME_HEADER,
@@ -136,7 +137,7 @@ def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int
         rule = Rule.KIND
     elif version != BATCH_VERSION:
         rule = Rule.VERSION
-    elif flags & ~FLAG_LOST:
+    elif flags & ~(FLAG_LOST | FLAG_DURABLE if kind == KIND_PUBLISH else FLAG_LOST):
         rule = Rule.FLAGS
     elif reserved:
         rule = Rule.RESERVED
@@ -144,9 +145,9 @@ def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int
         rule = Rule.BATCH_BYTES
     elif count > batch_events:
         rule = Rule.BATCH_EVENTS
-    elif flags and count:
+    elif flags & FLAG_LOST and count:
         rule = Rule.LOST_EVENTS
-    elif kind == KIND_PUBLISH and (flags or start or end):
+    elif kind == KIND_PUBLISH and (flags & FLAG_LOST or start or end):
         rule = Rule.PUBLISH_SPAN
     elif start > end:
         rule = Rule.SPAN

@@ -26,6 +26,7 @@ from postroad.wire.frames import MAX_CONTROL_BYTES
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_NAME: Final = 255
 MAX_LINKS: Final = 1_000
+MAX_PUBENDS: Final = 256
 SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
 # A flag for one replaces the other in the file.
 _INSTEAD_OF: Final = {"auth.token": "token_file", "auth.token_file": "token"}
@@ -120,6 +121,7 @@ def _node(top: _Table) -> NodeConfig:
         limits=_section(top.table("limits"), defaults.limits),
         streams=_section(top.table("streams"), defaults.streams),
         delivery=_section(top.table("delivery"), defaults.delivery),
+        durable=_section(top.table("durable"), defaults.durable),
         tracking=_section(
             top.table("tracking"), defaults.tracking, texts=("strategy", "routing", "deliveries")
         ),
@@ -235,6 +237,8 @@ def _check_limits(broker: BrokerConfig) -> None:
         raise UsageError(
             "limits.batch_bytes must leave room for one event of limits.event_bytes and its headers"
         )
+    if broker.durable.pubends > MAX_PUBENDS:
+        raise UsageError(f"durable.pubends = {broker.durable.pubends}, the most is {MAX_PUBENDS}")
 
 
 # -- values

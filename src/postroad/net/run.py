@@ -31,6 +31,7 @@ from postroad.config import (
     format_address,
     parse_address,
 )
+from postroad.durable.hosting import TABLES as HOSTING_TABLES
 from postroad.errors import UsageError
 from postroad.net import log
 from postroad.net.clock import Clock
@@ -40,7 +41,10 @@ from postroad.net.http import HttpServer
 from postroad.net.log import LOGGER
 from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
+from postroad.overlay.durable_publishing import TABLES
 from postroad.overlay.handshake import MAX_WINDOW
+from postroad.storage.commit import Storage
+from postroad.storage.effects import Stored, StreamEnd
 from postroad.storage.identity import DataFolder
 from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
@@ -181,6 +185,16 @@ async def _serve(node: _Node) -> int:
     loop.set_exception_handler(_unhandled)
     config, about, clock = node.config, node.about(), Clock()
     tracking, historian = _history(config, node.identity.number, clock.now_us())
+    served: list[Server] = []  # the one there is, once there is one
+
+    def woke() -> None:
+        for one in served:
+            one.storage_woke()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(woke)
+
+    storage = Storage(config.data, wake=wake)
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
         replace(config.broker, about=tuple(about.items())),
@@ -188,6 +202,7 @@ async def _serve(node: _Node) -> int:
         draw=secrets.randbelow,
         now_us=clock.now_us(),
         tracking=tracking,
+        stored=_stored(storage),
     )
     server = Server(
         core,
@@ -198,7 +213,9 @@ async def _serve(node: _Node) -> int:
         tls_server=node.tls_server,
         tls_client=node.tls_client,
         historian=historian,
+        storage=storage,
     )
+    served.append(server)
     http = HttpServer(
         figures=server.metrics, histogram=server.turn_seconds, ready=lambda: server.ready, about=about
     )
@@ -219,6 +236,7 @@ async def _serve(node: _Node) -> int:
     print(f"ready {node.identity.name} {about['address']}", flush=True)  # noqa: T201 -- scripts wait for it
     code = await server.wait()
     http.close()
+    await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
 
@@ -249,6 +267,19 @@ def _history(config: NodeConfig, me: int, now_us: int) -> tuple[Tracking | None,
         config.broker.tracking, me=me, stored=found.filters, changes=found.changes, now_us=now_us
     )
     return tracking, Historian(store)
+
+
+def _stored(storage: Storage) -> Stored:
+    """What an earlier process left on disk; damage is told to whoever reads the log."""
+    for damage in storage.recovered.damage:
+        LOGGER.warning("log: %s", damage)
+    return Stored(
+        tables={table: storage.load(table) for table in (*TABLES, *HOSTING_TABLES)},
+        streams={
+            stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
+            for stream, found in storage.recovered.streams.items()
+        },
+    )
 
 
 def _warn(config: NodeConfig, address: str) -> None:

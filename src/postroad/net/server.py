@@ -34,6 +34,8 @@ from postroad.net.historian import Historian
 from postroad.net.log import LOGGER, note
 from postroad.net.tls import principal
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
+from postroad.storage.commit import Storage
+from postroad.storage.effects import Append, Chop, Read, Save, StorageEffect
 from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
@@ -111,8 +113,10 @@ class Server:
         tls_server: ssl.SSLContext | None = None,
         tls_client: ssl.SSLContext | None = None,
         historian: Historian | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self.core = core
+        self._storage = storage
         self._historian = historian
         self.max_batch_bytes = max_batch_bytes
         self.ready = False
@@ -260,6 +264,7 @@ class Server:
     def _perform(self, effects: list[Effect]) -> None:
         """Sends are grouped: one write per connection and turn, in the order the core gave."""
         live = self._live
+        stores: list[StorageEffect] = []
         writes: dict[int, bytes | list[bytes]] = {}  # most connections get one frame: no list for those
         for effect in effects:
             if type(effect) is Send:
@@ -286,10 +291,23 @@ class Server:
                 self._historian.keep(effect.effects)
             elif self._historian is not None and isinstance(effect, ReadFilters):
                 self._historian.read(effect.tag, effect.sequences, self._filters_read)
+            elif isinstance(effect, Append | Chop | Read | Save):
+                stores.append(effect)
+        if stores and self._storage is not None:
+            self._storage.perform(stores)
         for number, data in writes.items():
             connection = live.get(number)
             if connection is not None:
                 self._write(connection, data)
+
+    def storage_woke(self) -> None:
+        """The storage has done something that the core asked for."""
+        if self._storage is None or self._stopping:
+            return
+        try:
+            self.queue(list(self._storage.take()))
+        except Exception:
+            self._fail("storage", ())
 
     def _filters_read(self, tag: int, records: Mapping[int, bytes]) -> None:
         self.queue([FiltersRead(tag=tag, records=records)])

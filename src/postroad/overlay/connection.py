@@ -58,7 +58,7 @@ OWN_KINDS: Final = _UPKEEP | {Kind.HELLO, Kind.WELCOME}
 TAKES: Final[dict[Phase, frozenset[Kind]]] = {
     Phase.DIALLED: frozenset({Kind.WELCOME, Kind.REFUSE}),
     Phase.ACCEPTED: frozenset({Kind.HELLO}),
-    Phase.CLIENT: _UPKEEP | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.REQUEST},
+    Phase.CLIENT: _UPKEEP | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST},
     Phase.BROKER: _UPKEEP
     | {
         Kind.KNOWLEDGE,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from postroad.errors import PostroadError
+from postroad.storage.effects import StorageEffect
 from postroad.tracking.effects import Keep, ReadFilters
 
 
@@ -40,4 +41,4 @@ class Note:
     text: str
 
 
-Effect = Send | Close | Dial | Note | Keep | ReadFilters
+Effect = Send | Close | Dial | Note | Keep | ReadFilters | StorageEffect

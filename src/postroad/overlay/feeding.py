@@ -8,14 +8,16 @@ when its credit comes back it goes on from the cache, and nacks what the cache h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import NOTHING, Coverage, Segment
-from postroad.durable.spans import intersect, subtract
+from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.events.batch import EventBatch, empty_frame, frame_ids
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.interest import Interest
@@ -144,11 +146,37 @@ class Feeder:
             if not part.meets(want.need):
                 continue
             owners = self.owners(stream, neighbour).union(want.need)
+            done: list[Span] = []
             for start, end in intersect(want.spans, part.start, part.end):
                 if self._links.available(neighbour.connection) > 0:
-                    self.send_segment(neighbour, stream, part.cut(start, end).served(want.need), owners)
-            want.spans = subtract(want.spans, [(part.start, part.end)])
+                    quiet = part.batch is None and not part.lost  # told whole: nobody asks again for the rest
+                    answer = part if quiet else part.cut(start, end)
+                    self.send_segment(neighbour, stream, answer.served(want.need), owners)
+                    done.append((start, end))
+            # What an own pubend has is offered again when there is credit; else the neighbour asks again.
+            want.spans = subtract(want.spans, [(part.start, part.end)] if stream.pubend is None else done)
         feed.wants = [want for want in feed.wants if want.spans]
+
+    def serve(self, neighbour: Neighbour, feed: Feed, stream: Stream, pubend: DurablePubend) -> None:
+        """What a neighbour wants of an own durable pubend: from memory now, else from the log, as far as
+        credit goes."""
+        missing: list[Span] = []
+        for want in feed.wants:
+            owners = self.owners(stream, neighbour).union(want.need)
+            left: list[Span] = []
+            for start, end in want.spans:
+                found, unknown = pubend.answer(start, end, sys.maxsize)
+                missing += unknown
+                left += unknown
+                for segment in found:
+                    if self._links.available(neighbour.connection) > 0:
+                        self.send_segment(neighbour, stream, segment, owners)
+                    else:
+                        left.append((segment.start, segment.end))
+            want.spans = union(left)
+        feed.wants = [want for want in feed.wants if want.spans]
+        if self._links.available(neighbour.connection) > 0:
+            self._out += pubend.read(missing)
 
     def send_segment(
         self, neighbour: Neighbour, stream: Stream, segment: Segment, owners: frozenset[int]

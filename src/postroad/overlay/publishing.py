@@ -4,6 +4,10 @@ A publisher's ids only increase, and whatever it sends again bears the id it had
 accepted from it tells what is a repetition (idempotent publishing). The number of a publisher holds the
 start of the broker that gave it out, so that a number is not given out again soon after a restart.
 
+Answers are cumulative per connection: ACCEPTED(n) settles every frame up to n. A durable frame is settled
+when it is synced, so it holds back the answer to plain frames that came after it on the same connection;
+who wants both fast uses two connections.
+
 A client that went on here from another broker, or from an earlier start of this one, may still send what
 was not accepted there, under the ids it has given to its application. Such ids are remembered for that
 client alone: nobody can use up the ids of others.
@@ -11,14 +15,15 @@ client alone: nobody can use up the ids of others.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from postroad.config import Identity
-from postroad.errors import PeerError
+from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch
 from postroad.overlay.handshake import Peer
 from postroad.wire.frames import Limits
@@ -38,6 +43,67 @@ def runs_within(batches: Sequence[EventBatch], limits: Limits) -> list[list[Even
             size, count = len(batch.data), batch.count
         runs[-1].append(batch)
     return runs
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A frame in the order of its connection."""
+
+    connection: int
+    sequence: int
+    settled: bool = False
+    accepted: bool = False
+
+
+class Receipts:
+    """How far the publish frames of each connection are settled, in the order they came."""
+
+    __slots__ = ("_due", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[Waiting]] = {}  # by connection: from the first that is not settled on
+        self._due: dict[int, int] = {}  # connection -> sequence to be told
+
+    def accept(self, connection: int, sequence: int) -> None:
+        """A frame that is accepted as it comes."""
+        waiting = self._waiting.get(connection)
+        if waiting is None:
+            self._due[connection] = sequence
+        elif waiting[-1].settled:  # it stands for the earlier one too
+            waiting[-1].sequence, waiting[-1].accepted = sequence, True
+        else:
+            waiting.append(Waiting(connection, sequence, settled=True, accepted=True))
+
+    def wait(self, connection: int, sequence: int) -> Waiting:
+        """A frame that is settled later."""
+        entry = Waiting(connection, sequence)
+        self._waiting.setdefault(connection, deque()).append(entry)
+        return entry
+
+    def settle(self, entry: Waiting, *, accepted: bool) -> None:
+        entry.settled, entry.accepted = True, accepted
+        waiting = self._waiting.get(entry.connection)
+        if waiting is None:
+            return  # its connection is closed
+        while waiting and waiting[0].settled:
+            first = waiting.popleft()
+            if first.accepted:
+                self._due[entry.connection] = first.sequence
+        if not waiting:
+            del self._waiting[entry.connection]
+
+    def closed(self, connection: int) -> None:
+        self._waiting.pop(connection, None)
+        self._due.pop(connection, None)
+
+    def take(self) -> dict[int, int]:
+        """The answers that are due: connection -> the highest sequence settled."""
+        due, self._due = self._due, {}
+        return due
+
+    def check(self) -> None:
+        if any(not waiting or waiting[0].settled for waiting in self._waiting.values()):
+            raise BugError("publish frames are settled and not answered")
 
 
 class Publishers:

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from postroad.config import StreamConfig
+from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import Segment
 from postroad.durable.pubend import PlainPubend
-from postroad.durable.spans import Span, union
+from postroad.durable.spans import Span, intersect, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import boot_of, is_volatile, pubend_text, volatile_pubend
@@ -39,10 +40,15 @@ from postroad.overlay.links import Links
 from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Neighbour, Stream
 from postroad.overlay.topology import MAX_BROKERS, Topology
 from postroad.selectors import Group
+from postroad.storage.effects import ReadDone
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
 
+if TYPE_CHECKING:
+    from postroad.overlay.durable_hosting import DurableHosting
+
+HOST_KEY: Final = 1 << 48  # keys of durable subscriptions lie above those of plain ones
 MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
 MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
 MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
@@ -94,6 +100,9 @@ class Routing:
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
         self._cache_size = 0  # bytes of knowledge in all streams but the own
         self._routed_at = -1  # topology generation the attachments were made for
+        self.host: DurableHosting | None = None  # durable subscribers, where there is a disk
+        self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
+        self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
         self._news = False  # interest or routes changed: own pubends say so at once
         self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
         # Streams heard of in this turn -> where to look for gaps from: one nack for all frames of a turn.
@@ -109,13 +118,100 @@ class Routing:
         self._spread(stream, self.pubend.publish(batches, now_us))
         return self._take()
 
+    def open_durable(self, pubend: DurablePubend) -> list[Effect]:
+        """An own durable pubend of which others may hear from now on."""
+        stream = Stream(pubend.id, start=pubend.last, pubend=pubend)
+        self._streams[stream.id] = self._by_origin[self._me][stream.id] = stream
+        self._durable[stream.id] = (stream, pubend)
+        for key, version in self._subscriptions.items():
+            if key < HOST_KEY:
+                self._delivery.activate(key, stream.id, stream.horizon)
+            elif key in self._unconfirmed:
+                stream.waiting[key] = version
+        if self.host is not None:
+            self.host.met(stream)
+        for neighbour in self._neighbours.values():
+            tick = neighbour.up_at.setdefault(stream.id, stream.horizon)
+            if self._me in neighbour.attached:
+                self._feeder.begin(neighbour, stream, tick)
+        self._news = True
+        return self._take()
+
+    def spread(self, pubend: DurablePubend, segment: Segment) -> list[Effect]:
+        """Events of an own durable pubend that are on disk now."""
+        self._spread(self._streams[pubend.id], segment)
+        return self._take()
+
+    def log_read(self, pubend: DurablePubend, done: ReadDone) -> list[Effect]:
+        """What was read for neighbours goes to those that want it; those with credit get more."""
+        stream = self._streams[pubend.id]
+        segments, _ = pubend.read_done(done, go_on=False)
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(stream.id)
+            if feed is not None and feed.wants:
+                for segment in segments:
+                    self._feeder.satisfy(neighbour, feed, stream, segment)
+                if segments:
+                    self._feeder.serve(neighbour, feed, stream, pubend)
+        if self.host is not None:
+            self.host.answer(stream, segments)
+        return self._take()
+
+    # ---- durable subscribers
+
+    def host_subscription(self, key: int, version: int) -> None:
+        """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
+        self._subscriptions[key] = version
+        for pubend in self.durable_streams():
+            self._streams[pubend].need = max(self._streams[pubend].need, version)
+
+    def durable_streams(self) -> list[int]:
+        return [pubend for pubend in self._streams if not is_volatile(pubend)]
+
+    def follow_from(self, pubend: int, tick: int) -> None:
+        """A pubend that durable subscriptions here knew before a restart."""
+        if pubend not in self._streams and self._has_room(pubend >> 32):
+            self._create_stream(pubend, tick)
+
+    def follow_all(self) -> None:
+        """There is a first durable subscription."""
+        if self.host is not None:
+            for pubend in self.durable_streams():
+                self.host.met(self._streams[pubend])
+
+    def activate_waiting(self, stream: Stream) -> None:
+        """Hosting has caught up with a stream: durable subscriptions in force there begin."""
+        for key, version in [item for item in stream.waiting.items() if item[0] >= HOST_KEY]:
+            if stream.pubend is not None or version <= stream.version:
+                self._activate(stream, key, version, stream.horizon)
+
+    def find_for_host(
+        self, pubend: int, spans: Sequence[Span], need: Mapping[int, int], now_us: int
+    ) -> list[Segment]:
+        """What is known here of these spans; the rest is asked for."""
+        stream = self._streams.get(pubend)
+        if stream is None:
+            return []
+        found: list[Segment] = []
+        missing: list[Span] = []
+        for start, end in spans:
+            here, gaps = stream.find(start, end, need, beyond=True)
+            found += here
+            missing += gaps
+        self.ask_for_host(stream, missing, need, now_us)
+        return found
+
+    def ask_for_host(self, stream: Stream, spans: list[Span], need: Mapping[int, int], now_us: int) -> None:
+        if isinstance(stream.pubend, DurablePubend):
+            self._out += stream.pubend.read(union(spans))
+        elif spans:
+            self._ask(stream, spans, {**self._own_need(stream), **need}, now_us)
+
     def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
         """A local subscription that relies on this version of the own interest."""
         self._subscriptions[key] = version
         for stream in self._streams.values():
-            if stream.pubend is not None:
-                self._delivery.activate(key, stream.id, stream.horizon)
-            elif stream.version >= version:
+            if stream.pubend is not None or stream.version >= version:
                 self._activate(stream, key, version, stream.horizon)
             else:
                 stream.waiting[key] = version
@@ -147,9 +243,14 @@ class Routing:
         return tuple(pubend for pubend in self._topology.pubends(origin) if pubend >> 32 == origin)
 
     def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
+        if key < HOST_KEY:
+            self._delivery.activate(key, stream.id, start)
+        elif self.host is not None and not is_volatile(stream.id) and not self.host.begin(key, stream):
+            stream.waiting[key] = version
+            return
         stream.waiting.pop(key, None)
-        stream.need = max(stream.need, version)
-        self._delivery.activate(key, stream.id, start)
+        if stream.pubend is None:
+            stream.need = max(stream.need, version)
         held = self._unconfirmed.get(key)
         if held is not None:
             held[0].discard(stream.id)
@@ -194,6 +295,8 @@ class Routing:
             del self._by_origin[stream.origin]
         self._curious.pop(stream.id, None)
         self._delivery.retire(stream.id)
+        if self.host is not None:
+            self.host.dropped(stream.id)
         for neighbour in self._neighbours.values():
             neighbour.feeds.pop(stream.id, None)
             neighbour.up_at.pop(stream.id, None)
@@ -264,6 +367,11 @@ class Routing:
         stream = self._streams[pubend] = Stream(pubend, start=start)
         self._by_origin.setdefault(origin, {})[pubend] = stream
         stream.waiting = dict(self._subscriptions)
+        if not is_volatile(pubend):
+            for key, version in self._subscriptions.items():
+                if key >= HOST_KEY and key not in self._unconfirmed:
+                    del stream.waiting[key]
+                    stream.need = max(stream.need, version)
         if former is not None:
             # Subscriptions that were in force on its broker's last stream go on with this one's first tick.
             for key, version in self._subscriptions.items():
@@ -272,6 +380,8 @@ class Routing:
         for neighbour in self._neighbours.values():
             if stream.origin in neighbour.attached:
                 self._feeder.begin(neighbour, stream, start)
+        if self.host is not None:
+            self.host.met(stream)
         return stream
 
     def _former(self, pubend: int) -> Stream | None:
@@ -295,8 +405,10 @@ class Routing:
                 raise PeerError("attach names a pubend that is not the origin's, or a tick out of range")
             if pubend in self._streams:
                 continue
-            if origin == self._me:
+            if origin == self._me and is_volatile(pubend):
                 self._answer_for_the_dead(neighbour, pubend, tick)
+            elif origin == self._me:
+                neighbour.up_at[pubend] = tick  # it is told all after that when the pubend opens
             else:
                 self._adopt(pubend, tick)
         for stream in list(self._by_origin.get(origin, {}).values()):
@@ -367,7 +479,7 @@ class Routing:
         if stream is None:
             if message.spans:
                 first = min(message.spans)[0]
-                if message.pubend >> 32 == self._me:
+                if message.pubend >> 32 == self._me and is_volatile(message.pubend):
                     self._answer_for_the_dead(neighbour, message.pubend, first)
                 elif message.pubend >> 32 in neighbour.attached:
                     self._adopt(message.pubend, first)
@@ -379,10 +491,15 @@ class Routing:
         need = {owner: version for owner, version in message.need.items() if version > 0}
         if any(applied.get(owner, 0) < version for owner, version in need.items()):
             return self._take()  # our tables are older than the asker's: it asks again
+        if isinstance(stream.pubend, DurablePubend):
+            spans = intersect(union(message.spans), 0, stream.pubend.last)
+            feed.want(spans, need)
+            self._feeder.serve(neighbour, feed, stream, stream.pubend)
+            return self._take()
         owners = self._feeder.owners(stream, neighbour).union(need)
         missing: list[Span] = []
         for start, end in union(message.spans):
-            found, unknown = stream.find(start, end, need)
+            found, unknown = stream.find(start, end, need, beyond=True)
             missing += unknown
             for segment in found:
                 if self._links.available(neighbour.connection) > 0:
@@ -424,6 +541,8 @@ class Routing:
                     self._feeder.feed(neighbour, feed, stream, part, groups)
                 if feed.wants:
                     self._feeder.satisfy(neighbour, feed, stream, part)
+        if self.host is not None:
+            self.host.answer(stream, [segment])
         horizon = stream.horizon
         self._advance(stream, now_us)
         # A gap that stays open must not cost a look at all that came after it with every frame.
@@ -437,6 +556,8 @@ class Routing:
         """A new segment of an own pubend: to local subscribers, then to the neighbours."""
         stream.top = stream.horizon = segment.end
         self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+        if self.host is not None:
+            self.host.learn(stream, segment)
         groups: list[Group] | None = None
         for neighbour in self._neighbours.values():
             feed = neighbour.feeds.get(stream.id)
@@ -458,6 +579,8 @@ class Routing:
                 for key, version in [item for item in stream.waiting.items() if item[1] <= stream.version]:
                     self._activate(stream, key, version, segment.start)
                 self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+            if self.host is not None:
+                self.host.learn(stream, segment)
             stream.horizon = segment.end
 
     def _own_need(self, stream: Stream) -> dict[int, int]:
@@ -517,6 +640,8 @@ class Routing:
             for pubend, feed in neighbour.feeds.items():
                 if feed.blocked and self._links.available(neighbour.connection) > 0:
                     self._feeder.replay(neighbour, feed, self._streams[pubend])
+                if feed.wants and pubend in self._durable:
+                    self._feeder.serve(neighbour, feed, *self._durable[pubend])
         return self._take()
 
     def settle(self, now_us: int) -> list[Effect]:
@@ -527,6 +652,9 @@ class Routing:
         if due or self._news:
             self._news = False
             self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us))
+            self._unsaid.update(dict.fromkeys(self._durable))
+        if self._unsaid:
+            self._assert_silence(now_us)
         if due:
             self._silence_at = now_us + self._config.silence_us
             self._bury(now_us)
@@ -549,6 +677,17 @@ class Routing:
         for neighbour in self._neighbours.values():
             self._feeder.flush_silences(neighbour)
         return self._take()
+
+    def _assert_silence(self, now_us: int) -> None:
+        """Of durable pubends. One that cannot, for want of a reservation or because events are on their way
+        to disk, says it with those events or as soon as it can."""
+        for pubend_id in list(self._unsaid):
+            stream, pubend = self._durable[pubend_id]
+            segment, effects = pubend.assert_silence(now_us)
+            self._out += effects
+            if segment is not None:
+                del self._unsaid[pubend_id]
+                self._spread(stream, segment)
 
     def _bury(self, now_us: int) -> None:
         """Drop the streams of pubends that ended, once those further behind had time to ask."""
@@ -594,7 +733,7 @@ class Routing:
     def _take(self) -> list[Effect]:
         out = self._out[:]
         self._out.clear()  # the feeder appends to this very list
-        return out
+        return out if self.host is None else out + self.host.take()
 
     # ---- inspection
 

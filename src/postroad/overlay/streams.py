@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import NOTHING, Coverage, KnowledgeStream, Segment
 from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, subtract, union
@@ -142,7 +143,9 @@ class Stream:
         "waiting",
     )
 
-    def __init__(self, pubend_id: int, *, start: int, pubend: PlainPubend | None = None) -> None:
+    def __init__(
+        self, pubend_id: int, *, start: int, pubend: PlainPubend | DurablePubend | None = None
+    ) -> None:
         self.id = pubend_id
         self.origin = pubend_id >> 32
         self.pubend = pubend
@@ -159,11 +162,19 @@ class Stream:
         self.lost_at: int | None = None  # when the horizon last passed an L; of a dead pubend, its end
 
     def find(
-        self, start: int, end: int, need: Mapping[int, int], most: int = sys.maxsize
+        self,
+        start: int,
+        end: int,
+        need: Mapping[int, int],
+        most: int = sys.maxsize,
+        *,
+        beyond: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
+        if isinstance(self.pubend, DurablePubend):
+            return self.pubend.answer(start, end, most)
         if self.pubend is not None:
             return self.pubend.answer(start, end, most), []
-        return self.knowledge.find(start, end, need, most)
+        return self.knowledge.find(start, end, need, most, beyond=beyond)
 
     def unasked(self, spans: list[Span], need: Mapping[int, int], since_us: int) -> list[Span]:
         """Of `spans`, what no nack sent after `since_us` asks for already: nack consolidation (D2)."""

@@ -11,6 +11,7 @@ since it may build on what failed; `Chop` and `Read` are not touched by it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,6 +93,23 @@ class Saved:
 class SaveFailed:
     tag: int
     error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnd:
+    """What a start found of a log stream. `suspect`: its latest records may be among what cannot be read."""
+
+    last: int
+    chopped: int
+    suspect: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a start found on disk: tables of metadata, and the log streams."""
+
+    tables: Mapping[str, Mapping[bytes, bytes]]
+    streams: Mapping[int, StreamEnd]
 
 
 StorageEffect = Append | Chop | Read | Save

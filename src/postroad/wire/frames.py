@@ -44,6 +44,7 @@ class Kind(IntEnum):
     UNSUBSCRIBE = 22
     DELIVERY = 23  # batch
     ENDED = 24
+    ACK = 25
     REQUEST = 28
     REPLY = 29
     # brokers
@@ -164,6 +165,10 @@ class Subscribe(Message, frozen=True, kw_only=True):
     where: str  # condition; "" for none
     overflow: str = "drop"  # or "disconnect"
     buffer: int = 0  # bytes the broker may keep for it; 0 for the broker's default
+    durable: str = ""  # the name of a durable subscription; "" for a plain one
+    token: str = ""  # durable: go on after this checkpoint token (JSON); "" where it was left
+    ack: str = ""  # durable: "auto", "batch", "manual": the broker keeps the token; "": the subscriber does
+    since_us: int = 0  # durable and new: begin with what was published after this time
 
 
 class Subscribed(Message, frozen=True, kw_only=True):
@@ -171,6 +176,7 @@ class Subscribed(Message, frozen=True, kw_only=True):
 
     number: int
     missing: tuple[str, ...] = ()
+    token: str = ""  # durable: the checkpoint token it goes on after
 
 
 class Unsubscribe(Message, frozen=True, kw_only=True):
@@ -183,6 +189,13 @@ class Ended(Message, frozen=True, kw_only=True):
     number: int
     code: str
     reason: str
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """The subscriber of a durable subscription has consumed everything up to this checkpoint token."""
+
+    number: int
+    token: str
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -314,6 +327,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.SUBSCRIBED: Subscribed,
     Kind.UNSUBSCRIBE: Unsubscribe,
     Kind.ENDED: Ended,
+    Kind.ACK: Ack,
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
     Kind.SILENCE: Silence,

@@ -1,0 +1,414 @@
+"""Durable subscribers in a broker: `durable.hosting` joined to routing, interest and client connections.
+
+The hosting core learns every durable pubend contiguously from its own position on, which after a restart
+lies behind what routing begins with; what is in between is found in the cache, in the own log or upstream,
+like anything else that is asked for (`pull`). Nothing is followed before the first durable subscription.
+
+A durable subscription is part of the broker's interest as long as it exists, connected or not. A new one
+begins on each pubend where routing finds it in force; one that comes with a token begins at once, and what
+routing takes from then on must be filtered with it. A pubend met later begins at its first tick.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from postroad.durable.filtering import filtering_stream
+from postroad.durable.hosting import Hosting
+from postroad.durable.knowledge import Segment
+from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.token import CheckpointToken
+from postroad.errors import BugError, PeerError, UnavailableError, UsageError
+from postroad.events.batch import empty_frame
+from postroad.ids import is_volatile
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.interest import Interest
+from postroad.overlay.links import Links
+from postroad.overlay.streams import Stream
+from postroad.selectors import Selector
+from postroad.storage.effects import StorageEffect, StorageInput, Stored, StreamEnd
+from postroad.wire.frames import Ended, InterestUpdate, Kind, Subscribe, Subscribed, encode
+
+if TYPE_CHECKING:
+    from postroad.overlay.routing import Routing
+
+KEY: Final = 1 << 48  # keys of durable subscriptions in interest and routing lie above those of plain ones
+PULL_SEGMENTS: Final = 256
+_NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
+
+
+@dataclass(slots=True)
+class _Session:
+    """A subscription on a client's connection."""
+
+    id: int
+    connection: int
+    number: int
+    subscriber: int
+    missing: tuple[str, ...] = ()
+    began: bool = False  # SUBSCRIBED was sent
+
+
+class DurableHosting:
+    """The durable subscribers of one broker."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        boot: int,
+        stored: Stored,
+        links: Links,
+        interest: Interest,
+        routing: Routing,
+        flood: Callable[[list[InterestUpdate]], None],
+        new_tag: Callable[[], int],
+        now_us: int,
+    ) -> None:
+        self._me = me
+        self._links = links
+        self._interest = interest
+        self._routing = routing
+        self._flood = flood
+        self._streams = stored.streams
+        self._sessions: dict[int, _Session] = {}  # by session number
+        self._by_subscriber: dict[int, _Session] = {}  # the same, by subscription
+        self._by_connection: dict[int, dict[int, int]] = {}  # the same: connection -> number -> session
+        self._last_session = 0
+        self._version = 0  # of the own interest, that all durable subscriptions rely on
+        self._following = False  # there are, or were, durable subscriptions: durable pubends are followed
+        self.now_us = now_us  # of the turn under way
+        self._behind: dict[int, Stream] = {}  # streams whose horizon is ahead of what hosting has learned
+        self._out: list[Effect] = []
+        self.hosting = Hosting(
+            broker=me,
+            boot=boot,
+            new_tag=new_tag,
+            room=self._room,
+            spend=self._spend,
+            need=self._need,
+            now_us=now_us,
+        )
+        self.hosting.recover(stored.tables)
+        for one in self.hosting.subscriptions:
+            self._interest.subscribe(KEY + one.id, one.selector)
+        self._following = bool(len(self.hosting.subscriptions))
+        self._version = self._interest.own_version if self._following else 0
+        routing.host = self
+        for one in self.hosting.subscriptions:
+            routing.host_subscription(KEY + one.id, self._version)
+        for pubend, tick in sorted(self.hosting.followed_before().items()):
+            if pubend >> 32 != me and self._following:
+                routing.follow_from(pubend, tick)
+
+    # ---- what Hosting asks
+
+    def _room(self, subscriber: int) -> bool:
+        session = self._by_subscriber.get(subscriber)
+        return session is not None and self._links.available(session.connection) > 0
+
+    def _spend(self, subscriber: int, size: int) -> None:
+        session = self._by_subscriber.get(subscriber)
+        if session is not None:
+            self._links.spend(session.connection, size)
+
+    def _need(self) -> Mapping[int, int]:
+        return {self._me: self._version}
+
+    def _perform(self, outputs: list[Output], now_us: int) -> None:
+        """In order; curiosity last, since its answers make outputs that come after these."""
+        wants: deque[Wants] = deque()
+        while True:
+            for output in outputs:
+                if isinstance(output, Wants):
+                    wants.append(output)
+                else:
+                    self._carry_out(output)
+            if not wants:
+                return
+            one = wants.popleft()
+            found = self._routing.find_for_host(one.pubend, one.spans, one.need, now_us)
+            outputs = self.hosting.answer(one.pubend, found, now_us) if found else []
+
+    def _carry_out(self, output: Deliver | DeliverGap | Confirmed | Reported | StorageEffect) -> None:
+        match output:
+            case Deliver() | DeliverGap():
+                self._deliver(output)
+            case Confirmed():
+                self._confirmed(output)
+            case Reported():
+                pass
+            case _:
+                self._out.append(output)
+
+    def _deliver(self, message: Deliver | DeliverGap) -> None:
+        frames: dict[int, bytes] = {}
+        for subscriber in message.subscribers:
+            session = self._by_subscriber.get(subscriber)
+            if session is None:
+                continue
+            number = session.number
+            if number not in frames:
+                frames[number] = _frame(message, number)
+            self._out.append(Send(session.connection, frames[number]))
+
+    def _confirmed(self, output: Confirmed) -> None:
+        """What was said of a subscription is on disk: its subscriber may be told that it has begun."""
+        session = self._sessions.get(output.ticket)
+        if session is None or session.began:
+            return
+        if output.error is not None:
+            self._end(output.ticket, output.error)
+            return
+        self._subscribed(session)
+
+    def _subscribed(self, session: _Session) -> None:
+        session.began = True
+        token = self.hosting.subscriptions.by_id(session.subscriber).token()
+        message = Subscribed(number=session.number, missing=session.missing, token=token.to_json())
+        self._out.append(Send(session.connection, encode(message)))
+
+    # ---- what clients ask
+
+    def subscribe(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
+        """UsageError if it cannot be."""
+        token = CheckpointToken.from_json(message.token) if message.token else None
+        self._last_session += 1
+        number = self._last_session
+        known = self.hosting.subscriptions.get(message.durable)
+        if known is None and token is None and message.since_us > 0:
+            token = CheckpointToken(dict.fromkeys(self._routing.durable_streams(), message.since_us))
+        attached, outputs = self.hosting.attach(
+            name=message.durable,
+            selector=selector,
+            ack=message.ack,
+            session=number,
+            token=token,
+            now_us=now_us,
+        )
+        one = attached.subscription
+        if one is None:
+            raise UnavailableError(f"the durable subscription {message.durable!r} is at another broker")
+        if attached.replaced is not None:
+            self._end(attached.replaced, UsageError(f"{message.durable!r} was taken by another connection"))
+        session = self._sessions[number] = _Session(number, connection, message.number, one.id)
+        self._by_subscriber[one.id] = session
+        self._by_connection.setdefault(connection, {})[message.number] = number
+        if attached.created:
+            try:
+                updates = self._interest.subscribe(KEY + one.id, selector)
+            except UsageError:
+                self._forget(number)
+                self.hosting.delete(message.durable)
+                raise
+            self._version = self._interest.own_version
+            self._flood(updates)
+            self._following = True
+            if token is None:
+                self._out += self._routing.subscribe(KEY + one.id, self._version, now_us)
+                self._routing.follow_all()
+            else:
+                self._routing.follow_all()
+                self._routing.host_subscription(KEY + one.id, self._version)
+                for pubend in self._routing.durable_streams():
+                    if self.hosting.position(pubend) is not None:
+                        outputs += self.hosting.begin(one.id, pubend, 0, now_us)
+                self.hosting.confirm(one.id, number)
+        else:
+            self._subscribed(session)
+        self._perform(outputs, now_us)
+        return self.take()
+
+    def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+        """Routing has begun a new subscription everywhere it could."""
+        session = self._by_subscriber.get(key - KEY)
+        if session is not None:
+            session.missing = missing
+            self.hosting.confirm(key - KEY, session.id)
+        return []
+
+    def ack(self, connection: int, number: int, token: str) -> None:
+        found = self._find(connection, number)
+        if found is None:
+            return  # it ended meanwhile
+        try:
+            self.hosting.ack(found, CheckpointToken.from_json(token))
+        except UsageError as error:
+            raise PeerError(f"an acknowledgement that cannot be read: {error}") from None
+
+    def _find(self, connection: int, number: int) -> int | None:
+        return self._by_connection.get(connection, {}).get(number)
+
+    def count(self, connection: int) -> int:
+        """Durable subscriptions of a connection."""
+        return len(self._by_connection.get(connection, {}))
+
+    def has(self, connection: int, number: int) -> bool:
+        return self._find(connection, number) is not None
+
+    def unsubscribe(self, connection: int, number: int) -> bool:
+        """The subscriber goes, its subscription stays."""
+        found = self._find(connection, number)
+        if found is not None:
+            self._forget(found)
+        return found is not None
+
+    def closed(self, connection: int) -> None:
+        for number in list(self._by_connection.get(connection, {}).values()):
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        session = self._sessions.pop(number)
+        held = self._by_connection[session.connection]
+        del held[session.number]
+        if not held:
+            del self._by_connection[session.connection]
+        if self._by_subscriber.get(session.subscriber) is session:
+            del self._by_subscriber[session.subscriber]
+        self.hosting.detach(number)
+
+    def _end(self, number: int, error: Exception) -> None:
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        code = getattr(error, "code", "bug")
+        ended = Ended(number=session.number, code=code, reason=str(error))
+        self._out.append(Send(session.connection, encode(ended)))
+        self._forget(number)
+
+    def delete(self, name: str, now_us: int) -> list[Effect]:
+        one = self.hosting.subscriptions.get(name)
+        if one is not None and one.session is not None:
+            self._end(one.session, UsageError(f"the durable subscription {name!r} was deleted"))
+        number, outputs = self.hosting.delete(name)
+        self._routing.unsubscribe(KEY + number)
+        self._flood(self._interest.unsubscribe(KEY + number))
+        self._perform(outputs, now_us)
+        return self.take()
+
+    def credit(self, connection: int, now_us: int) -> list[Effect]:
+        for number in list(self._by_connection.get(connection, {}).values()):
+            self._perform(self.hosting.credit(self._sessions[number].subscriber, now_us), now_us)
+        return self.take()
+
+    # ---- knowledge, from routing
+
+    def met(self, stream: Stream) -> None:
+        """Routing has a stream of a durable pubend."""
+        if is_volatile(stream.id) or not self._following or stream.id in self._behind:
+            return
+        if self.hosting.position(stream.id) is None:
+            end = self._streams.get(filtering_stream(stream.id), _NEVER_USED)
+            outputs = self.hosting.follow(
+                stream.id,
+                start=stream.horizon,
+                now_us=self.now_us,
+                last=end.last,
+                chopped=end.chopped,
+                suspect=end.suspect,
+            )
+            self._perform(outputs, self.now_us)
+        self._behind[stream.id] = stream
+        self._pull(stream)
+
+    def dropped(self, pubend: int) -> None:
+        """Routing forgets a stream."""
+        self._behind.pop(pubend, None)
+
+    def begin(self, key: int, stream: Stream) -> bool:
+        """A new subscription is in force on a stream from here on; False: once hosting has caught up."""
+        position = self.hosting.position(stream.id)
+        if position is None or stream.id in self._behind:
+            return False
+        self._perform(self.hosting.begin(key - KEY, stream.id, position, self.now_us), self.now_us)
+        return True
+
+    def learn(self, stream: Stream, segment: Segment) -> None:
+        """The next of a stream, in order."""
+        if is_volatile(stream.id) or not self._following:
+            return
+        position = self.hosting.position(stream.id)
+        if position is None or segment.start > position:
+            self._behind[stream.id] = stream
+        elif segment.end > position:
+            self._perform(self.hosting.learn(stream.id, segment, self.now_us), self.now_us)
+
+    def answer(self, stream: Stream, segments: list[Segment]) -> None:
+        """Whatever else arrived of it."""
+        if self.hosting.wanted(stream.id):
+            self._perform(self.hosting.answer(stream.id, segments, self.now_us), self.now_us)
+        if stream.id not in self._behind:
+            return
+        need = self._need()
+        for segment in segments:
+            position = self.hosting.position(stream.id)
+            if position is not None and segment.start <= position < segment.end and segment.meets(need):
+                part = segment.served(need)
+                self._perform(self.hosting.learn(stream.id, part, self.now_us), self.now_us)
+
+    def _pull(self, stream: Stream) -> None:
+        """From where hosting stands to the horizon: from memory, else it is asked for."""
+        need = self._need()
+        while (position := self.hosting.position(stream.id)) is not None:
+            if position >= stream.horizon:
+                del self._behind[stream.id]
+                self._begin_late(stream)
+                self._routing.activate_waiting(stream)
+                return
+            found, missing = stream.find(position, stream.horizon, need, PULL_SEGMENTS)
+            if not found or found[0].start > position:
+                self._routing.ask_for_host(stream, missing, need, self.now_us)
+                return
+            self._perform(self.hosting.learn(stream.id, found[0], self.now_us), self.now_us)
+
+    def _begin_late(self, stream: Stream) -> None:
+        """A pubend that a subscription did not know of begins for it at its first tick."""
+        for one in list(self.hosting.subscriptions):
+            if stream.id not in one.cursors and KEY + one.id not in stream.waiting:
+                self._perform(self.hosting.begin(one.id, stream.id, 0, self.now_us), self.now_us)
+
+    # ---- storage and time
+
+    def stored(self, item: StorageInput, now_us: int) -> list[Effect]:
+        self._perform(self.hosting.stored(item, now_us), now_us)
+        return self.take()
+
+    def tick(self, now_us: int) -> list[Effect]:
+        for stream in list(self._behind.values()):
+            self._pull(stream)
+        if self._following:
+            self._perform(self.hosting.tick(now_us), now_us)
+        return self.take()
+
+    def next_deadline(self) -> int | None:
+        return self.hosting.next_deadline() if self._following else None
+
+    def take(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+    # ---- inspection
+
+    def status(self, now_us: int) -> dict[str, object]:
+        return self.hosting.status(now_us)
+
+    def check(self) -> None:
+        self.hosting.check()
+        for number, session in self._sessions.items():
+            if self._by_subscriber.get(session.subscriber) is not session or session.id != number:
+                raise BugError("hosting: a session is not that of its subscription")
+        if sum(map(len, self._by_connection.values())) != len(self._sessions):
+            raise BugError("hosting: connections do not hold exactly the sessions")
+
+
+def _frame(message: Deliver | DeliverGap, number: int) -> bytes:
+    pubend, start, end = message.pubend, message.start, message.end
+    if isinstance(message, DeliverGap) or message.batch is None:
+        lost = isinstance(message, DeliverGap)
+        return empty_frame(kind=Kind.DELIVERY, pubend=pubend, start=start, end=end, channel=number, lost=lost)
+    return message.batch.select(
+        message.rows, kind=Kind.DELIVERY, pubend=pubend, start=start, end=end, channel=number
+    )

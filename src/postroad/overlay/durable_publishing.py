@@ -1,0 +1,264 @@
+"""Durable publishing at a publisher hosting broker: from a PUBLISH frame with the DURABLE flag to its answer.
+
+A frame goes to one of the broker's durable pubends, chosen by the publisher that its ids name, so that a
+retry meets the pubend that remembers it. It is answered when its record is synced, and its bytes are given
+back as credit only then: a slow disk slows its publishers down, it does not fill memory.
+
+A pubend opens, which means that others hear of it, once it is recovered and its first reservation is saved:
+whatever is said about its ticks from then on holds across a crash. Frames that come earlier wait.
+
+When an append fails, its publishers get the error; nothing was told of those ticks. If not even a reservation
+can be saved at the start, frames are refused until one can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
+from postroad.durable.knowledge import Segment
+from postroad.errors import BugError, PostroadError, StorageError
+from postroad.events.batch import EventBatch
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.links import Links
+from postroad.overlay.publishing import Receipts, Waiting, runs_within
+from postroad.storage.effects import (
+    Appended,
+    AppendFailed,
+    ReadDone,
+    Saved,
+    SaveFailed,
+    StorageInput,
+    Stored,
+    StreamEnd,
+)
+from postroad.units import SECOND_US
+from postroad.wire.frames import Limits, Rejected, encode
+
+TABLES: Final = (TABLE, PUBLISHERS)  # what a start must load
+TICK_US: Final = SECOND_US
+_NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A publish frame that is not answered yet."""
+
+    batch: EventBatch
+    size: int  # of the frame as it came, which is given back as credit
+    receipt: Waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PubendRoom:
+    """What the broker around does with its durable pubends."""
+
+    opened: Callable[[DurablePubend, int], list[Effect]]
+    spread: Callable[[DurablePubend, Segment], list[Effect]]
+    answered: Callable[[DurablePubend, ReadDone], list[Effect]]
+
+
+class DurablePublishing:
+    """The durable pubends of one broker and the frames on their way to them."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        pubends: int,
+        cache_bytes: int,
+        limits: Limits,
+        stored: Stored | None,
+        links: Links,
+        receipts: Receipts,
+        room: PubendRoom,
+        new_tag: Callable[[], int],
+        now_us: int,
+    ) -> None:
+        self._limits = limits
+        self._links = links
+        self._receipts = receipts
+        self._room = room
+        self._pubends: dict[int, DurablePubend] = {}  # by number, those that frames go to and earlier ones
+        self._open: dict[int, None] = {}  # numbers of those that others know of, in order of opening
+        self._count = pubends if stored is not None else 0  # frames go to the first so many
+        self._frames: dict[int, list[_Frame]] = {}  # by number: not staged yet
+        self._staged: dict[int, list[_Frame]] = {}  # by tag of their record
+        self._out: list[Effect] = []
+        self._tick_at = now_us + TICK_US
+        self._counters = {"durable_events_total": 0, "durable_failures_total": 0}
+        if stored is not None:
+            self._recover(me, stored, cache_bytes, new_tag, now_us)
+
+    def _recover(
+        self, me: int, stored: Stored, cache_bytes: int, new_tag: Callable[[], int], now_us: int
+    ) -> None:
+        facts, publishers = (stored.tables.get(table, {}) for table in TABLES)
+        # Pubends that an earlier configuration had are still asked about.
+        earlier = {int.from_bytes(key, "big") for key in facts}
+        numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == me}
+        for number in sorted(numbers.union(range(self._count))):
+            pubend = DurablePubend(
+                me << 32 | number,
+                limits=self._limits,
+                cache_bytes=cache_bytes,
+                new_tag=new_tag,
+                now_us=now_us,
+            )
+            end = stored.streams.get(pubend.id, _NEVER_USED)
+            self._pubends[number] = pubend
+            self._out += pubend.recover(
+                facts, publishers, last=end.last, chopped=end.chopped, suspect=end.suspect, now_us=now_us
+            )
+            self._reserve(pubend, now_us)
+
+    def _reserve(self, pubend: DurablePubend, now_us: int) -> None:
+        """The first reservation of this start, once all before it is known."""
+        if pubend.recovered:
+            self._out += pubend.reserve(now_us)
+
+    # ---- frames
+
+    def publish(self, connection: int, batch: EventBatch) -> None:
+        """A checked frame; `stage` at the end of the turn sends it to the log."""
+        size = len(batch.data)
+        if not self._count:
+            error = StorageError("this broker keeps nothing on disk: it takes no durable events")
+            self._reject(_Frame(batch, size, self._receipts.wait(connection, batch.channel)), error)
+            return
+        publisher = int.from_bytes(batch.id(0)[:4], "big")
+        frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel))
+        self._frames.setdefault(publisher % self._count, []).append(frame)
+
+    def closed(self, connection: int) -> None:
+        """What was not staged is not published: its client heard nothing of it, and sends it again."""
+        for number, frames in list(self._frames.items()):
+            self._frames[number] = [frame for frame in frames if frame.receipt.connection != connection]
+
+    def stage(self, now_us: int) -> list[Effect]:
+        """Frames of this turn, and those that waited for room, become records."""
+        for number in self._open:
+            frames = self._frames.pop(number, [])
+            pubend = self._pubends[number]
+            taken = 0
+            for run in runs_within([frame.batch for frame in frames], self._limits):
+                if not pubend.has_room(sum(len(batch.data) for batch in run)):
+                    break
+                self._stage(pubend, frames[taken : taken + len(run)], now_us)
+                taken += len(run)
+            if taken < len(frames):
+                self._frames[number] = frames[taken:]
+        return self._take()
+
+    def _stage(self, pubend: DurablePubend, frames: Sequence[_Frame], now_us: int) -> None:
+        staged = pubend.stage([frame.batch for frame in frames], now_us)
+        self._out += staged.effects
+        for frame, tag in zip(frames, staged.tags, strict=True):
+            if tag is None:
+                self._settle(frame, accepted=True)
+            else:
+                self._staged.setdefault(tag, []).append(frame)
+
+    def _settle(self, frame: _Frame, *, accepted: bool) -> None:
+        self._receipts.settle(frame.receipt, accepted=accepted)
+        self._out += self._links.consumed(frame.receipt.connection, frame.size)
+
+    def _reject(self, frame: _Frame, error: PostroadError) -> None:
+        self._counters["durable_failures_total"] += 1
+        connection, sequence = frame.receipt.connection, frame.receipt.sequence
+        if self._links.peer(connection) is not None:
+            message = Rejected(sequence=sequence, code=error.code, reason=str(error))
+            self._out.append(Send(connection, encode(message)))
+        self._settle(frame, accepted=False)
+
+    # ---- what storage says
+
+    def stored(self, item: StorageInput, now_us: int) -> list[Effect]:
+        """The outcome of a storage effect; not every one is ours."""
+        match item:
+            case Appended():
+                self._appended(item)
+            case AppendFailed():
+                for pubend in self._pubends.values():
+                    for tag in pubend.append_failed(item.tag):
+                        for frame in self._staged.pop(tag, []):
+                            self._reject(frame, item.error)
+            case ReadDone():
+                self._read(item, now_us)
+            case Saved():
+                for number, pubend in self._pubends.items():
+                    if pubend.saved(item.tag) and number not in self._open:
+                        self._open[number] = None
+                        self._out += self._room.opened(pubend, now_us)
+            case SaveFailed():
+                for number, pubend in self._pubends.items():
+                    if pubend.save_failed(item.tag) and number not in self._open:
+                        for frame in self._frames.pop(number, []):
+                            self._reject(frame, item.error)
+        return self._take()
+
+    def _appended(self, item: Appended) -> None:
+        for pubend in self._pubends.values():
+            segment = pubend.appended(item.tag)
+            if segment is None:
+                continue
+            self._counters["durable_events_total"] += 0 if segment.batch is None else segment.batch.count
+            self._out += self._room.spread(pubend, segment)
+            for frame in self._staged.pop(item.tag, []):
+                self._settle(frame, accepted=True)
+
+    def _read(self, item: ReadDone, now_us: int) -> None:
+        for pubend in self._pubends.values():
+            if not pubend.reads(item.tag):
+                continue
+            if pubend.recovered:
+                self._out += self._room.answered(pubend, item)
+                return
+            self._out += pubend.tail_done(item)
+            self._reserve(pubend, now_us)
+
+    # ---- time
+
+    def tick(self, now_us: int) -> list[Effect]:
+        if not self._pubends or now_us < self._tick_at:
+            return []
+        self._tick_at = now_us + TICK_US
+        for number, pubend in self._pubends.items():
+            if number in self._open:
+                self._out += pubend.checkpoint()
+            else:
+                self._reserve(pubend, now_us)
+        return self._take()
+
+    def next_deadline(self) -> int | None:
+        return self._tick_at if self._pubends else None
+
+    def _take(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+    # ---- inspection
+
+    @property
+    def open(self) -> Iterator[int]:
+        """The pubends that others know of."""
+        return (self._pubends[number].id for number in self._open)
+
+    def status(self) -> list[dict[str, int | str]]:
+        return [pubend.status() for pubend in self._pubends.values()]
+
+    def metrics(self) -> dict[str, int]:
+        return {
+            **self._counters,
+            "durable_frames_waiting": sum(map(len, self._frames.values()))
+            + sum(map(len, self._staged.values())),
+            "durable_kept_bytes": sum(pubend.kept_bytes for pubend in self._pubends.values()),
+        }
+
+    def check(self) -> None:
+        for pubend in self._pubends.values():
+            pubend.check()
+        if not set(self._frames) <= set(range(self._count)):
+            raise BugError("durable frames wait for a pubend that takes none")

@@ -1,0 +1,323 @@
+"""Durable publishing through whole brokers, with a disk in memory that syncs when the test says so (D1)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from tests.unit.test_broker import DEFAULT_LIMITS, Client, Net, numbers
+
+from postroad.broker import Broker, Input
+from postroad.config import BrokerConfig, DurableConfig, Identity
+from postroad.errors import StorageError
+from postroad.events.batch import BatchBuilder
+from postroad.ids import pubend_text
+from postroad.overlay.effects import Effect
+from postroad.storage.effects import (
+    Append,
+    Appended,
+    AppendFailed,
+    Chop,
+    Read,
+    ReadDone,
+    Save,
+    Saved,
+    SaveFailed,
+    StorageEffect,
+    Stored,
+    StreamEnd,
+)
+from postroad.wire.frames import Accepted, Rejected, Subscribed
+
+
+@dataclass
+class MemoryDisk:
+    """What is synced, and what waits for it."""
+
+    tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
+    records: dict[int, list[tuple[int, int, bytes]]] = field(default_factory=dict)
+    chopped: dict[int, int] = field(default_factory=dict)
+    waiting: list[StorageEffect] = field(default_factory=list)
+    reads: int = 0
+    full: bool = False
+
+    def sync(self) -> list[Input]:
+        waiting, self.waiting = self.waiting, []
+        return [outcome for effect in waiting for outcome in self._do(effect)]
+
+    def _do(self, effect: StorageEffect) -> list[Input]:
+        match effect:
+            case Append() if self.full:
+                return [AppendFailed(tag=effect.tag, error=StorageError("no space left"))]
+            case Save() if self.full:
+                return [SaveFailed(tag=effect.tag, error=StorageError("no space left"))]
+            case Append():
+                records = self.records.setdefault(effect.stream, [])
+                assert not records or records[-1][1] <= effect.first
+                records.append((effect.first, effect.last, effect.data))
+                return [Appended(tag=effect.tag)]
+            case Save():
+                table = self.tables.setdefault(effect.table, {})
+                for key, value in effect.rows:
+                    if value is None:
+                        table.pop(key, None)
+                    else:
+                        table[key] = value
+                return [Saved(tag=effect.tag)]
+            case Read():
+                return [self._read(effect)]
+            case Chop():
+                self.chopped[effect.stream] = max(effect.tick, self.chopped.get(effect.stream, 0))
+        return []
+
+    def _read(self, read: Read) -> ReadDone:
+        self.reads += 1
+        floor = self.chopped.get(read.stream, 0)
+        held = [one for one in self.records.get(read.stream, []) if one[1] > floor]
+        found = [one for one in held if one[1] > read.start and one[0] < read.end]
+        size, taken = 0, 0
+        while taken < len(found) and size < read.limit_bytes:
+            size += len(found[taken][2])
+            taken += 1
+        missing = ((read.start, min(floor, read.end)),) if floor > read.start else ()
+        return ReadDone(tag=read.tag, records=tuple(found[:taken]), missing=missing, more=taken < len(found))
+
+    def stored(self) -> Stored:
+        streams = {
+            stream: StreamEnd(last=records[-1][1], chopped=self.chopped.get(stream, 0), suspect=False)
+            for stream, records in self.records.items()
+        }
+        return Stored(tables={name: dict(rows) for name, rows in self.tables.items()}, streams=streams)
+
+
+class DurableNet(Net):
+    def __init__(self, count: int, links: list[tuple[int, int]] = [], pubends: int = 1) -> None:  # noqa: B006
+        self.disks = [MemoryDisk() for _ in range(count)]
+        self.slow: set[int] = set()  # disks that sync only when told
+        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends))
+        super().__init__(count, links)
+
+    def start(self, at: int) -> None:
+        self.boots[at] += 1
+        self.disks[at].waiting.clear()
+        identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at])
+        draw = random.Random(at).randrange
+        self.brokers[at] = Broker(
+            self.config, identity, draw=draw, now_us=self.now_us, stored=self.disks[at].stored()
+        )
+        self.give(at, [])
+
+    def perform(self, at: int, effects: list[Effect]) -> None:
+        disk = self.disks[at]
+        for effect in effects:
+            if isinstance(effect, Append | Chop | Read | Save):
+                disk.waiting.append(effect)
+        super().perform(at, effects)
+        if at not in self.slow and disk.waiting:
+            self.queue.append((at, disk.sync()))
+
+    def sync(self, at: int) -> None:
+        self.give(at, self.disks[at].sync())
+
+
+class DurableClient(Client):
+    def durable(self, topic: str, *payloads: str) -> bytes:
+        builder = BatchBuilder()
+        for payload in payloads:
+            builder.add(self.ids.next(self.net.now_us // 1000), topic, {}, payload.encode(), DEFAULT_LIMITS)
+        self.sequence += 1
+        return builder.finish(channel=self.sequence, durable=True)
+
+    def accepted(self) -> list[int]:
+        return [message.sequence for message in self.messages if isinstance(message, Accepted)]
+
+    def rejected(self) -> list[tuple[int, str]]:
+        return [(m.sequence, m.code) for m in self.messages if isinstance(m, Rejected)]
+
+
+def test_an_event_is_acknowledged_and_told_only_when_it_is_synced() -> None:
+    net = DurableNet(2, [(0, 1)])
+    near, far, publisher = Client(net, 0), Client(net, 1), DurableClient(net, 0)
+    near.subscribe(1, "t")
+    far.subscribe(1, "t")
+    assert [m.missing for m in far.messages if isinstance(m, Subscribed)] == [()]
+    net.slow.add(0)
+    publisher.send(publisher.durable("t", "a", "b"))
+    net.wait(3)
+    assert (publisher.accepted(), near.got(), far.got()) == ([], [], [])
+    net.sync(0)
+    assert (publisher.accepted(), near.got(), far.got()) == ([1], ["a", "b"], ["a", "b"])
+    event = far.batches[0].events()[0]
+    assert event.pubend is not None
+    assert event.tick is not None
+
+
+def test_a_durable_frame_holds_back_the_answer_to_later_plain_ones() -> None:
+    net = DurableNet(1)
+    subscriber, publisher = Client(net, 0), DurableClient(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.publish("t", "one")
+    net.slow.add(0)
+    publisher.send(publisher.durable("t", "two"))
+    publisher.publish("t", "three")
+    publisher.publish("t", "four")
+    assert publisher.accepted() == [1]
+    assert subscriber.got() == ["one", "three", "four"], "they are published, only the answer waits"
+    net.sync(0)
+    assert publisher.accepted() == [1, 4]
+    assert subscriber.got() == ["one", "three", "four", "two"]
+
+
+def test_a_full_disk_is_an_error_for_its_publishers_and_nothing_is_told() -> None:
+    net = DurableNet(1)
+    subscriber, publisher = Client(net, 0), DurableClient(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.send(publisher.durable("t", "kept"))
+    net.disks[0].full = True
+    publisher.send(publisher.durable("t", "refused"), publisher.frame("t", "plain"))
+    assert publisher.rejected() == [(2, "storage")]
+    assert publisher.accepted() == [1, 3]
+    net.disks[0].full = False
+    publisher.send(publisher.durable("t", "again"))
+    assert publisher.accepted() == [1, 3, 4]
+    assert subscriber.got() == ["kept", "plain", "again"]
+
+
+def test_a_broker_without_a_disk_takes_no_durable_events() -> None:
+    net = Net(1)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "a"))
+    assert publisher.rejected() == [(1, "storage")]
+    publisher.publish("t", "b")
+    assert publisher.accepted() == [2]
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_what_was_acknowledged_comes_out_of_the_log_after_a_crash(hops: int) -> None:
+    """D12: the publisher hosting broker dies; a subscriber elsewhere misses nothing and sees no gap of it."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    subscriber, publisher = Client(net, hops), DurableClient(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.cut(0, 1)
+    for number in range(5, 50):
+        publisher.send(publisher.durable("t", str(number)))
+    assert publisher.accepted()[-1] == 46
+    net.slow.add(0)
+    publisher.send(publisher.durable("t", "never synced"))
+    net.slow.clear()
+    net.kill(0)
+    net.wait(1)
+    net.start(0)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", *numbers(50, 55)))
+    net.link(0, 1)
+    net.wait(3)
+    assert [one for one in subscriber.got() if one != "GAP"] == numbers(0, 55)
+    lost = {batch.pubend for batch in subscriber.batches if batch.lost}
+    assert 1 << 32 not in lost
+    assert net.disks[0].reads > 0
+
+
+def test_a_retry_after_a_crash_is_recognised() -> None:
+    """Idempotent publishing: the record was synced, the answer was not heard."""
+    net = DurableNet(2, [(0, 1)])
+    subscriber, publisher = Client(net, 1), DurableClient(net, 0)
+    subscriber.subscribe(1, "t")
+    net.slow.add(0)
+    frames = [publisher.durable("t", "a"), publisher.durable("t", "b")]
+    publisher.send(frames[0])
+    net.disks[0].sync()  # on disk, and the process dies before it hears of it
+    net.slow.clear()
+    net.kill(0)
+    net.start(0)
+    net.link(0, 1)
+    again = DurableClient(net, 0)
+    again.send(*frames)
+    net.wait(2)
+    assert again.accepted() == [1, 2]
+    assert [one for one in subscriber.got() if one != "GAP"] == ["a", "b"]
+
+
+def test_frames_wait_for_a_pubend_that_is_still_recovering() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "a"))
+    net.kill(0)
+    net.slow.add(0)
+    net.start(0)
+    subscriber, publisher = Client(net, 0), DurableClient(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.send(publisher.durable("t", "b"))
+    for _ in range(5):
+        assert publisher.accepted() == []
+        net.sync(0)
+        if publisher.accepted():
+            break
+    assert publisher.accepted() == [1]
+    assert subscriber.got() == ["b"]
+
+
+def test_a_neighbour_that_attaches_before_the_pubend_is_open_gets_everything() -> None:
+    """Its tick is kept until then: no L for what is in the log."""
+    net = DurableNet(2, [(0, 1)])
+    subscriber, publisher = Client(net, 1), DurableClient(net, 0)
+    subscriber.subscribe(1, "t")
+    publisher.send(publisher.durable("t", "a"))
+    net.cut(0, 1)
+    publisher.send(publisher.durable("t", "b"))
+    net.kill(0)
+    net.slow.add(0)
+    net.start(0)
+    net.link(0, 1)
+    net.wait(1)
+    for _ in range(10):
+        net.sync(0)
+        net.wait(1)
+    assert [one for one in subscriber.got() if one != "GAP"] == ["a", "b"]
+    assert 1 << 32 not in {batch.pubend for batch in subscriber.batches if batch.lost}
+
+
+def test_silence_is_asserted_and_horizons_advance_on_an_idle_durable_pubend() -> None:
+    net = DurableNet(2, [(0, 1)])
+    net.wait(5)
+    far = net.brokers[1]
+    assert far is not None
+    rows = far.status(net.now_us)["streams"]
+    assert isinstance(rows, list)
+    held = {row["pubend"]: row for row in rows}
+    durable = held[pubend_text(1 << 32)]
+    assert net.now_us - durable["horizon"] < 2_500_000
+    assert durable["unknown"] == 0
+
+
+def test_publishers_are_divided_among_pubends_and_keep_theirs() -> None:
+    net = DurableNet(2, [(0, 1)], pubends=3)
+    subscriber = Client(net, 1)
+    subscriber.subscribe(1, "t")
+    publishers = [DurableClient(net, 0) for _ in range(3)]
+    for number in range(4):
+        for at, publisher in enumerate(publishers):
+            publisher.send(publisher.durable("t", f"{at}-{number}"))
+    assert len({batch.pubend for batch in subscriber.batches}) == 3
+    for at in range(3):
+        assert [one for one in subscriber.got() if one.startswith(f"{at}-")] == [
+            f"{at}-{n}" for n in range(4)
+        ]
+
+
+def test_fewer_pubends_than_before_still_answers_for_all() -> None:
+    net = DurableNet(2, [(0, 1)], pubends=3)
+    subscriber = Client(net, 1)
+    subscriber.subscribe(1, "t")
+    publishers = [DurableClient(net, 0) for _ in range(3)]
+    net.cut(0, 1)
+    for at, publisher in enumerate(publishers):
+        publisher.send(publisher.durable("t", str(at)))
+    net.kill(0)
+    net.config = BrokerConfig(durable=DurableConfig(pubends=1))
+    net.start(0)
+    net.link(0, 1)
+    net.wait(3)
+    assert sorted(one for one in subscriber.got() if one != "GAP") == ["0", "1", "2"]

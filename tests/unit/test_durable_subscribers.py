@@ -1,0 +1,259 @@
+"""Durable subscriptions through whole brokers with disks in memory (D3, D4, D10, D11, D12)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.test_broker import numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+
+from postroad.broker import Closed, Received
+from postroad.config import DEFAULT_LIMITS
+from postroad.events.batch import EventBatch
+from postroad.ids import pubend_text
+from postroad.wire.frames import (
+    Ack,
+    Credit,
+    Ended,
+    Kind,
+    Refuse,
+    Reply,
+    Request,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    decode,
+    encode,
+    frame_kind,
+)
+
+
+class Reader(DurableClient):
+    """A durable subscriber: its token is what it has taken."""
+
+    def begin(
+        self, name: str, *, token: str = "", ack: str = "", topic: str = "t", since_us: int = 0
+    ) -> None:
+        self.send(
+            encode(
+                Subscribe(
+                    number=1, topic=topic, where="", durable=name, token=token, ack=ack, since_us=since_us
+                )
+            )
+        )
+
+    @property
+    def start(self) -> dict[str, int]:
+        found = [message.token for message in self.messages if isinstance(message, Subscribed)]
+        return dict(json.loads(found[-1])) if found else {}
+
+    def token(self) -> str:
+        found = self.start
+        for batch in self.batches:
+            name = pubend_text(batch.pubend)
+            assert batch.end > found.get(name, 0) or not batch.count
+            found[name] = max(found.get(name, 0), batch.end)
+        return json.dumps(found)
+
+    def ack(self) -> None:
+        self.send(encode(Ack(number=1, token=self.token())))
+
+    def gone(self) -> None:
+        self.net.ends.pop((self.at, self.connection))
+        self.net.give(self.at, [Closed(self.connection)])
+
+    def ended(self) -> list[str]:
+        return [message.code for message in self.messages if isinstance(message, Ended)]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_new_durable_subscription_gets_what_comes_after_it(at: int) -> None:
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    publisher.send(publisher.durable("t", "before"))
+    reader.begin("s")
+    net.wait(1)
+    assert reader.start, "it began, and its token names the pubends"
+    publisher.send(publisher.durable("t", "a"), publisher.durable("u", "no"), publisher.durable("t", "b"))
+    net.wait(1)
+    assert reader.got() == ["a", "b"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("ack", ["", "auto"])
+def test_a_subscriber_that_was_away_goes_on_where_it_was(at: int, ack: str) -> None:
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s", ack=ack)
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    reader.ack()
+    token = "" if ack else reader.token()
+    reader.gone()
+    for number in range(5, 40):
+        publisher.send(publisher.durable("t", str(number)))
+    again = Reader(net, at)
+    again.begin("s", token=token, ack=ack)
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(40, 45)))
+    net.wait(1)
+    assert reader.got() == numbers(0, 5)
+    assert again.got() == numbers(5, 45)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_the_crash_of_its_broker_loses_and_repeats_nothing(at: int) -> None:
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    token = reader.token()
+    net.kill(at)
+    if at:
+        for number in range(5, 30):
+            publisher.send(publisher.durable("t", str(number)))
+    net.wait(1)
+    net.start(at)
+    for one, other in ((0, 1), (1, 2)):
+        if at in (one, other):
+            net.link(one, other)
+    if not at:
+        publisher = DurableClient(net, 0)
+        for number in range(5, 30):
+            publisher.send(publisher.durable("t", str(number)))
+    net.wait(2)
+    again = Reader(net, at)
+    again.begin("s", token=token)
+    net.wait(3)
+    publisher.send(publisher.durable("t", *numbers(30, 35)))
+    net.wait(1)
+    assert again.got() == numbers(5, 35)
+
+
+def test_a_token_is_good_at_any_broker() -> None:
+    """D10: what its new broker never filtered for it is refiltered from the log."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 2)
+    reader.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    token = reader.token()
+    net.kill(2)
+    publisher.send(publisher.durable("t", *numbers(5, 20)))
+    again = Reader(net, 1)
+    again.begin("s", token=token)
+    net.wait(3)
+    publisher.send(publisher.durable("t", *numbers(20, 25)))
+    net.wait(1)
+    assert again.got() == numbers(5, 25)
+
+
+def test_the_crash_of_the_publishing_broker() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.cut(0, 1)
+    publisher.send(publisher.durable("t", *numbers(5, 10)))
+    net.kill(0)
+    net.wait(1)
+    net.start(0)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", *numbers(10, 15)))
+    net.link(0, 1)
+    net.wait(3)
+    assert reader.got() == numbers(0, 15)
+
+
+def test_replay_since_a_time() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "old"))
+    net.wait(1)
+    since = net.now_us
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    reader = Reader(net, 1)
+    reader.begin("s", since_us=since)
+    net.wait(3)
+    assert reader.got() == numbers(0, 5)
+
+
+def test_the_newer_connection_has_the_name_and_another_selector_is_refused() -> None:
+    net = DurableNet(1)
+    first, second, third = Reader(net, 0), Reader(net, 0), Reader(net, 0)
+    first.begin("s")
+    second.begin("s")
+    third.begin("s", topic="other")
+    net.wait(1)
+    assert [first.ended(), second.ended(), third.ended()] == [["usage"], [], ["usage"]]
+
+
+def test_listed_and_deleted() -> None:
+    net = DurableNet(2, [(0, 1)])
+    reader, publisher = Reader(net, 1), DurableClient(net, 0)
+    reader.begin("s", ack="manual")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    reader.send(encode(Unsubscribe(number=1)))
+    assert reader.ended() == [""], "the subscriber goes, the subscription stays"
+    reader.send(encode(Request(number=1, what="subs")))
+    reply = next(message for message in reader.messages if isinstance(message, Reply))
+    (row,) = json.loads(reply.body)["subscriptions"]
+    assert (row["name"], row["connected"], row["lag_events"]) == ("s", False, 1)
+    reader.send(encode(Request(number=2, what="subs.delete", arguments={"name": "s"})))
+    reader.send(encode(Request(number=3, what="subs")))
+    replies = [message for message in reader.messages if isinstance(message, Reply)]
+    assert json.loads(replies[-1].body)["subscriptions"] == []
+    net.wait(1)
+
+
+def test_a_subscriber_without_credit_catches_up_when_it_has_some() -> None:
+    """D9: nothing is buffered for it, nothing is lost."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s")
+    net.wait(1)
+    held: list[int] = []
+    take = reader.take
+
+    def hold(frame: bytes) -> None:
+        """Takes frames and gives no credit back."""
+        if frame_kind(frame) == Kind.DELIVERY:
+            held.append(len(frame))
+            reader.batches.append(EventBatch.parse(frame, DEFAULT_LIMITS))
+        else:
+            reader.messages.append(decode(frame))
+
+    reader.take = hold  # type: ignore[method-assign]
+    for number in range(60):
+        publisher.send(publisher.durable("t", str(number) + " " * 100_000))
+    net.wait(1)
+    assert len(reader.batches) < 60
+    reader.take = take  # type: ignore[method-assign]
+    net.give(1, [Received(reader.connection, encode(Credit(size=sum(held))))])
+    net.wait(2)
+    assert [one.strip() for one in reader.got()] == numbers(0, 60)
+
+
+def test_hostile_tokens_cost_only_their_sender() -> None:
+    net = DurableNet(1)
+    for number, token in enumerate(["[]", "{", '{"x": 1}', '{"00000001-00000000": -1}']):
+        reader = Reader(net, 0)
+        reader.begin(f"s{number}", token=token)
+        assert reader.ended() == ["usage"]
+    reader = Reader(net, 0)
+    reader.begin("s", since_us=1 << 63)
+    reader.send(encode(Ack(number=7, token="nonsense")))
+    assert not reader.has(Refuse)
+    other = Reader(net, 0)
+    other.begin("fine")
+    other.send(encode(Ack(number=1, token="nonsense")))
+    assert other.has(Refuse)
+    net.wait(1)
