@@ -28,7 +28,7 @@ from postroad.errors import (
     shorten,
 )
 from postroad.events.batch import EventBatch
-from postroad.ids import VOLATILE
+from postroad.ids import VOLATILE, pubend_text
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import KEY as DURABLE_KEY
 from postroad.overlay.durable_hosting import DurableHosting
@@ -489,10 +489,11 @@ class Broker:
             if not self._links.may_subscribe(connection, message.topic):
                 who = peer.principal or "anonymous"
                 raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
-            if message.durable:
+            if message.durable or message.until:
                 if self._host is None:
                     raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
-                self._out += self._host.subscribe(connection, message, selector, now_us)
+                begin = self._host.readers.begin if message.until else self._host.subscribe
+                self._out += begin(connection, message, selector, now_us)
                 return
             key = self._delivery.subscribe(
                 connection=connection,
@@ -624,6 +625,9 @@ class Broker:
         code, body = "", ""
         if message.what == "status":
             body = json_within_frame(self.status(now_us))
+        elif message.what == "heads":
+            heads = self._routing.durable_heads()
+            body = json_within_frame({"heads": {pubend_text(one): tick for one, tick in heads.items()}})
         elif message.what == "subs" and self._host is not None:
             body = json_within_frame(self._host.status(now_us))
         elif message.what == "subs.delete" and self._host is not None:

@@ -27,6 +27,7 @@ from postroad.ids import is_volatile
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
+from postroad.overlay.reading import Readers
 from postroad.overlay.streams import Stream
 from postroad.selectors import Selector
 from postroad.storage.effects import StorageEffect, StorageInput, Stored, StreamEnd
@@ -83,6 +84,9 @@ class DurableHosting:
         self.now_us = now_us  # of the turn under way
         self._behind: dict[int, Stream] = {}  # streams whose horizon is ahead of what hosting has learned
         self._out: list[Effect] = []
+        self.readers = Readers(
+            me=me, links=links, interest=interest, routing=routing, flood=flood, frame=_frame
+        )
         self.hosting = Hosting(
             broker=me,
             boot=boot,
@@ -243,20 +247,21 @@ class DurableHosting:
         return self._by_connection.get(connection, {}).get(number)
 
     def count(self, connection: int) -> int:
-        """Durable subscriptions of a connection."""
-        return len(self._by_connection.get(connection, {}))
+        """Durable subscriptions and readers of a connection."""
+        return len(self._by_connection.get(connection, {})) + self.readers.count(connection)
 
     def has(self, connection: int, number: int) -> bool:
-        return self._find(connection, number) is not None
+        return self._find(connection, number) is not None or self.readers.has(connection, number)
 
     def unsubscribe(self, connection: int, number: int) -> bool:
         """The subscriber goes, its subscription stays."""
         found = self._find(connection, number)
         if found is not None:
             self._forget(found)
-        return found is not None
+        return found is not None or self.readers.end(connection, number)
 
     def closed(self, connection: int) -> None:
+        self.readers.closed(connection)
         for number in list(self._by_connection.get(connection, {}).values()):
             self._forget(number)
 
@@ -290,6 +295,7 @@ class DurableHosting:
         return self.take()
 
     def credit(self, connection: int, now_us: int) -> list[Effect]:
+        self._out += self.readers.credit(connection, now_us)
         for number in list(self._by_connection.get(connection, {}).values()):
             self._perform(self.hosting.credit(self._sessions[number].subscriber, now_us), now_us)
         return self.take()
@@ -338,6 +344,7 @@ class DurableHosting:
 
     def answer(self, stream: Stream, segments: list[Segment]) -> None:
         """Whatever else arrived of it."""
+        self._out += self.readers.answer(stream, segments, self.now_us)
         if self.hosting.wanted(stream.id):
             self._perform(self.hosting.answer(stream.id, segments, self.now_us), self.now_us)
         if stream.id not in self._behind:
@@ -381,10 +388,12 @@ class DurableHosting:
             self._pull(stream)
         if self._following:
             self._perform(self.hosting.tick(now_us), now_us)
-        return self.take()
+        return self.take() + self.readers.tick(now_us)
 
     def next_deadline(self) -> int | None:
-        return self.hosting.next_deadline() if self._following else None
+        hosting = self.hosting.next_deadline() if self._following else None
+        due = [one for one in (hosting, self.readers.next_deadline()) if one is not None]
+        return min(due, default=None)
 
     def take(self) -> list[Effect]:
         out, self._out = self._out, []
@@ -397,6 +406,7 @@ class DurableHosting:
 
     def check(self) -> None:
         self.hosting.check()
+        self.readers.check()
         for number, session in self._sessions.items():
             if self._by_subscriber.get(session.subscriber) is not session or session.id != number:
                 raise BugError("hosting: a session is not that of its subscription")

@@ -168,6 +168,13 @@ class Routing:
     def durable_streams(self) -> list[int]:
         return [pubend for pubend in self._streams if not is_volatile(pubend)]
 
+    def stream(self, pubend: int) -> Stream | None:
+        return self._streams.get(pubend)
+
+    def durable_heads(self) -> dict[int, int]:
+        """How far each durable pubend is known here."""
+        return {pubend: self._streams[pubend].horizon for pubend in sorted(self.durable_streams())}
+
     def follow_from(self, pubend: int, tick: int) -> None:
         """A pubend that durable subscriptions here knew before a restart."""
         if pubend not in self._streams and self._has_room(pubend >> 32):

@@ -169,6 +169,7 @@ class Subscribe(Message, frozen=True, kw_only=True):
     token: str = ""  # durable: go on after this checkpoint token (JSON); "" where it was left
     ack: str = ""  # durable: "auto", "batch", "manual": the broker keeps the token; "": the subscriber does
     since_us: int = 0  # durable and new: begin with what was published after this time
+    until: str = ""  # not durable: only durable events after `token` and up to this token, then ENDED
 
 
 class Subscribed(Message, frozen=True, kw_only=True):

@@ -1,0 +1,174 @@
+"""Readers of a range of ticks, through whole brokers with disks in memory (P1)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.test_broker import numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+
+from postroad.broker import Closed
+from postroad.config import DEFAULT_LIMITS
+from postroad.events.batch import EventBatch
+from postroad.ids import pubend_text
+from postroad.wire.frames import (
+    Credit,
+    Ended,
+    Kind,
+    Reply,
+    Request,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    encode,
+    frame_kind,
+)
+
+PUBEND = pubend_text(1 << 32)
+
+
+class Reader(DurableClient):
+    def read(self, start: int, end: int, *, topic: str = "t", pubend: str = PUBEND, where: str = "") -> None:
+        token = json.dumps({pubend: start}) if start else ""
+        until = json.dumps({pubend: end})
+        self.send(encode(Subscribe(number=1, topic=topic, where=where, token=token, until=until)))
+
+    def heads(self) -> dict[str, int]:
+        self.send(encode(Request(number=1, what="heads")))
+        replies = [message for message in self.messages if isinstance(message, Reply)]
+        return dict(json.loads(replies[-1].body)["heads"])
+
+    def ended(self) -> list[str]:
+        return [message.code for message in self.messages if isinstance(message, Ended)]
+
+
+def history(net: DurableNet) -> tuple[DurableClient, list[int]]:
+    """Forty events, and the ticks of the head after every ten."""
+    publisher, watch = DurableClient(net, 0), Reader(net, 0)
+    net.wait(1)
+    marks = [watch.heads()[PUBEND]]
+    for first in range(0, 40, 10):
+        publisher.send(publisher.durable("t", *numbers(first, first + 10)), publisher.durable("u", "no"))
+        net.wait(1)
+        marks.append(watch.heads()[PUBEND])
+    return publisher, marks
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_range_is_read_at_any_broker_and_then_over(at: int) -> None:
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    _, marks = history(net)
+    reader = Reader(net, at)
+    assert reader.heads()[PUBEND] >= marks[-1]
+    reader.read(marks[1], marks[3])
+    net.wait(3)
+    assert reader.got() == numbers(10, 30)
+    assert reader.ended() == [""]
+    for broker in net.brokers:
+        broker.check()
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_everything_is_read_when_the_start_is_not_named(at: int) -> None:
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    _, marks = history(net)
+    reader = Reader(net, at)
+    reader.read(0, marks[-1])
+    net.wait(5)
+    assert reader.got() == numbers(0, 40)
+    assert reader.ended() == [""]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_range_that_ends_in_the_future_is_followed(at: int) -> None:
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    publisher, marks = history(net)
+    reader = Reader(net, at)
+    reader.read(marks[3], net.now_us + 5_000_000)
+    net.wait(2)
+    assert reader.ended() == []
+    publisher.send(publisher.durable("t", *numbers(40, 45)))
+    net.wait(6)
+    publisher.send(publisher.durable("t", "late"))
+    net.wait(2)
+    assert reader.got() == numbers(30, 45)
+    assert reader.ended() == [""]
+
+
+def test_what_was_released_is_a_gap() -> None:
+    net = DurableNet(1)
+    _, marks = history(net)
+    net.disks[0].chopped[1 << 32] = marks[2]
+    net.kill(0)
+    net.start(0)
+    net.wait(1)
+    reader = Reader(net, 0)
+    reader.read(marks[1], marks[4])
+    net.wait(2)
+    assert [(batch.start, batch.end) for batch in reader.batches if batch.lost] == [(marks[1], marks[2])]
+    assert reader.got() == ["GAP", *numbers(20, 40)]
+
+
+class SlowReader(Reader):
+    """Gives credit back when told."""
+
+    def take(self, frame: bytes) -> None:
+        if frame_kind(frame) == Kind.DELIVERY:
+            self.batches.append(EventBatch.parse(frame, DEFAULT_LIMITS))
+        else:
+            super().take(frame)
+
+
+def test_a_reader_without_credit_waits() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    for number in range(100):
+        publisher.send(publisher.durable("t", f"{number}" + "x" * 100_000))
+    net.wait(1)
+    reader = SlowReader(net, 0)
+    reader.read(0, reader.heads()[PUBEND])
+    consumed, rounds = 0, 0
+    while not reader.ended():
+        net.wait(1)
+        received = sum(len(batch.data) for batch in reader.batches)
+        assert received > consumed
+        reader.send(encode(Credit(size=received - consumed)))
+        consumed = received
+        rounds += 1
+    assert rounds > 1
+    assert [text.rstrip("x") for text in reader.got()] == numbers(0, 100)
+
+
+def test_a_pubend_nobody_knows_and_a_name_are_refused() -> None:
+    net = DurableNet(1)
+    net.wait(1)
+    reader = Reader(net, 0)
+    reader.read(0, 10, pubend=pubend_text(99 << 32))
+    assert reader.ended() == ["unavailable"]
+    reader.send(encode(Subscribe(number=2, topic="t", where="", durable="s", until=json.dumps({PUBEND: 9}))))
+    assert reader.ended() == ["unavailable", "usage"]
+
+
+def test_a_reader_that_goes_leaves_nothing_behind() -> None:
+    net = DurableNet(2, [(0, 1)])
+    history(net)
+    reader = Reader(net, 1)
+    version = net.brokers[1].status(net.now_us)["metrics"]
+    reader.read(0, net.now_us + 60_000_000)
+    net.wait(1)
+    assert [m.number for m in reader.messages if isinstance(m, Subscribed)] == [1]
+    reader.send(encode(Unsubscribe(number=1)))
+    assert reader.ended() == [""]
+    again = Reader(net, 1)
+    again.read(0, net.now_us + 60_000_000)
+    net.wait(1)
+    net.give(1, [Closed(again.connection)])
+    net.wait(1)
+    after = net.brokers[1].status(net.now_us)["metrics"]
+    assert isinstance(version, dict)
+    assert isinstance(after, dict)
+    for name in [name for name in version if name.startswith("interest")]:
+        assert after[name] == version[name]
+    for broker in net.brokers:
+        broker.check()
