@@ -50,7 +50,7 @@ class StreamConfig:
     cache_bytes: int = 32 * MIB  # knowledge a broker keeps of all streams that pass through it
     silence_us: int = SECOND_US  # an idle pubend asserts silence this often
     nack_us: int = 500 * MILLISECOND_US  # an unanswered nack is repeated after this
-    subscribe_wait_us: int = 2 * SECOND_US  # a new subscription waits at most this long for every broker
+    subscribe_wait_us: int = 5 * SECOND_US  # a new subscription waits at most this long for every broker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -241,7 +241,7 @@ class CountingBroker:
     def act(self, effects: list[fx.Effect]) -> None:
         self.core.check()
         for effect in effects:
-            if isinstance(effect, fx.Delivered):
+            if isinstance(effect, fx.Delivered) or (isinstance(effect, fx.Missed) and effect.size):
                 self.held.append(effect.size)
             elif isinstance(effect, Send):
                 self.heard(wire.decode(effect.data))
@@ -269,9 +269,19 @@ class CountingBroker:
         batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS).with_ticks(
             self.tick, kind=Kind.DELIVERY, pubend=5, start=self.tick - 1, channel=1
         )
-        self.balance -= len(batch.data)
-        self.owed += len(batch.data)
-        self.say(batch.data)
+        self.pay(batch.data)
+
+    def lose(self) -> None:
+        if not self.subscribed or self.balance <= 0:
+            return
+        self.tick += 1
+        start, end = self.tick - 1, self.tick
+        self.pay(empty_frame(kind=Kind.DELIVERY, pubend=5, start=start, end=end, channel=1, lost=True))
+
+    def pay(self, frame: bytes) -> None:
+        self.balance -= len(frame)
+        self.owed += len(frame)
+        self.say(frame)
 
     def consume(self, at: int) -> None:
         if self.held:
@@ -283,6 +293,7 @@ class CountingBroker:
     st.lists(
         st.one_of(
             st.tuples(st.just("deliver"), st.integers(1, 5)),
+            st.tuples(st.just("lose"), st.integers(1, 5)),
             st.tuples(st.just("consume"), st.integers(0, 9)),
             st.tuples(st.just("reconnect"), st.just(0)),
         ),
@@ -296,6 +307,9 @@ def test_credit_is_exact_on_every_connection_and_memory_is_bounded(script: list[
         if action == "deliver":
             for _ in range(amount):
                 broker.deliver()
+        elif action == "lose":
+            for _ in range(amount):
+                broker.lose()
         elif action == "consume":
             broker.consume(amount)
         else:

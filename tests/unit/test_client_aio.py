@@ -25,6 +25,7 @@ class FakeBroker:
         self.rejecting = ""  # a topic
         self.published: list[EventBatch] = []
         self.connections = 0
+        self.subscribed = 0
         self.address = ""
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -74,6 +75,7 @@ class FakeBroker:
         if isinstance(message, wire.Hello):
             writer.write(wire.encode(welcome()))
         elif isinstance(message, wire.Subscribe) and self.accepting:
+            self.subscribed += 1
             writer.write(wire.encode(wire.Subscribed(number=message.number)))
 
 
@@ -90,6 +92,14 @@ def welcome() -> wire.Welcome:
         time_us=time.time_ns() // 1000,
         publisher=42,
     )
+
+
+def delivery() -> bytes:
+    """One event for the first subscription."""
+    builder = BatchBuilder()
+    builder.add(bytes(MessageId(1, 2, 3, 4)), "a", {}, b"x", DEFAULT_LIMITS)
+    batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+    return batch.with_ticks(5, kind=Kind.DELIVERY, pubend=5, start=0, channel=1).data
 
 
 def run(test: Callable[[FakeBroker], Awaitable[Any]]) -> None:
@@ -230,15 +240,33 @@ def test_what_nobody_read_of_a_subscription_that_ended_is_given_back() -> None:
     async def test(broker: FakeBroker) -> None:
         async with postroad.connect(broker.address) as client:
             events = await client.subscribe("a")
-            builder = BatchBuilder()
-            builder.add(bytes(MessageId(1, 2, 3, 4)), "a", {}, b"x", DEFAULT_LIMITS)
-            batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
-            broker.say(batch.with_ticks(5, kind=Kind.DELIVERY, pubend=5, start=0, channel=1).data)
+            broker.say(delivery())
             broker.say(wire.Ended(number=1, code="slow-consumer", reason="fell behind"))
-            await asyncio.sleep(0.1)
+            while client._subscriptions:  # noqa: ASYNC110 -- the broker's word is awaited
+                await asyncio.sleep(0.01)
             assert client._core._outstanding > 0
             await events.close()
             assert client._core._outstanding == 0
+
+    run(test)
+
+
+def test_reconnects_that_nobody_reads_about_are_one_gap() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client, client.subscribe("a") as events:
+            for _ in range(3):
+                before = broker.subscribed
+                broker.drop()
+                while broker.subscribed == before:  # noqa: ASYNC110 -- it is another task
+                    await asyncio.sleep(0.01)
+                await client.publish("b")
+                await client.flush()  # it comes after SUBSCRIBED, so that was heard
+            broker.say(delivery())
+            first, second = [await anext(events), await anext(events)]
+            assert isinstance(first, postroad.Gap)
+            assert first.pubend == ""
+            assert first.start < first.end
+            assert isinstance(second, postroad.Event)
 
     run(test)
 

@@ -707,6 +707,28 @@ def credit(script: Script) -> int:
     return sum(message.size for message in script.sent() if isinstance(message, wire.Credit))
 
 
+def test_gaps_take_their_part_of_the_window() -> None:
+    """An application that never reads holds no more of them than of events: credit waits for both."""
+    script = Script(window=256 * KIB)
+    script.up()
+    number = script.subscribe()
+    script.say(wire.Subscribed(number=number), delivery(number, 5, 0, [1]))
+    (delivered,) = script.take(fx.Delivered)
+    script.core.consumed(delivered.size)
+    script.sent()
+    sent = 0
+    for tick in range(1, 3000):
+        lost = empty_frame(kind=Kind.DELIVERY, pubend=5, start=tick, end=tick + 1, channel=number, lost=True)
+        script.say(lost)
+        sent += len(lost)
+    assert credit(script) == 0
+    missed = script.take(fx.Missed)
+    assert (len(missed), sum(one.size for one in missed)) == (2999, sent)
+    for one in missed:
+        script.core.consumed(one.size)
+    assert 0 < credit(script) <= sent + delivered.size
+
+
 def test_bytes_of_an_earlier_connection_give_no_credit_on_the_next() -> None:
     window = 256 * KIB
     script = Script(window=window)

@@ -28,7 +28,7 @@ from postroad.client.settings import CLIENT_LIMITS, ClientSettings
 from postroad.client.subscription import Subscription
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
-from postroad.events import Value
+from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
 from postroad.overlay.effects import Close, Dial, Send
 from postroad.tracking.verdict import TraceResult
@@ -452,12 +452,7 @@ class Client:
             if type(effect) is Send:
                 frames.append(effect.data)
             elif type(effect) is fx.Delivered:
-                subscription = self._subscriptions.get(effect.number)
-                if subscription is None:
-                    self._core.consumed(effect.size)
-                    self._schedule_flush()
-                else:
-                    subscription._put(effect.batch, effect.size)
+                self._put(effect.number, effect.batch, effect.size)
             elif type(effect) is Close:
                 self._write(frames)
                 frames = []
@@ -479,9 +474,8 @@ class Client:
             case fx.Stored(ordinals=ordinals, error=error):
                 for ordinal in ordinals:
                     self._stored(ordinal, error)
-            case fx.Missed(number=number, gap=gap):
-                if (subscription := self._subscriptions.get(number)) is not None:
-                    subscription._put(gap, 0)
+            case fx.Missed(number=number, gap=gap, size=taken):
+                self._put(number, gap, taken)
             case fx.Began(number=number, missing=missing, token=token):
                 if (subscription := self._subscriptions.get(number)) is not None:
                     subscription._begin(missing, token)
@@ -507,6 +501,14 @@ class Client:
             case fx.Failed(error=error):
                 self._failed = error
                 self._end(error)
+
+    def _put(self, number: int, item: EventBatch | Gap, taken: int) -> None:
+        subscription = self._subscriptions.get(number)
+        if subscription is not None:
+            subscription._put(item, taken)
+        elif taken:
+            self._core.consumed(taken)
+            self._schedule_flush()
 
     def _stored(self, ordinal: int, error: PostroadError | None) -> None:
         future = self._storing.pop(ordinal, None)

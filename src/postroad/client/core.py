@@ -473,11 +473,13 @@ class ClientCore:
             subscription.told = True
         gap, rows = subscription.streams.take(batch, self.limits)
         if gap is not None:
-            self._out.append(Missed(number=number, gap=gap))
-        if rows is None:
-            self.consumed(len(frame))
-        else:
+            # A Gap alone takes its part of the window too: who never reads must not collect them for ever.
+            size = len(frame) if rows is None else 0
+            self._out.append(Missed(number=number, gap=gap, size=size))
+        if rows is not None:
             self._out.append(Delivered(number=number, batch=rows, size=len(frame)))
+        elif gap is None:
+            self.consumed(len(frame))
 
     # --- the application's side
 

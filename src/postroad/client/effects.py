@@ -116,8 +116,11 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
+    """A Gap for a subscription; `size` is to be given back through `consumed`, as for Delivered."""
+
     number: int
     gap: Gap
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,6 +221,12 @@ class Subscription:
     # --- what the client tells it
 
     def _put(self, item: EventBatch | Gap, taken: int) -> None:
+        if not taken and self._queue and isinstance(item, Gap) and not item.pubend:
+            # Gaps of reconnects take nothing of the window. Two with nothing between them are told as one.
+            last, held = self._queue[-1]
+            if isinstance(last, Gap) and not last.pubend:
+                self._queue[-1] = (Gap(pubend="", start=last.start, end=item.end), held)
+                return
         self._queue.append((item, taken))
         self._notify()
 
