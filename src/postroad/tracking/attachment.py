@@ -79,6 +79,16 @@ def decode_changes(data: bytes) -> tuple[list[Change], int]:
     return changes, position
 
 
+def change_extents(data: bytes) -> list[int]:
+    """Where each encoded change ends, so that they can be split."""
+    ends: list[int] = []
+    position = 0
+    while position < len(data):
+        position += _FRAME.size + int.from_bytes(data[position : position + 4], "little")
+        ends.append(position)
+    return ends
+
+
 class AttachmentMap:
     """Every mutator returns the changes to store, none when nothing changed."""
 
