@@ -156,3 +156,31 @@ def test_closed_descriptors_and_half_a_certificate(brokers: Brokers) -> None:
     keyed = cli("pub", "a/b", "x", "--tls-key", "nowhere.pem", "--broker", address)
     assert keyed.returncode == 2  # never in the clear to someone who asked for TLS
     assert "--tls-cert" in keyed.stderr
+
+
+def test_output_that_nobody_reads_ends_it_quietly(brokers: Brokers) -> None:
+    """`postroad pub --stdin | head -1`, and the same of sub."""
+    address = brokers.start("b1").address
+    reader = subscribe("a/#", "--broker", address)
+    lines = "".join(f"{n}\n" for n in range(20_000))
+    command = f"{sys.executable} -m postroad pub a/b --stdin --broker {address} | head -1"
+    # dash has no pipefail: the publisher's own exit code goes to a third descriptor.
+    shell = f"exec 3>&1; ({command.replace(' | ', ' ; echo $? >&3) | ')} > /dev/null"
+    done = subprocess.run(
+        ["sh", "-c", shell],
+        input=lines,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("141\n", "")
+    assert reader.stdout is not None
+    assert reader.stdout.readline().split() == ["a/b", "0"]
+    reader.stdout.close()
+    cli("pub", "a/b", "--count", "20000", "--broker", address)
+    assert reader.stderr is not None
+    assert reader.stderr.read() == ""
+    assert reader.wait(20) == 141
+    reader.stderr.close()

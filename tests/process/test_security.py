@@ -150,3 +150,29 @@ def test_a_certificate_of_another_authority_is_refused(
             await round_trip(alice, alice)
 
     run(test())
+
+
+def test_tls_on_one_side_only_is_said(brokers: Any, certificates: Any, until: Any) -> None:
+    certificate, key = certificates.issue("b1")
+    ca = str(certificates.ca)
+    extra = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", ca)
+    secure = brokers.start("secure", extra=extra)
+    plain = brokers.start("plain", secure.address)
+    other = brokers.start("other", plain.address, extra=extra)
+
+    async def test() -> None:
+        with pytest.raises(postroad.UnavailableError, match=r"serves TLS|speaks TLS"):
+            await postroad.connect(secure.address)
+        with pytest.raises(postroad.UnavailableError, match="it does not speak TLS"):
+            await postroad.connect(plain.address, tls=postroad.tls(ca=ca))
+        with pytest.raises(postroad.UnavailableError, match="its certificate is not trusted"):
+            await postroad.connect(secure.address, tls=postroad.tls())
+
+    run(test())
+
+    def said(broker: Any, text: str) -> None:
+        until(lambda: text in broker.log.read_text(), f"{broker.name} says {text!r}")
+
+    said(plain, f"no connection to {secure.address}: it closed the connection without a word")
+    said(plain, "the other side speaks TLS and this one does not")
+    said(other, f"no connection to {plain.address}: it does not speak TLS")

@@ -72,3 +72,11 @@ def test_a_bad_length_is_refused_before_anything_is_buffered(kind: int, length: 
     splitter.feed(head[:3])
     with pytest.raises(PeerError):
         splitter.feed(head[3:])
+
+
+@pytest.mark.parametrize("record", ["1603010200010001fc", "150303001a0000000000"])
+def test_tls_where_none_is_spoken_is_said(record: str) -> None:
+    splitter = Splitter(MAX_BATCH, handshake=True)
+    assert not splitter.begun
+    with pytest.raises(PeerError, match="speaks TLS"):
+        splitter.feed(bytes.fromhex(record))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
 from postroad.cli.demo import plan
@@ -64,6 +67,13 @@ def test_json_tells_everything_and_says_how_the_payload_is_written() -> None:
         "payload": "/wA=",
         "encoding": "base64",
     }
+
+
+def test_json_has_no_infinite_numbers() -> None:
+    attributes = {"up": math.inf, "down": -math.inf, "half": 0.5}
+    shown = event_json(Event(id=MessageId(1, 2, 3, 4), topic="a", attributes=attributes, payload=b""))
+    assert shown["attributes"] == {"up": "Infinity", "down": "-Infinity", "half": 0.5}
+    json.dumps(shown, allow_nan=False)
 
 
 def test_a_line_for_people_stays_one_line() -> None:

@@ -1,8 +1,8 @@
 """The command line: one file per command group, each with `register(app)`.
 
 A failure is one line on stderr that says what to do. Exit codes: 0 done, 1 failed, 2 asked wrongly (a flag,
-a topic, a condition), 70 a bug of ours, 130 interrupted. Commands import what they need when they run,
-so that `postroad --help` and completion stay quick.
+a topic, a condition), 70 a bug of ours, 130 interrupted, 141 nobody reads the output any more. Commands
+import what they need when they run, so that `postroad --help` and completion stay quick.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_BUG: Final = 70
 EXIT_INTERRUPTED: Final = 130
+EXIT_UNREAD: Final = 141  # what a shell reports of a program that SIGPIPE ended
 
 app = typer.Typer(
     name="postroad",
@@ -44,9 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has seen enough; nothing more can be flushed there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _unread()
+    except SystemExit as exit_:
+        if not isinstance(exit_.__context__, BrokenPipeError):  # typer makes this of that one
+            raise
+        return _unread()
     except PostroadError as error:
         return _complain(str(error), _code(error))
     except Exception as error:
@@ -68,6 +71,12 @@ def _open_closed_descriptors() -> None:
         if number == 1:
             sys.stdout = open(number, "w", closefd=False)  # noqa: SIM115
     os.close(number)
+
+
+def _unread() -> int:
+    """The reader of our output has seen enough; nothing more can be flushed there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_UNREAD
 
 
 def _code(error: PostroadError) -> int:

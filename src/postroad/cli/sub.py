@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,7 +127,11 @@ class _Printer:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event as one JSON object; a payload that is not UTF-8 is in base64."""
+    """An event as one JSON object.
+
+    A payload that is not UTF-8 is in base64. JSON has no infinite numbers: they are "Infinity" and
+    "-Infinity", as text.
+    """
     try:
         payload, encoding = event.payload.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -134,7 +139,10 @@ def event_json(event: Event) -> dict[str, Any]:
     return {
         "id": str(event.id),
         "topic": event.topic,
-        "attributes": dict(event.attributes),
+        "attributes": {
+            name: json.dumps(value) if isinstance(value, float) and math.isinf(value) else value
+            for name, value in event.attributes.items()
+        },
         "payload": payload,
         "encoding": encoding,
         "published_at": event.published_at.isoformat(),

@@ -30,6 +30,8 @@ from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
+from postroad.net.tls import reason as tls_reason
+from postroad.net.tls import unheard as tls_unheard
 from postroad.overlay.effects import Close, Dial, Send
 from postroad.tracking.verdict import TraceResult
 from postroad.units import SECOND_US, size
@@ -112,6 +114,8 @@ class _Socket(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         error = UnavailableError(f"the connection broke: {exc}") if exc is not None else None
+        if error is None and not self._splitter.begun:
+            error = UnavailableError(tls_unheard(self._client._tls))
         self._client._socket_lost(self, error)
         if not self.lost.done():
             self.lost.set_result(None)
@@ -555,5 +559,5 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
         return "connection refused"
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or text}"
+        return tls_reason(error)
     return error.strerror or text

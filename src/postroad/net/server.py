@@ -29,10 +29,10 @@ from prometheus_client import Histogram
 from postroad.broker import Closed, DialFailed, Input, Opened, Received
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError
+from postroad.net import tls
 from postroad.net.clock import Clock
 from postroad.net.historian import Historian
 from postroad.net.log import LOGGER, note
-from postroad.net.tls import principal
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Append, Chop, Read, Save, StorageEffect
@@ -370,7 +370,7 @@ class Server:
                 Opened(
                     connection=connection.number,
                     dialled=connection.dialled,
-                    certificate=principal(transport.get_extra_info("ssl_object")),
+                    certificate=tls.principal(transport.get_extra_info("ssl_object")),
                     loopback=loopback,
                 )
             ]
@@ -384,6 +384,8 @@ class Server:
             LOGGER.debug(
                 "connection %d %s lost: %s", connection.number, connection.peer, error or "end of stream"
             )
+            if connection.dialled is not None and not connection.splitter.begun:
+                LOGGER.info("no connection to %s: %s", connection.dialled, tls.unheard(self._tls_client))
             self._forget(connection)
 
     def refuse(self, connection: Connection, error: PostroadError) -> None:
@@ -447,7 +449,8 @@ class Server:
                 connection.transport.abort()  # it opened and failed at once; its Closed is the answer
                 return
             self._dial_failures += 1
-            LOGGER.info("no connection to %s: %s", address, error or type(error).__name__)
+            why = tls.reason(error) if isinstance(error, ssl.SSLError) else error or type(error).__name__
+            LOGGER.info("no connection to %s: %s", address, why)
             self.queue([DialFailed(address=address)])
 
 

@@ -39,6 +39,21 @@ def client_context(tls: TlsConfig) -> ssl.SSLContext | None:
     return context
 
 
+def reason(error: ssl.SSLError) -> str:
+    """Why a TLS connection to somebody failed, for people."""
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    return f"TLS: {error.reason or error}"
+
+
+def unheard(context: ssl.SSLContext | None) -> str:
+    """Why somebody who was dialled with this closed the connection before saying anything, for people."""
+    hint = "; perhaps it serves TLS" if context is None else ""
+    return f"it closed the connection without a word{hint}"
+
+
 def principal(ssl_object: ssl.SSLObject | None) -> str | None:
     """The verified peer's common name, else its first alternative name; None without a certificate."""
     # A dictionary of nested tuples that no stub describes well.

@@ -396,6 +396,10 @@ def json_within_frame(values: Mapping[str, object]) -> str:
         rows //= 2
 
 
+# How a TLS handshake and a TLS alert begin. As a frame's length either is far over the handshake's limit.
+_TLS_RECORDS: Final = (b"\x16\x03", b"\x15\x03")
+
+
 class Splitter:
     """Cuts a byte stream into whole frames. Buffers at most one frame, whose length it checks first.
 
@@ -413,6 +417,11 @@ class Splitter:
         self._handshake = handshake  # the first frame has not begun
         self._partial = bytearray()  # the beginning of a frame that is not complete
         self._need = FRAME_PREFIX_BYTES  # bytes until that frame's length is known, then that length
+
+    @property
+    def begun(self) -> bool:
+        """Whether the handshake's first frame has begun."""
+        return not self._handshake
 
     @property
     def pending(self) -> int:
@@ -452,6 +461,8 @@ class Splitter:
         limit = self.max_batch_bytes if kind in BATCH_KINDS else MAX_CONTROL_BYTES
         if self._handshake:
             self._handshake = False
+            if data[position : position + 2] in _TLS_RECORDS:
+                raise PeerError("the other side speaks TLS and this one does not")
             limit = 0 if kind in BATCH_KINDS else HANDSHAKE_BYTES
         if not FRAME_PREFIX_BYTES <= length <= limit:
             raise PeerError(f"frame of {length} bytes, the limit is {limit}")
