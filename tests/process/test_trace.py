@@ -172,7 +172,7 @@ def number_of(broker: BrokerProcess) -> int:
 
 
 def test_each_thing_that_can_be_wrong_has_its_own_answer(brokers: Brokers) -> None:
-    """Issue 4: unknown id, malformed id, time before the history, unreachable broker."""
+    """Asked wrongly or too early: unknown id, malformed id, time before the history, unreachable broker."""
     line = brokers.line(2)
     asyncio.run(linked(*line))
     home, now_ms = number_of(line[0]), time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Shared durable subscriptions: each event to one consumer, keys in order, none lost (issue, point 7)."""
+"""Shared durable subscriptions: each event to one consumer, keys in order, none lost."""
 
 from __future__ import annotations
 

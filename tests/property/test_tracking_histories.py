@@ -214,7 +214,7 @@ def test_never_a_false_negative(config: TrackingConfig, steps: list[tuple[object
 
 
 def test_a_crash_costs_at_most_one_interval_and_is_said() -> None:
-    """Issue 4: after kill -9, what is older than Tp is there, and what may be lost is named as such."""
+    """T3: after kill -9, what is older than Tp is there, and what may be lost is named as such."""
     driven = Driven(TrackingConfig(persist_us=PERSIST_US))
     driven.step(("publish", 5, 0))
     early = driven.facts[0][1]

@@ -1,4 +1,4 @@
-"""Traces in a network in trouble, against what the simulator knows to be true (issue 4; T4, T6, T9, T11).
+"""Traces in a network in trouble, against what the simulator knows to be true (T4, T6, T9, T11).
 
 Crashes, retransmissions, rerouting, subscribers that come and go: an answer that calls itself complete lacks
 nothing, and a crash costs no more than one persistence interval.

@@ -52,7 +52,7 @@ def test_every_row_is_a_valid_configuration(row: Row, tmp_path: Path) -> None:
 
 
 def test_the_default_strategy_stores_what_was_promised() -> None:
-    """Issue 4: at most 1.44 log2(1/fpp) plus 5% bits per message and history, ten times less than the log."""
+    """At most 1.44 log2(1/fpp) plus 5% bits per message and history, ten times less than the log."""
     load = {"seconds": 100, "publishers": 200, "subscribers": 500, "rate": RATE}
     bloom = stored(TrackingConfig(), **load).bits_per_key
     exact = stored(TrackingConfig(strategy="exact"), **load).bits_per_key

@@ -51,7 +51,7 @@ def test_filter_for_is_small_enough_and_large_enough(n: int, exponent: float) ->
 
 
 def test_bits_per_key_is_within_5_percent_of_the_optimum() -> None:
-    """Issue 4: no more than 1.44 log2(1/fpp) plus 5%."""
+    """No more bits than 1.44 log2(1/fpp) plus 5%."""
     for fpp in (1e-2, 5e-3, 5e-4, 1e-4, 5e-6, 1e-9):
         ratio, k = bits_per_key(fpp)
         assert 1.44 * math.log2(1 / fpp) <= ratio * 1.01 <= 1.44 * math.log2(1 / fpp) * 1.05

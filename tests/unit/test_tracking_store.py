@@ -1,4 +1,4 @@
-"""T3, issue 4: filter files that survive kill -9, are checked, and go when they are old or replaced."""
+"""T3: filter files that survive kill -9, are checked, and go when they are old or replaced."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ WRITER = """
 
 
 def test_kill_9_loses_at_most_one_interval(tmp_path: Path) -> None:
-    """Issue 4: a real process, killed at a moment it did not choose."""
+    """T3: a real process, killed at a moment it did not choose."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],

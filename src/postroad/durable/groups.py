@@ -1,4 +1,4 @@
-"""Shared durable subscriptions: several consumers under one name divide its events (issue, point 7).
+"""Shared durable subscriptions: several consumers under one name divide its events.
 
 To the hosting broker the group is one subscriber whose token is kept by the broker. What it is sent comes
 here, in tick order per pubend, and every event goes to one consumer: to the one that has the same key in

@@ -1,4 +1,4 @@
-"""Tracking records on disk: the driver's side of `effects` (spec T3; issue 4).
+"""Tracking records on disk: the driver's side of `effects` (spec T3).
 
 DATA/tracking holds three kinds of files. `full-N.flt` are appended with filters that nothing will replace.
 `part-N.flt` hold states of filters that are still filling, all those of one call in one file, so a file dies
