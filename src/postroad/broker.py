@@ -583,9 +583,6 @@ class Broker:
             self._flood_topology(news, peer.broker)  # what is held here is held by all, whatever came next
 
     def _on_interest(self, peer: Peer, message: InterestUpdate) -> None:
-        held = self._interest.versions()
-        if message.owner not in held and len(held) > MAX_BROKERS:
-            raise PeerError(f"interest of more than {MAX_BROKERS} brokers")
         news, missing = self._interest.accept(message)
         if news:
             self._flood_interest([message], peer.broker)

@@ -385,6 +385,23 @@ class TestHostileUpdates:
             broker.accept(whole(30, "long", "x"))
         broker.check()
 
+    def test_tables_and_beginnings_of_tables_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(interest, "MAX_BROKERS", 3)
+        broker = Interest(ME, BOOT)
+        assert broker.accept(whole(10, "a", owner=2)) == (True, False)
+        for owner in range(10, 20):
+            assert broker.accept(whole(10, "a", owner=owner, parts=2)) == (True, False)
+            broker.check()
+        # One that was crowded out begins again; one that is still there is completed.
+        assert broker.accept(whole(10, "a", owner=10, parts=2)) == (True, False)
+        for owner in (10, 19):
+            broker.accept(whole(10, "b", owner=owner, part=1, parts=2))
+            assert broker.version(owner) == 10
+        with pytest.raises(PeerError, match="interest of more than 3 brokers"):
+            broker.accept(whole(10, "a", owner=30))
+        assert broker.accept(whole(11, "b", owner=2)) == (True, False)
+        broker.check()
+
     def test_two_parts_with_one_entry(self) -> None:
         broker = Interest(ME, BOOT)
         broker.accept(whole(10, "a", part=0, parts=2))

@@ -23,6 +23,7 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.overlay.covering import Covering, OwnSelector
+from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
 from postroad.wire.frames import MAX_CONTROL_BYTES, InterestEntry, InterestUpdate, Limits
 
@@ -112,8 +113,8 @@ class Interest:
         self._entries: dict[int, OwnSelector] = {}  # those advertised, by entry number, which increases
         self._covering = Covering()  # the same ones, by topic pattern
         self._last_entry = 0
-        self._tables: dict[int, _Table] = {}  # by owner, this broker excluded
-        self._assemblies: dict[int, _Assembly] = {}  # by owner, newer than the table held
+        self._tables: dict[int, _Table] = {}  # by owner, this broker excluded; at most MAX_BROKERS
+        self._assemblies: dict[int, _Assembly] = {}  # by owner, newer than the table held; as many at most
         self._index = MatchIndex()  # entries of all `_tables`, targets are owners
         self._last_key = 0
         self._versions: dict[int, int] | None = None  # what `versions` gave last, None once it is out of date
@@ -278,6 +279,8 @@ class Interest:
         """
         if update.owner == self._me or update.version <= self.version(update.owner):
             return False, False
+        if update.owner not in self._tables and len(self._tables) >= MAX_BROKERS:
+            raise PeerError(f"interest of more than {MAX_BROKERS} brokers")
         if update.base == 0:
             return self._accept_part(update), False
         if update.parts != 1 or update.part != 0 or update.base >= update.version:
@@ -329,6 +332,10 @@ class Interest:
         if all(assembly.parts):
             self._replace(owner, assembly)
         else:
+            if owner not in self._assemblies and len(self._assemblies) >= MAX_BROKERS:
+                # Whoever sends beginnings without end must not keep others from being heard: the oldest
+                # goes, and is asked for again when a change of it comes.
+                del self._assemblies[next(iter(self._assemblies))]
             self._assemblies[owner] = assembly
         return True
 
@@ -401,6 +408,8 @@ class Interest:
         for owner, table in self._tables.items():
             if table.text_bytes != sum(_selector_bytes(selector) for _, selector in table.entries.values()):
                 raise BugError(f"text bytes of broker {owner}'s interest are miscounted")
+        if max(len(self._tables), len(self._assemblies)) > MAX_BROKERS:
+            raise BugError(f"tables of more than {MAX_BROKERS} brokers")
         if any(assembly.version <= self.version(owner) for owner, assembly in self._assemblies.items()):
             raise BugError("parts are kept of a table that is older than the one held")
         if len(self._index) != sum(len(table.entries) for table in self._tables.values()):
