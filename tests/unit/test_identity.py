@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,27 @@ def test_a_newer_layout_is_left_alone(tmp_path: Path) -> None:
     folder.close()
     with pytest.raises(StorageError, match="newer Postroad"):
         DataFolder(tmp_path)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """A process that may not write a byte to any file stands for a disk without room."""
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from postroad.cli import main\n"
+        "from postroad.net import run\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "sys.exit(main(['up', '--data', sys.argv[1], '--listen', '127.0.0.1:0', '--metrics', 'off']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"postroad: cannot write {tmp_path / 'data' / DATABASE}: ")
+    assert line.endswith("make room, or choose another folder with --data")

@@ -621,6 +621,19 @@ def test_a_gap_that_stays_open_costs_no_more_with_every_frame(monkeypatch: pytes
     assert len(fake.of(Nack)) in (2, 3)  # it asks again now and then
 
 
+def test_gaps_are_looked_for_once_a_turn() -> None:
+    """All that came in one turn is taken in first: one nack asks for what is missing then, and no more."""
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    fake.send(knowledge(fake.pubend, 1, 5, [5]))
+    fake.send(*(knowledge(fake.pubend, tick, tick + 5, [tick + 1]) for tick in range(10, 100, 10)))
+    assert [nack.spans for nack in fake.of(Nack)] == [tuple((tick - 5, tick) for tick in range(10, 100, 10))]
+    # What one frame leaves open and a later one of the same turn fills is never asked for.
+    fake.send(knowledge(fake.pubend, 200, 210, [205]), knowledge(fake.pubend, 95, 200, [150]))
+    assert len(fake.of(Nack)) == 1
+
+
 def test_messages_in_odd_order_are_taken() -> None:
     net = Net(1)
     fake = Fake(net, 0, 2)

@@ -56,6 +56,11 @@ class DataFolder:
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
             self.database = _open_database(path / DATABASE)
+        except sqlite3.OperationalError as error:
+            os.close(self._lock)
+            raise StorageError(
+                f"cannot write {path / DATABASE}: {error}; make room, or choose another folder with --data"
+            ) from None
         except sqlite3.Error as error:
             os.close(self._lock)
             raise StorageError(f"cannot read {path / DATABASE}: {error}") from None

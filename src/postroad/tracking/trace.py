@@ -140,9 +140,10 @@ class Trace:
         paths = waiting[1]
         if len(answer.findings) != len(paths):
             raise PeerError(f"a trace answer with {len(answer.findings)} findings for {len(paths)} messages")
+        findings = [_checked(finding) for finding in answer.findings]  # all of it, before any is believed
         del self._waiting[broker]
-        for path, finding in zip(paths, answer.findings, strict=True):
-            path.take(broker, _checked(finding))
+        for path, finding in zip(paths, findings, strict=True):
+            path.take(broker, finding)
         return self._advance(now_us)
 
     def failed(self, broker: int, why: str, now_us: int) -> list[Ask]:

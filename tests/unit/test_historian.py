@@ -1,0 +1,108 @@
+"""T3: what tracking asks to be kept is kept in order by a thread; a disk that fails costs history only."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from postroad.net import historian
+from postroad.net.historian import Historian
+from postroad.tracking.effects import StoreFilter
+from postroad.tracking.keys import PUBLISH, HistoryKey
+from postroad.tracking.record import FilterMeta, encode_record
+from postroad.tracking.store import TrackingStore
+
+KEY = HistoryKey(PUBLISH)
+RECORD_BYTES = 1000
+
+
+def effect(sequence: int, replaces: int | None = None) -> StoreFilter:
+    meta = FilterMeta(
+        key=KEY,
+        sequence=sequence,
+        m=RECORD_BYTES * 8,
+        n=10,
+        k=3,
+        count=1,
+        lo_ms=sequence,
+        hi_ms=sequence,
+        replaces=replaces,
+        final=True,
+    )
+    record = encode_record(meta, bytes([sequence % 256]) * RECORD_BYTES)
+    return StoreFilter(key=KEY, sequence=sequence, record=record, replaces=replaces)
+
+
+async def read(keeper: Historian, *sequences: int) -> Mapping[int, bytes]:
+    answer: asyncio.Future[Mapping[int, bytes]] = asyncio.get_running_loop().create_future()
+
+    def deliver(tag: int, records: Mapping[int, bytes]) -> None:
+        assert tag == 7
+        answer.set_result(records)
+
+    keeper.read(7, sequences, deliver)
+    return await asyncio.wait_for(answer, 20)
+
+
+def opened(folder: Path) -> TrackingStore:
+    store = TrackingStore(folder)
+    store.load()
+    return store
+
+
+def test_effects_are_done_in_order_and_read_after_what_came_before(tmp_path: Path) -> None:
+    async def test() -> None:
+        keeper = Historian(opened(tmp_path))
+        for sequence in range(1, 50):
+            keeper.keep((effect(sequence, replaces=sequence - 1 if sequence > 1 else None),))
+        found = await read(keeper, 49, 1)
+        assert found == {49: effect(49, replaces=48).record, 1: b""}
+        keeper.keep((effect(50), effect(51)))
+        keeper.close()  # all that was handed over is kept
+        assert keeper.dropped == 0
+
+    asyncio.run(test())
+    assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [49, 50, 51]
+
+
+def test_a_disk_that_fails_costs_history_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        keeper = Historian(opened(tmp_path))
+        keeper.keep((effect(1),))
+        assert await read(keeper, 1) == {1: effect(1).record}
+        shutil.rmtree(tmp_path / "tracking")
+        (tmp_path / "tracking").write_text("no folder any more")
+        keeper.keep((effect(2), effect(3)))
+        assert await read(keeper, 1, 2) == {1: b"", 2: b""}
+        assert keeper.dropped == 2
+        keeper.close()
+
+    asyncio.run(test())
+    assert "the history of messages could not be stored" in caplog.text
+
+
+def test_a_disk_that_stalls_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waits for the disk is bounded; when it has caught up, history goes on."""
+    monkeypatch.setattr(historian, "MAX_PENDING_BYTES", 3 * len(effect(1).record))
+
+    async def test() -> None:
+        keeper = Historian(opened(tmp_path))
+        for sequence in range(1, 6):  # the loop gets no turn in between to hear that some are written
+            keeper.keep((effect(sequence),))
+        assert keeper.dropped == 2
+        await read(keeper, 1)
+        keeper.keep((effect(6),))
+        assert keeper.dropped == 2
+        keeper.close()
+
+    asyncio.run(test())
+    assert caplog.text.count("the disk is too slow") == 2
+    assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]

@@ -1,0 +1,161 @@
+"""T6: the desk runs traces and answers other brokers' questions; all that can pile up there is bounded."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from postroad.errors import PeerError, UnavailableError
+from postroad.ids import MessageId
+from postroad.tracking import desk
+from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.effects import ReadFilters, StoreFilter
+from postroad.tracking.messages import Finding, Sighting, TraceAnswer, TraceItem, TraceQuestion
+from postroad.tracking.record import decode_record
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
+from postroad.tracking.trace import NO_ANSWER
+from postroad.units import SECOND_US
+
+ME, OTHER = 7, 8
+NOW_US = 1_700_000_000 * SECOND_US
+NAMES = {ME: "here", OTHER: "there"}
+
+
+def identity(number: int, *, origin: int = ME) -> bytes:
+    return bytes(MessageId(number, origin, NOW_US // 1000, 0))
+
+
+def desk_of(tracking: Tracking | None = None, *reachable: int) -> TraceDesk:
+    return TraceDesk(
+        tracking or NoTracking(), me=ME, reachable=lambda: reachable or (ME, OTHER), names=lambda: NAMES
+    )
+
+
+def question(*ids: bytes) -> bytes:
+    return msgspec.msgpack.encode(TraceQuestion(items=tuple(TraceItem(id=one, origin=0) for one in ids)))
+
+
+def the(kind: type[Output], outputs: list[Output]) -> list[Output]:
+    return [one for one in outputs if isinstance(one, kind)]
+
+
+def stored(count: int = 1) -> tuple[Tracking, dict[int, bytes]]:
+    """Tracking that has its filters on disk only, and that disk."""
+    config = TrackingConfig(retain=False, cache_bytes=0)
+    first = make_tracking(config, me=ME, stored=(), changes=(), now_us=NOW_US)
+    for number in range(count):
+        first.published(identity(number), NOW_US)
+    effects = [*first.tick(NOW_US + SECOND_US), *first.close(NOW_US + 60 * SECOND_US)]
+    kept = [one for one in effects if isinstance(one, StoreFilter)]
+    metas = [decode_record(one.record)[0] for one in kept]
+    after_us = NOW_US + 100 * SECOND_US
+    again = make_tracking(config, me=ME, stored=metas, changes=(), now_us=after_us)
+    return again, {one.sequence: one.record for one in kept}
+
+
+def test_a_trace_asks_its_own_broker_and_others_and_reports() -> None:
+    made = desk_of()
+    ticket, out = made.begin([identity(1, origin=OTHER)], NOW_US)
+    (ask,) = the(Inquire, out)
+    assert isinstance(ask, Inquire)
+    assert ask.broker == OTHER
+    finding = Finding(published=0.001)
+    body = msgspec.msgpack.encode(TraceAnswer(findings=(finding,)))
+    out = made.answered(ask.number, body, NOW_US)
+    (report,) = the(Report, out)
+    assert isinstance(report, Report)
+    assert report.ticket == ticket
+    assert [one.origin for one in report.results] == ["there"]
+    assert made.traces == {}
+    assert made.next_deadline() is None
+    assert made.answered(ask.number, body, NOW_US) == []  # nobody waits for it any more
+
+
+def test_an_answer_that_cannot_be_read_is_none() -> None:
+    """The trace goes on without that broker and says so."""
+    two = msgspec.msgpack.encode(TraceAnswer(findings=(Finding(), Finding())))
+    absurd = msgspec.msgpack.encode(
+        TraceAnswer(findings=(Finding(routed=(Sighting(origin=1, neighbour=2, fpp=7.0),)),))
+    )
+    for body in (b"nonsense", two, absurd):
+        made = desk_of()
+        _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
+        (ask,) = the(Inquire, out)
+        assert isinstance(ask, Inquire)
+        (report,) = the(Report, made.answered(ask.number, body, NOW_US))
+        assert isinstance(report, Report)
+        ((broker, why),) = [row for row in report.results[0].missing if row[0] == "there"]
+        assert "cannot be read" in why, broker
+
+
+def test_silence_and_failures_end_a_trace_too() -> None:
+    made = desk_of()
+    made.begin([identity(1, origin=OTHER)], NOW_US)
+    deadline = made.next_deadline()
+    assert deadline is not None
+    assert made.tick(deadline - 1) == []
+    (late,) = the(Report, made.tick(deadline))
+    assert isinstance(late, Report)
+    assert ("there", NO_ANSWER) in late.results[0].missing
+    _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
+    (ask,) = the(Inquire, out)
+    assert isinstance(ask, Inquire)
+    (gone,) = the(Report, made.failed(ask.number, "went away", NOW_US))
+    assert isinstance(gone, Report)
+    assert ("there", "went away") in gone.results[0].missing
+    assert made.failed(ask.number, "went away", NOW_US) == []
+
+
+def test_traces_under_way_are_bounded_and_can_be_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "MAX_TRACES", 2)
+    made = desk_of()
+    tickets = [made.begin([identity(n, origin=OTHER)], NOW_US) for n in (1, 2)]
+    with pytest.raises(UnavailableError, match="try again"):
+        made.begin([identity(3, origin=OTHER)], NOW_US)
+    ticket, out = tickets[0]
+    made.abandon(ticket)
+    assert made.metrics()["traces"] == 1
+    (ask,) = the(Inquire, out)
+    assert isinstance(ask, Inquire)
+    assert made.answered(ask.number, b"", NOW_US) == []
+    made.begin([identity(3, origin=OTHER)], NOW_US)
+
+
+def test_a_question_of_another_broker_is_answered_once_its_records_are_read() -> None:
+    tracking, disk = stored()
+    made = desk_of(tracking)
+    out = made.asked(OTHER, 99, question(identity(0)), NOW_US + 200 * SECOND_US)
+    for _ in range(10):
+        if not isinstance(out[0], ReadFilters):
+            break
+        records = {sequence: disk[sequence] for sequence in out[0].sequences}
+        tag = out[0].tag
+        out = made.read(tag, records, NOW_US + 200 * SECOND_US)
+        assert made.read(tag, records, NOW_US) == []
+    (respond,) = out
+    assert isinstance(respond, Respond)
+    assert (respond.broker, respond.number) == (OTHER, 99)
+    (finding,) = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
+    assert finding.published is not None
+    assert made.metrics()["trace_questions_waiting"] == 0
+
+
+def test_questions_that_wait_for_the_disk_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To another broker we keep silent, which its trace reports; our own trace is told why."""
+    monkeypatch.setattr(desk, "MAX_QUESTIONS", 1)
+    tracking, _ = stored()
+    made = desk_of(tracking, ME)
+    later_us = NOW_US + 200 * SECOND_US
+    (first,) = made.asked(OTHER, 1, question(identity(0)), later_us)
+    assert isinstance(first, ReadFilters)
+    assert made.asked(OTHER, 2, question(identity(0)), later_us) == []
+    _, out = made.begin([identity(0)], later_us)
+    (report,) = out
+    assert isinstance(report, Report)
+    assert ("here", "has too many questions to answer") in report.results[0].missing
+
+
+def test_a_malformed_question_is_its_senders_fault() -> None:
+    with pytest.raises(PeerError, match="malformed trace question"):
+        desk_of().asked(OTHER, 1, b"nonsense", NOW_US)
