@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from postroad.bench import load, processes, rounds, table
+from postroad.bench.sessions import Mqtt
 from postroad.bench.systems import SYSTEMS, chosen
 from postroad.cli import main
 from postroad.errors import PeerError, UnavailableError, UsageError
@@ -208,7 +209,7 @@ def _close(fanout: load.Fanout) -> None:
 def test_fanout_counts_every_delivery_and_keeps_its_window(relays: list[Relay]) -> None:
     relays.append(Relay())
     relays[0].start()
-    fanout = load.Fanout(_task(relays[0]))
+    fanout = load.Fanout(_task(relays[0]), Mqtt)
     figures = fanout.run()
     assert figures["deliveries"] == 3 * fanout.sent[0] > 0
     assert figures["deliveries_per_s"] > 0
@@ -224,7 +225,7 @@ def test_fanout_says_when_deliveries_are_lost(relays: list[Relay], monkeypatch: 
     packet = len(struct.pack(">BBH", 0, 0, 0)) + len("bench/t000000") + 100
     relays.append(Relay(lose_from=20 * packet))
     relays[0].start()
-    fanout = load.Fanout(_task(relays[0]))
+    fanout = load.Fanout(_task(relays[0]), Mqtt)
     with pytest.raises(PeerError, match="never came"):
         fanout.run()
     _close(fanout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from postroad.bench.sessions import FixedSession, Template
 from postroad.errors import PeerError
@@ -17,41 +17,46 @@ EXCHANGE: Final = b"bench"
 CONSUMER: Final = b"c"
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _END: Final = b"\xce"
-_NO_TABLE: Final = bytes(4)
+NO_TABLE: Final = bytes(4)
 
 
 def _frame(kind: int, channel: int, body: bytes) -> bytes:
     return struct.pack(">BHI", kind, channel, len(body)) + body + _END
 
 
-def _short(data: bytes) -> bytes:
+def short(data: bytes) -> bytes:
     return bytes((len(data),)) + data
 
 
-def _method(channel: int, group: int, number: int, arguments: bytes) -> bytes:
+def method(channel: int, group: int, number: int, arguments: bytes) -> bytes:
     return _frame(_METHOD, channel, struct.pack(">HH", group, number) + arguments)
 
 
-def _content(payload: bytes) -> bytes:
-    return _frame(_HEADER, 1, struct.pack(">HHQH", 60, 0, len(payload), 0)) + _frame(_BODY, 1, payload)
+def _content(payload: bytes, properties: bytes) -> bytes:
+    header = struct.pack(">HHQ", 60, 0, len(payload)) + properties
+    return _frame(_HEADER, 1, header) + _frame(_BODY, 1, payload)
 
 
 class Amqp(FixedSession):
     level_separator = "."
+    exchange_bits: ClassVar[bytes] = b"\x00"
+    properties: ClassVar[bytes] = b"\x00\x00"  # of a message: none
 
     def _greet(self) -> None:
         self.socket.sendall(b"AMQP\x00\x00\x09\x01")
         self._answer(10, 10)
         login = b"\x00guest\x00guest"
-        start_ok = _NO_TABLE + _short(b"PLAIN") + struct.pack(">I", len(login)) + login + _short(b"en_US")
-        self.socket.sendall(_method(0, 10, 11, start_ok))
+        start_ok = NO_TABLE + short(b"PLAIN") + struct.pack(">I", len(login)) + login + short(b"en_US")
+        self.socket.sendall(method(0, 10, 11, start_ok))
         tune = self._answer(10, 30)
         channels, frame_max, _ = struct.unpack(">HIH", tune)
         # Heartbeat 0: the stream must hold nothing but deliveries.
-        self.socket.sendall(_method(0, 10, 31, struct.pack(">HIH", channels, frame_max, 0)))
-        self._call(0, 10, 40, _short(b"/") + b"\x00\x00", 41)
+        self.socket.sendall(method(0, 10, 31, struct.pack(">HIH", channels, frame_max, 0)))
+        self._call(0, 10, 40, short(b"/") + b"\x00\x00", 41)
         self._call(1, 20, 10, b"\x00", 11)
-        self._call(1, 40, 10, b"\x00\x00" + _short(EXCHANGE) + _short(b"direct") + b"\x00" + _NO_TABLE, 11)
+        self._call(
+            1, 40, 10, b"\x00\x00" + short(EXCHANGE) + short(b"direct") + self.exchange_bits + NO_TABLE, 11
+        )
 
     def _answer(self, group: int, number: int) -> bytes:
         kind, _, size = struct.unpack(">BHI", self._take(7))
@@ -61,34 +66,34 @@ class Amqp(FixedSession):
         return body[4:]
 
     def _call(self, channel: int, group: int, number: int, arguments: bytes, answer: int) -> bytes:
-        self.socket.sendall(_method(channel, group, number, arguments))
+        self.socket.sendall(method(channel, group, number, arguments))
         return self._answer(group, answer)
 
     def _subscribe(self, topics: Sequence[str]) -> None:
         if not self.subscriptions:
             # An empty name asks for a new one; bits: exclusive and auto-delete.
-            declared = self._call(1, 50, 10, b"\x00\x00" + _short(b"") + b"\x0c" + _NO_TABLE, 11)
+            declared = self._call(1, 50, 10, b"\x00\x00" + short(b"") + b"\x0c" + NO_TABLE, 11)
             self._queue = declared[1 : 1 + declared[0]]
             # Bits: no-ack.
-            consume = b"\x00\x00" + _short(self._queue) + _short(CONSUMER) + b"\x02" + _NO_TABLE
+            consume = b"\x00\x00" + short(self._queue) + short(CONSUMER) + b"\x02" + NO_TABLE
             self._call(1, 60, 20, consume, 21)
         for position, topic in enumerate(topics):
             last = position == len(topics) - 1
             arguments = (
-                b"\x00\x00" + _short(self._queue) + _short(EXCHANGE) + _short(topic.encode())
-                + (b"\x00" if last else b"\x01") + _NO_TABLE  # no-wait for all but the last
+                b"\x00\x00" + short(self._queue) + short(EXCHANGE) + short(topic.encode())
+                + (b"\x00" if last else b"\x01") + NO_TABLE  # no-wait for all but the last
             )  # fmt: skip
-            self.socket.sendall(_method(1, 50, 20, arguments))
+            self.socket.sendall(method(1, 50, 20, arguments))
         self._answer(50, 21)
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
-        publish = _method(1, 60, 40, b"\x00\x00" + _short(EXCHANGE) + _short(topic.encode()) + b"\x00")
-        packet = publish + _content(payload)
+        publish = method(1, 60, 40, b"\x00\x00" + short(EXCHANGE) + short(topic.encode()) + b"\x00")
+        packet = publish + _content(payload, self.properties)
         return Template(bytearray(packet * count), len(packet) - 1 - len(payload), count)
 
     def expect(self, topic: str, size: int) -> None:
-        arguments = _short(CONSUMER) + bytes(9) + _short(EXCHANGE) + _short(topic.encode())
-        deliver = _method(1, 60, 60, arguments)
-        packet = deliver + _content(bytes(size))
+        arguments = short(CONSUMER) + bytes(9) + short(EXCHANGE) + short(topic.encode())
+        deliver = method(1, 60, 60, arguments)
+        packet = deliver + _content(bytes(size), self.properties)
         # The delivery tag follows the consumer's; up to there all bytes are the same every time.
         self._expect(deliver[: 7 + 4 + 1 + len(CONSUMER)], len(packet), len(packet) - 1 - size)

@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -46,6 +47,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 0.5
     seconds: float = 1.0
     pids: tuple[int, ...] = ()
+    folder: str = ""  # durable: where the system keeps its data
+    missed: int = 0  # durable: events that those who catch up have missed
 
 
 class Connection:
@@ -105,30 +108,34 @@ class Connection:
 class Fanout:
     """The closed loop."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, kind: type[Session]) -> None:
         self.task = task
+        self.kind = kind
         self.poll = select.epoll()
-        kind = SYSTEMS[task.system].session
         self.subscribers: list[Connection] = []
         self.by_topic: list[list[Connection]] = [[] for _ in range(task.topics)]
         self.sent = [0] * task.topics
         for number in range(task.subscribers):
-            session = kind.connect(task.address)
-            name = session.topic(number % task.topics)
-            session.expect(name, task.payload)
-            session.subscribe([name])
-            connection = Connection(session, number % task.topics, self.poll)
+            connection = self.subscriber(f"s{number}", number % task.topics)
             self.subscribers.append(connection)
             self.by_topic[connection.topic].append(connection)
         self.publishers: list[Connection] = []
         for number in range(task.publishers):
-            connection = Connection(kind.connect(task.address), number % task.topics, self.poll)
+            session = kind.connect(task.address, f"p{number}")
+            connection = Connection(session, number % task.topics, self.poll)
             name = connection.session.topic(connection.topic)
             connection.template = connection.session.template(name, payload_of(task.payload), task.burst)
             self.publishers.append(connection)
         self.by_descriptor = {c.socket.fileno(): c for c in self.subscribers + self.publishers}
         self.buffer = bytearray(READ_BYTES)
         self.view = memoryview(self.buffer)
+
+    def subscriber(self, name: str, topic: int) -> Connection:
+        session = self.kind.connect(self.task.address, name)
+        subject = session.topic(topic)
+        session.expect(subject, self.task.payload)
+        session.subscribe([subject])
+        return Connection(session, topic, self.poll)
 
     def pump(self) -> None:
         """Every publisher sends while it may."""
@@ -295,13 +302,11 @@ def subscribe(task: Task) -> dict[str, float]:
     }
 
 
-def main() -> int:
+def serve(run: Callable[[Task], dict[str, float]]) -> int:
+    """Carries out the task on the first line of the input and prints its figures, or its error."""
     task = msgspec.json.decode(sys.stdin.readline(), type=Task)
     try:
-        if task.what == "fanout":
-            figures = Fanout(task).run()
-        else:
-            figures = publish(task) if task.what == "publish" else subscribe(task)
+        figures = run(task)
     except (PostroadError, OSError) as error:
         sys.stdout.write(msgspec.json.encode({"error": str(error)}).decode() + "\n")
         return 1
@@ -309,5 +314,11 @@ def main() -> int:
     return 0
 
 
+def _run(task: Task) -> dict[str, float]:
+    if task.what == "fanout":
+        return Fanout(task, SYSTEMS[task.system].session).run()
+    return publish(task) if task.what == "publish" else subscribe(task)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_run))

@@ -24,6 +24,7 @@ WINDOW_BYTES: Final = 16 * MIB
 FRAME_HEADER_BYTES: Final = 48
 ROW_HEADER_BYTES: Final = 48
 _PREFIX: Final = struct.Struct("<IBBH")
+_SPAN: Final = struct.Struct("<I4xQ8xq")  # from the count on: count, pubend, end
 _CHANNEL_AT: Final = 40
 _LOST: Final = 1
 
@@ -31,17 +32,19 @@ _LOST: Final = 1
 class Native(Session):
     """A client connection to a Postroad broker."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, name: str = "") -> None:
         self.lost = 0  # deliveries that said "lost here"
+        self.consumed: dict[int, int] = {}  # pubend -> the end of the last whole delivery: a checkpoint token
         self._skip = 0  # bytes of the current delivery frame still to come
         self._held = 0  # deliveries in that frame, counted once it is whole
+        self._held_span = (0, 0)  # its pubend and end
         self._carry = b""
         self._unreturned = 0  # consumed bytes not yet given back as credit
         self._credit = 0
         self._sequence = 0
         self._next_id = 0
         self._row_heap = self._payload_at = 0
-        super().__init__(connected)
+        super().__init__(connected, name)
 
     def _greet(self) -> None:
         hello = frames.Hello(
@@ -132,38 +135,34 @@ class Native(Session):
         if position > end:
             self._skip -= end
             return 0
+        if self._skip:
+            self._whole(self._held_span)
         done, self._held, self._skip = self._held, 0, 0
-        while end - position >= 12:
+        while end - position >= frames.FRAME_PREFIX_BYTES:
             length, kind, _, flags = _PREFIX.unpack_from(data, position)
             if kind == Kind.DELIVERY:
-                count = int.from_bytes(data[position + 8 : position + 12], "little")
+                if position + FRAME_HEADER_BYTES > end:
+                    break
+                count, pubend, last = _SPAN.unpack_from(data, position + 8)
                 self.lost += flags & _LOST
                 self._unreturned += length
                 position += length
                 if position > end:
-                    self._held, self._skip = count, position - end
+                    self._held, self._skip, self._held_span = count, position - end, (pubend, last)
                     break
+                self._whole((pubend, last))
                 done += count
                 continue
             if position + length > end:
                 break
             self._control(frames.decode(data[position : position + length]))
             position += length
-        else:
-            position = self._last_control(data, position)
         self._carry = bytes(data[position:])
         self._return_credit()
         return done
 
-    def _last_control(self, data: memoryview, position: int) -> int:
-        """A control frame may be shorter than the twelve bytes that a delivery's count needs."""
-        end = len(data)
-        if end - position >= frames.FRAME_PREFIX_BYTES and data[position + 4] != Kind.DELIVERY:
-            length = int.from_bytes(data[position : position + 4], "little")
-            if position + length <= end:
-                self._control(frames.decode(data[position : position + length]))
-                position += length
-        return position
+    def _whole(self, span: tuple[int, int]) -> None:
+        self.consumed[span[0]] = span[1]
 
     def _return_credit(self) -> None:
         if self._unreturned >= WINDOW_BYTES // 4:

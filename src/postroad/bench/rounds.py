@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from postroad.bench import workloads
-from postroad.bench.systems import SYSTEMS, System, chosen
+from postroad.bench.durable_sessions import ACK_EVENTS
+from postroad.bench.durable_systems import DURABLE_SYSTEMS
+from postroad.bench.systems import IN_FLIGHT_EVENTS, SYSTEMS, System, chosen
 from postroad.errors import PostroadError, UsageError
 
 Row = dict[str, Any]
@@ -33,6 +35,7 @@ class Plan:
     workload: str
     run: Callable[[System, float, int], workloads.Figures]
     settings: Row
+    known: Mapping[str, System] = field(default_factory=lambda: SYSTEMS)
     systems: tuple[str, ...] = tuple(SYSTEMS)
     lines: tuple[int, ...] = (1,)  # numbers of brokers in a line, for ours
 
@@ -45,7 +48,20 @@ PLANS: Final = {
         settings={
             "payload_bytes": workloads.PAYLOAD_BYTES,
             "burst_events": workloads.BURST_EVENTS,
-            "in_flight_events": workloads.IN_FLIGHT_EVENTS,
+            "in_flight_events": IN_FLIGHT_EVENTS,
+        },
+    ),
+    "durable": Plan(
+        workload="4 publishers, 4 topics, 100 durable subscribers",
+        run=workloads.durable,
+        known=DURABLE_SYSTEMS,
+        systems=tuple(DURABLE_SYSTEMS),
+        settings={
+            "payload_bytes": workloads.PAYLOAD_BYTES,
+            "burst_events": workloads.BURST_EVENTS,
+            "in_flight_events": IN_FLIGHT_EVENTS,
+            "missed_events": workloads.MISSED_EVENTS,
+            "ack_events": ACK_EVENTS,
         },
     ),
     "latency": Plan(
@@ -113,7 +129,7 @@ def cases(name: str, names: str, seconds: float) -> tuple[list[Case], Row]:
     """The cases of benchmark `name` for these systems (comma-separated; "": its own), and its settings."""
     plan = PLANS[name]
     wanted = []
-    for system in chosen(names, plan.systems):
+    for system in chosen(names, plan.systems, plan.known):
         for brokers in plan.lines if system.name == "postroad" else (1,):
             workload = f"{brokers} brokers in a line" if brokers > 1 else plan.workload
             run = partial(plan.run, system, seconds, brokers)

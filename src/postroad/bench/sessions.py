@@ -47,18 +47,20 @@ class Session(ABC):
 
     level_separator: ClassVar[str] = "/"
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, name: str = "") -> None:
         self.socket = connected
+        self.name = name  # of a durable subscriber
+        self.acknowledged = 0  # published events that the system has confirmed, where it does
         self.reply = bytearray()
         self.subscriptions = 0  # asked for on this connection so far
         self._greet()
 
     @classmethod
-    def connect(cls, address: Address) -> Self:
+    def connect(cls, address: Address, name: str = "") -> Self:
         try:
             connected = socket.create_connection(address, timeout=TIMEOUT_S)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return cls(connected)
+            return cls(connected, name)
         except OSError as error:
             raise UnavailableError(f"{cls.__name__} at {address[0]}:{address[1]}: {error}") from error
 
@@ -82,6 +84,10 @@ class Session(ABC):
             self._subscribe(chunk)
             self.subscriptions += len(chunk)
 
+    def resume(self, topics: Sequence[str]) -> None:
+        """A durable subscriber is back."""
+        self._subscribe(topics)
+
     def attend(self) -> None:
         """Reads what has come on an idle connection and answers what must be answered."""
         if self.feed(memoryview(self.socket.recv(65536))):
@@ -104,6 +110,10 @@ class Session(ABC):
     def may_send(self) -> bool:
         """Whether the system's own flow control lets another packet go."""
         return True
+
+    def finish(self) -> None:
+        """Puts into `reply` the acknowledgement of what was received and not acknowledged yet."""
+        return
 
     @abstractmethod
     def feed(self, data: memoryview) -> int:
@@ -138,13 +148,13 @@ class Session(ABC):
 class FixedSession(Session):
     """A system whose deliveries on one subscription all have one size."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, name: str = "") -> None:
         self._head = b""  # the first bytes of every delivery; empty on a connection that only publishes
         self._size = 0
         self._payload_at = 0
         self._need = 0  # bytes still to come of the delivery that has begun
         self._carry = b""
-        super().__init__(connected)
+        super().__init__(connected, name)
 
     def _expect(self, head: bytes, size: int, payload_at: int) -> None:
         self._head, self._size, self._payload_at = head, size, payload_at
@@ -218,31 +228,31 @@ class Mqtt(FixedSession):
 
     def _greet(self) -> None:
         # Protocol level 4, clean session, keep-alive off, an empty client id (the server makes one).
-        self.socket.sendall(_mqtt_packet(0x10, b"\x00\x04MQTT\x04\x02\x00\x00\x00\x00"))
+        self.socket.sendall(mqtt_packet(0x10, b"\x00\x04MQTT\x04\x02\x00\x00\x00\x00"))
         if self._take(4) != b"\x20\x02\x00\x00":
             raise PeerError("MQTT connection refused")
 
     def _subscribe(self, topics: Sequence[str]) -> None:
-        filters = b"".join(_mqtt_text(topic) + b"\x00" for topic in topics)
-        self.socket.sendall(_mqtt_packet(0x82, b"\x00\x01" + filters))
-        answer = _mqtt_packet(0x90, b"\x00\x01" + bytes(len(topics)))
+        filters = b"".join(mqtt_text(topic) + b"\x00" for topic in topics)
+        self.socket.sendall(mqtt_packet(0x82, b"\x00\x01" + filters))
+        answer = mqtt_packet(0x90, b"\x00\x01" + bytes(len(topics)))
         if self._take(len(answer)) != answer:
             raise PeerError("MQTT subscription refused")
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
-        return _repeat(_mqtt_packet(0x30, _mqtt_text(topic) + payload), len(payload), 0, count)
+        return _repeat(mqtt_packet(0x30, mqtt_text(topic) + payload), len(payload), 0, count)
 
     def expect(self, topic: str, size: int) -> None:
-        packet = _mqtt_packet(0x30, _mqtt_text(topic) + bytes(size))
+        packet = mqtt_packet(0x30, mqtt_text(topic) + bytes(size))
         self._expect(packet[:-size], len(packet), len(packet) - size)
 
 
-def _mqtt_text(text: str) -> bytes:
+def mqtt_text(text: str) -> bytes:
     data = text.encode()
     return len(data).to_bytes(2, "big") + data
 
 
-def _mqtt_packet(first: int, body: bytes) -> bytes:
+def mqtt_packet(first: int, body: bytes) -> bytes:
     length, left = bytearray(), len(body)
     while True:
         left, low = left >> 7, left & 0x7F

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from postroad.bench.processes import Running, free_port
 from postroad.bench.sessions import Mqtt, Nats, Resp, Session
 from postroad.errors import PeerError, UsageError
 
+IN_FLIGHT_EVENTS: Final = 4096  # a busy publisher stops when its slowest subscriber is this far behind
 _SBIN: Final = "/usr/sbin:/usr/local/sbin"  # where Debian keeps servers; not on everybody's path
 _RABBIT: Final = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # the one on the path changes user and folder
 
@@ -37,6 +38,7 @@ class System:
     version: Callable[[], str | None]  # None: not installed
     settings: str
     syncs: str  # what is on disk when a publish is acknowledged
+    in_flight: int = IN_FLIGHT_EVENTS
 
 
 def _program(name: str) -> str | None:
@@ -44,14 +46,14 @@ def _program(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name, path=f"{os.environ['PATH']}:{_SBIN}")
 
 
-def _found(name: str) -> str:
+def found(name: str) -> str:
     path = _program(name)
     if path is None:
         raise UsageError(f"{name} is not installed; `make bench-peers` installs the peers")
     return path
 
 
-def _version(name: str, option: str, pattern: str) -> Callable[[], str | None]:
+def version(name: str, option: str, pattern: str) -> Callable[[], str | None]:
     def ask() -> str | None:
         path = _program(name)
         if path is None:
@@ -63,19 +65,19 @@ def _version(name: str, option: str, pattern: str) -> Callable[[], str | None]:
     return ask
 
 
-def _own_version() -> str:
+def own_version() -> str:
     # The slower reference kernel is another thing to measure than the compiled one.
     kind = "compiled" if kernel.COMPILED else "reference"
     return f"{__version__} ({kind} kernel)"
 
 
-def _rabbit_version() -> str | None:
+def rabbit_version() -> str | None:
     library = Path(_RABBIT).parent.parent / "lib"
     found = sorted(library.glob("rabbitmq_server-*")) if Path(_RABBIT).exists() else []
     return found[-1].name.partition("-")[2] if found else None
 
 
-def _start_postroad(running: Running, folder: Path, brokers: int) -> None:
+def start_postroad(running: Running, folder: Path, brokers: int) -> None:
     for number in range(brokers):
         command = [sys.executable, "-m", "postroad", "up", "--name", f"b{number + 1}"]
         command += ["--listen", "127.0.0.1:0", "--data", str(folder / f"data{number + 1}")]
@@ -93,13 +95,13 @@ def _start_mosquitto(running: Running, folder: Path, brokers: int) -> None:
         f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
         "max_queued_messages 0\nmax_queued_bytes 0\nlog_type error\nuser root\n"
     )
-    running.wait_port(port, running.spawn([_found("mosquitto"), "-c", str(config)], folder))
+    running.wait_port(port, running.spawn([found("mosquitto"), "-c", str(config)], folder))
 
 
 def _start_redis(running: Running, folder: Path, brokers: int) -> None:
     del brokers
     port = free_port()
-    command = [_found("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    command = [found("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--appendonly", "no", "--dir", str(folder)]
     command += ["--client-output-buffer-limit", "pubsub 0 0 0"]
     running.wait_port(port, running.spawn(command, folder))
@@ -110,15 +112,15 @@ def _start_nats(running: Running, folder: Path, brokers: int) -> None:
     port = free_port()
     config = folder / "nats.conf"
     config.write_text(f'host: "127.0.0.1"\nport: {port}\nping_interval: "1h"\nping_max: 100\n')
-    running.wait_port(port, running.spawn([_found("nats-server"), "-c", str(config)], folder))
+    running.wait_port(port, running.spawn([found("nats-server"), "-c", str(config)], folder))
 
 
-def _start_rabbit(running: Running, folder: Path, brokers: int) -> None:
+def start_rabbit(running: Running, folder: Path, brokers: int) -> None:
     del brokers
     port, names_port = free_port(), free_port()
     # Erlang's name server would stay behind as a daemon; started here it ends with the rest.
     names = running.spawn(
-        [_found("epmd"), "-port", str(names_port), "-address", "127.0.0.1"], folder, measured=False
+        [found("epmd"), "-port", str(names_port), "-address", "127.0.0.1"], folder, measured=False
     )
     running.wait_port(names_port, names)
     running.addresses.clear()
@@ -147,8 +149,8 @@ SYSTEMS: Final = {
         System(
             name="postroad",
             session=Native,
-            start=_start_postroad,
-            version=_own_version,
+            start=start_postroad,
+            version=own_version,
             settings="plain mode, defaults",
             syncs="nothing (plain mode keeps events in memory)",
         ),
@@ -156,7 +158,7 @@ SYSTEMS: Final = {
             name="mosquitto",
             session=Mqtt,
             start=_start_mosquitto,
-            version=_version("mosquitto", "-h", r"mosquitto version (\S+)"),
+            version=version("mosquitto", "-h", r"mosquitto version (\S+)"),
             settings="MQTT 3.1.1 QoS 0, persistence off, no queue limit, TCP_NODELAY",
             syncs="nothing (QoS 0 is not acknowledged)",
         ),
@@ -164,7 +166,7 @@ SYSTEMS: Final = {
             name="nats",
             session=Nats,
             start=_start_nats,
-            version=_version("nats-server", "--version", r"v(\d\S*)"),
+            version=version("nats-server", "--version", r"v(\d\S*)"),
             settings="core NATS, defaults",
             syncs="nothing (core NATS is not acknowledged)",
         ),
@@ -172,15 +174,15 @@ SYSTEMS: Final = {
             name="redis",
             session=Resp,
             start=_start_redis,
-            version=_version("redis-server", "--version", r"v=(\S+)"),
+            version=version("redis-server", "--version", r"v=(\S+)"),
             settings="PUBLISH/SUBSCRIBE, save and appendonly off, no output buffer limit",
             syncs="nothing (in memory)",
         ),
         System(
             name="rabbitmq",
             session=Amqp,
-            start=_start_rabbit,
-            version=_rabbit_version,
+            start=start_rabbit,
+            version=rabbit_version,
             settings="AMQP 0-9-1, direct exchange, a transient exclusive queue per subscriber, no acks",
             syncs="nothing (transient messages, no confirms)",
         ),
@@ -188,17 +190,17 @@ SYSTEMS: Final = {
 }
 
 
-def chosen(names: str, default: tuple[str, ...]) -> list[System]:
+def chosen(names: str, default: Sequence[str], known: Mapping[str, System] = SYSTEMS) -> list[System]:
     """The systems of a comma-separated list, or those of `default` that are installed."""
     if not names:
-        return [SYSTEMS[name] for name in default if SYSTEMS[name].version() is not None]
+        return [known[name] for name in default if known[name].version() is not None]
     found = []
     for name in names.split(","):
-        if name not in SYSTEMS:
-            raise UsageError(f"unknown system {name!r}; known are {', '.join(SYSTEMS)}")
-        if SYSTEMS[name].version() is None:
+        if name not in known:
+            raise UsageError(f"unknown system {name!r}; known are {', '.join(known)}")
+        if known[name].version() is None:
             raise UsageError(f"{name} is not installed; `make bench-peers` installs the peers")
-        found.append(SYSTEMS[name])
+        found.append(known[name])
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from postroad.bench.load import Task
-from postroad.bench.processes import cpu_seconds, resident_bytes
+from postroad.bench.processes import Running, cpu_seconds, resident_bytes
 from postroad.bench.sessions import SUBSCRIBE_CHUNK, Session
 from postroad.bench.systems import System, serving
 from postroad.errors import PeerError, UnavailableError
@@ -23,7 +23,7 @@ Figures = dict[str, float]
 
 PAYLOAD_BYTES: Final = 250
 BURST_EVENTS: Final = 64  # events a busy publisher hands over in one send
-IN_FLIGHT_EVENTS: Final = 4096  # a publisher stops when its slowest subscriber is this far behind
+MISSED_EVENTS: Final = 20_480  # by those who catch up
 WARM_S: Final = 1.0
 LINE_WARM_S: Final = 3.0  # several brokers first find each other
 RATE: Final = 5_000
@@ -34,10 +34,10 @@ SUBSCRIPTIONS_PER_CONNECTION: Final = 10_000
 
 
 @contextmanager
-def _loading(task: Task) -> Iterator[subprocess.Popen[str]]:
+def _loading(task: Task, module: str = "load") -> Iterator[subprocess.Popen[str]]:
     """A load process that has been told its task."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "postroad.bench.load"],
+        [sys.executable, "-m", f"postroad.bench.{module}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -68,24 +68,36 @@ def _hear(process: subprocess.Popen[str]) -> Figures:
     return {name: float(value) for name, value in answer.items()}
 
 
+def _fanout(system: System, seconds: float, running: Running) -> Task:
+    return Task(
+        what="fanout",
+        system=system.name,
+        address=running.addresses[0],
+        publishers=4,
+        subscribers=100,
+        topics=4,
+        payload=PAYLOAD_BYTES,
+        burst=BURST_EVENTS,
+        in_flight=system.in_flight,
+        warm_s=WARM_S,
+        seconds=seconds,
+        pids=tuple(running.pids()),
+    )
+
+
 def fanout(system: System, seconds: float, brokers: int = 1) -> Figures:
     """4 publishers, 4 topics, 100 subscribers, as fast as nothing is dropped."""
+    with serving(system, brokers) as running, _loading(_fanout(system, seconds, running)) as process:
+        return _hear(process)
+
+
+def durable(system: System, seconds: float, brokers: int = 1) -> Figures:
+    """The same with durable subscriptions; then 1 and 25 of them catch up with what they missed."""
     with serving(system, brokers) as running:
-        task = Task(
-            what="fanout",
-            system=system.name,
-            address=running.addresses[0],
-            publishers=4,
-            subscribers=100,
-            topics=4,
-            payload=PAYLOAD_BYTES,
-            burst=BURST_EVENTS,
-            in_flight=IN_FLIGHT_EVENTS,
-            warm_s=WARM_S,
-            seconds=seconds,
-            pids=tuple(running.pids()),
+        task = msgspec.structs.replace(
+            _fanout(system, seconds, running), missed=MISSED_EVENTS, folder=str(running.logs[0].parent)
         )
-        with _loading(task) as process:
+        with _loading(task, "durable_load") as process:
             return _hear(process)
 
 

@@ -12,6 +12,12 @@ Systems = Annotated[
     str,
     typer.Option(help="Some of postroad, mosquitto, nats, redis, rabbitmq, separated by commas."),
 ]
+DurableSystems = Annotated[
+    str,
+    typer.Option(
+        help="Some of postroad, jetstream, jetstream-always, rabbitmq, mosquitto, separated by commas."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 
 
@@ -49,6 +55,13 @@ def _run(name: str, rounds: int, seconds: float, systems: str, as_json: bool) ->
 def fanout(rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False) -> None:
     """Deliveries a second and broker CPU for each: 4 publishers, 4 topics, 100 subscribers."""
     _run("fanout", rounds, seconds, systems, as_json)
+
+
+def durable(
+    rounds: Rounds = 3, seconds: Seconds = 5.0, systems: DurableSystems = "", as_json: Json = False
+) -> None:
+    """The same with durable subscriptions: deliveries a second, catch-up of 1 and of 25, bytes on disk."""
+    _run("durable", rounds, seconds, systems, as_json)
 
 
 def latency(rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False) -> None:
@@ -101,6 +114,6 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(
         help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
     )
-    for command in (fanout, latency, topics, memory, match, tracking):
+    for command in (fanout, durable, latency, topics, memory, match, tracking):
         bench.command()(command)
     app.add_typer(bench, name="bench")
