@@ -198,7 +198,10 @@ class Broker:
                 links=self._links,
                 interest=self._interest,
                 routing=self._routing,
+                limits=config.limits,
                 flood=lambda updates: self._flood_interest(updates, None),
+                name_of=self._topology.name,
+                tracking=None if tracking is None else self._tracer.tracking,
                 new_tag=lambda: next(tags),
                 now_us=now_us,
             )
@@ -467,7 +470,7 @@ class Broker:
                     self._send(peer.connection, Ended(number=message.number, code="", reason=""))
             case Ack():
                 if self._host is not None:
-                    self._host.ack(peer.connection, message.number, message.token)
+                    self._out += self._host.ack(peer.connection, message, now_us)
             case Request(what="trace"):
                 self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():

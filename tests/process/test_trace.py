@@ -117,6 +117,48 @@ def test_the_path_survives_a_clean_restart_of_every_broker(brokers: Brokers) -> 
     asyncio.run(after())
 
 
+def test_durable_receivers_are_named_also_after_catching_up_and_restarts(brokers: Brokers) -> None:
+    """T4: one durable subscriber gets the event at once, one after its broker was restarted."""
+    line = brokers.line(3)
+
+    async def take(client: Any, name: str, count: int) -> None:
+        async with client.subscribe("traced", durable=name) as events:
+            for _ in range(count):
+                await anext(aiter(events))
+
+    async def before() -> MessageId:
+        await linked(*line)
+        async with (
+            postroad.connect(line[2].address, name="reader") as reader,
+            postroad.connect(line[0].address, name="writer") as writer,
+        ):
+            await take(reader, "late", 0)
+            await take(reader, "prompt", 0)
+            receipt = await writer.publish("traced", "x", mode="durable")
+            await take(reader, "prompt", 1)
+        return receipt.id
+
+    identity = asyncio.run(before())
+    assert line[2].stop() == 0
+    line[2].start()
+
+    async def after() -> None:
+        await linked(*line)
+        async with postroad.connect(line[2].address, name="reader") as reader:
+            await take(reader, "late", 1)
+
+    asyncio.run(after())
+    found = json.loads(postroad_trace(str(identity), "--json", "--broker", line[0].address).stdout)
+    assert found["missing"]["verdict"] == "complete"
+    assert found["origin"]["broker"] == "b1"
+    assert [step["broker"] for step in found["route"]] == ["b1", "b2", "b3"]
+    assert [(one["subscriber"], one["broker"]) for one in found["receivers"]] == [
+        ("late", "b3"),
+        ("prompt", "b3"),
+    ]
+    assert "late" in postroad_trace(str(identity), "--broker", line[0].address).stdout
+
+
 def test_a_broker_that_cannot_be_reached_makes_the_answer_partial(brokers: Brokers) -> None:
     line = brokers.line(3)
 

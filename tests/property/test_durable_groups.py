@@ -40,11 +40,18 @@ class World:
         self.rows: dict[bytes, bytes] = {}
         self.token: dict[int, int] = {P: 0}
         self.consumers = count(1)
+        self.room: dict[int, int] = {}  # bytes of credit, by consumer
         self.start()
 
     def start(self) -> None:
         """The broker starts, at first or after a crash: what was saved is all it knows."""
-        self.group = SharedSubscription(5, key=self.key, new_tag=lambda: next(self.tags))
+        self.group = SharedSubscription(
+            5,
+            key=self.key,
+            new_tag=lambda: next(self.tags),
+            available=lambda consumer: self.room[consumer],
+            saved=lambda pubend: self.token[pubend],
+        )
         self.group.recover(self.rows, self.token)
         self.held = {}
         self.position = self.token[P]
@@ -53,6 +60,7 @@ class World:
         for one in given:
             assert isinstance(one, Assign)
             ticks = one.batch.headers["tick"][one.rows].tolist()
+            assert self.room[one.consumer] > 0, "it has no credit"
             for tick in ticks:
                 assert tick not in self.done, "given out again after it was acknowledged"
                 assert all(tick not in held for held in self.held.values()), "at two consumers"
@@ -91,8 +99,9 @@ class World:
             return
         tick = held.pop(0) if self.key else held.pop(self.random.randrange(len(held)))
         self.done.append(tick)
-        self.take(self.group.ack(consumer, P, [tick]))
-        # An acknowledgement counts when it is saved, together with the token.
+        self.group.ack(consumer, P, [tick])
+        self.take(self.group.assign())
+        # An acknowledgement counts when it is saved; the token is saved later.
         for save in self.group.flush():
             assert isinstance(save, Save)
             assert save.table == TABLE
@@ -101,11 +110,26 @@ class World:
                 if value is not None:
                     self.rows[key] = value
             assert self.group.saved(save.tag)
-        self.token = self.group.token()
+        if self.random.random() < 0.3:
+            self.token.update(self.group.token())
+
+    def credit(self) -> None:
+        if self.held:
+            self.room[self.random.choice(sorted(self.held))] = self.random.choice([0, 1, 500])
+            self.take(self.group.assign())
+
+    def reset(self) -> None:
+        """All consumers are gone for a while: the stream begins again at the token."""
+        for consumer in sorted(self.held):
+            self.group.leave(consumer)
+        self.held = {}
+        self.group.reset()
+        self.position = self.group.token()[P]
 
     def join(self) -> None:
         consumer = next(self.consumers)
         self.held[consumer] = []
+        self.room[consumer] = 500
         self.take(self.group.join(consumer, self.random.randint(1, 4)))
 
     def leave(self) -> None:
@@ -121,26 +145,27 @@ def test_each_event_to_one_consumer_and_none_lost(seed: int, key: str) -> None:
     random = Random(seed)
     world = World(random, key)
     for _ in range(80):
-        random.choices([world.offer, world.ack, world.join, world.leave, world.start], [8, 12, 2, 1, 0.3])[
-            0
-        ]()
+        steps = [world.offer, world.ack, world.join, world.leave, world.start, world.credit, world.reset]
+        random.choices(steps, [8, 12, 2, 1, 0.3, 2, 0.3])[0]()
         world.group.check()
     if not world.held:
         world.join()
     for _ in range(2_000):
         if len(world.done) == len(world.events):
             break
+        world.room = dict.fromkeys(world.room, 500)
+        world.take(world.group.assign())
         if world.position < len(world.events):
             world.offer()
         world.ack()
         world.group.check()
     assert sorted(world.done) == [tick for tick, _ in world.events], "each exactly once"
-    assert world.group.token() in ({P: world.position}, {P: len(world.events)}, {P: 0})
+    assert world.group.token() == {P: world.position}
     assert world.group.status()["in_flight"] == 0
 
 
 def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
-    group = SharedSubscription(5, key="", new_tag=count(1).__next__)
+    group = SharedSubscription(5, key="", new_tag=count(1).__next__, available=lambda _: 1, saved=lambda _: 0)
     assert group.offer(DeliverGap(subscribers=(5,), pubend=P, start=0, end=9)) == []
     assert group.join(1) == [AssignGap(consumer=1, pubend=P, start=0, end=9)]
     group.join(2)

@@ -3,19 +3,22 @@
 To the hosting broker the group is one subscriber whose token is kept by the broker. What it is sent comes
 here, in tick order per pubend, and every event goes to one consumer: to the one that has the same key in
 flight, so that events of one key are consumed in order, else to the one with the least in flight. Events
-of a consumer that dies go to others, those of one key still in order. An event that was acknowledged is
-never given out again, not even after a crash.
+of a consumer that dies go to others, those of one key still in order. An event whose acknowledgement was
+saved is never given out again, not even after a crash.
 
-Acknowledgements come in any order. The token is the tick below the oldest event that is not acknowledged;
-acknowledged ticks above it are saved as spans, and are left out when the token brings them back.
+Acknowledgements come in any order. The token is the tick below the oldest event that is not acknowledged.
+What is done above the token that is on disk, all but the open ticks, is saved as spans, and is left out
+when the token brings it back.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import heapq
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -27,12 +30,15 @@ from postroad.durable.spans import Span, union
 from postroad.errors import BugError, UsageError
 from postroad.events.attributes import Value
 from postroad.events.batch import EventBatch
+from postroad.kernel.layout import EVENT_HEADER_BYTES
 from postroad.storage.effects import Save, StorageEffect
+from postroad.units import MIB
 
 TABLE: Final = "durable.groups"
 MAX_CONSUMERS: Final = 1_024
-MAX_IN_FLIGHT: Final = 4_096  # events held of one group, given out or not; then the group takes no more
-MAX_WINDOW: Final = 1_024  # events in flight at one consumer
+MAX_HELD: Final = 4_096  # events of one group, given out or not; then the group takes no more
+MAX_HELD_BYTES: Final = 16 * MIB  # likewise
+MAX_WINDOW: Final = 256  # events in flight at one consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,9 @@ class AssignGap:
     end: int
 
 
+Assigned = list[Assign | AssignGap]
+
+
 @dataclass(slots=True, order=True)
 class _Event:
     number: int  # of arrival
@@ -63,6 +72,7 @@ class _Event:
     batch: EventBatch = field(compare=False)
     row: int = field(compare=False)
     key: Value | None = field(compare=False)
+    size: int = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -77,45 +87,72 @@ class _Progress:
 
     told: int  # everything up to here was offered
     open: dict[int, None] = field(default_factory=dict)  # ticks offered and not acknowledged, in order
-    acked: list[Span] = field(default_factory=list)  # acknowledged ticks above the token
+    done: list[Span] = field(default_factory=list)  # acknowledged earlier, and to be offered again
 
     @property
     def token(self) -> int:
         return next(iter(self.open)) - 1 if self.open else self.told
 
+    def is_done(self, tick: int) -> bool:
+        at = bisect_left(self.done, tick, key=itemgetter(1))
+        return at < len(self.done) and self.done[at][0] < tick
+
+    def done_above(self, tick: int) -> list[Span]:
+        """What need not be offered again: all of (tick, told] that is not open, and what was done before."""
+        spans = [span for span in self.done if span[1] > self.told]
+        for one in self.open:
+            spans.append((tick, one - 1))
+            tick = max(tick, one)
+        spans.append((tick, self.told))
+        return union(spans)
+
 
 class SharedSubscription:
-    """The consumers of one group at its hosting broker."""
+    """The consumers of one group at its hosting broker.
 
-    def __init__(self, subscriber: int, *, key: str, new_tag: Callable[[], int]) -> None:
+    `available(c)`: bytes that a consumer has room for. `saved(p)`: the group's token on disk.
+    """
+
+    def __init__(
+        self,
+        subscriber: int,
+        *,
+        key: str,
+        new_tag: Callable[[], int],
+        available: Callable[[int], int],
+        saved: Callable[[int], int],
+    ) -> None:
         self.subscriber = subscriber
         self._key = key  # attribute that orders; "" for none
         self._new_tag = new_tag
+        self._available = available
+        self._saved = saved
         self._consumers: dict[int, _Consumer] = {}
         self._waiting: list[_Event] = []  # offered and with no consumer, by number
+        self._held_bytes = 0  # of what waits and what is in flight
         self._keys: dict[Value, tuple[int, int]] = {}  # key in flight -> (consumer, how many)
         self._progress: dict[int, _Progress] = {}
         self._gaps: deque[DeliverGap] = deque(maxlen=MAX_CONSUMERS)  # while there is no consumer to tell
-        self._dirty: dict[int, None] = {}  # pubends whose acknowledged spans are to be saved
-        self._saving: dict[int, tuple[int, ...]] = {}  # tag -> pubends on their way
+        self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
+        self._saving: tuple[int, tuple[int, ...]] | None = None  # the save on its way: tag, pubends
         self._numbers = 0
         self.redelivered = 0
 
     # ---- consumers
 
-    def join(self, consumer: int, window: int = MAX_WINDOW) -> list[Assign | AssignGap]:
+    def join(self, consumer: int, window: int = MAX_WINDOW) -> Assigned:
         if consumer in self._consumers or len(self._consumers) >= MAX_CONSUMERS:
             raise UsageError(f"consumer {consumer} cannot join: it is here, or {MAX_CONSUMERS} are")
         if not 1 <= window <= MAX_WINDOW:
             raise UsageError(f"a window of {window} events, 1 to {MAX_WINDOW} are possible")
         self._consumers[consumer] = _Consumer(window)
         gaps, self._gaps = list(self._gaps), deque(maxlen=MAX_CONSUMERS)
-        told: list[Assign | AssignGap] = [
+        told: Assigned = [
             AssignGap(consumer=consumer, pubend=one.pubend, start=one.start, end=one.end) for one in gaps
         ]
-        return told + self._assign()
+        return told + self.assign()
 
-    def leave(self, consumer: int) -> list[Assign | AssignGap]:
+    def leave(self, consumer: int) -> Assigned:
         """A consumer is gone: what it did not acknowledge goes to others."""
         held = self._consumers.pop(consumer, None)
         if held is None:
@@ -124,16 +161,16 @@ class SharedSubscription:
         for event in held.in_flight.values():
             self._drop_key(event)
             insort(self._waiting, event)
-        return self._assign()
+        return self.assign()
 
     @property
-    def consumers(self) -> int:
-        return len(self._consumers)
+    def consumers(self) -> list[int]:
+        return list(self._consumers)
 
     @property
     def room(self) -> bool:
         """The group can be offered more: `room` of its subscriber for Hosting."""
-        return bool(self._consumers) and self._held < MAX_IN_FLIGHT
+        return bool(self._consumers) and self._held < MAX_HELD and self._held_bytes < MAX_HELD_BYTES
 
     @property
     def _held(self) -> int:
@@ -145,13 +182,16 @@ class SharedSubscription:
             consumer.in_flight.clear()
         self._waiting.clear()
         self._keys.clear()
+        self._held_bytes = 0
         for progress in self._progress.values():
-            progress.told = progress.token
+            token = progress.token
+            progress.done = progress.done_above(token)
+            progress.told = token
             progress.open.clear()
 
     # ---- events
 
-    def offer(self, message: Message) -> list[Assign | AssignGap]:
+    def offer(self, message: Message) -> Assigned:
         """What the group was sent, in order per pubend."""
         progress = self._progress.get(message.pubend)
         if progress is None:
@@ -170,24 +210,29 @@ class SharedSubscription:
         if batch is None:
             return []
         rows = range(batch.count) if message.rows is None else message.rows.tolist()
-        ticks = batch.headers["tick"].tolist()
+        ticks, offsets = batch.headers["tick"].tolist(), batch.offsets.tolist()
         for row in rows:
             tick = ticks[row]
-            if any(start < tick <= end for start, end in progress.acked):
+            if progress.done and progress.is_done(tick):
                 continue
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
-            self._waiting.append(_Event(self._numbers, message.pubend, tick, batch, row, key))
+            size = EVENT_HEADER_BYTES + offsets[row + 1] - offsets[row]
+            self._waiting.append(_Event(self._numbers, message.pubend, tick, batch, row, key, size))
+            self._held_bytes += size
             progress.open[tick] = None
-        return self._assign()
+        return self.assign()
 
-    def _assign(self) -> list[Assign | AssignGap]:
-        """Give out what can be, oldest first."""
+    def assign(self) -> Assigned:
+        """Give out what can be, oldest first; also to be called when a consumer has room again."""
+        if not self._waiting or not self._consumers:
+            return []
+        free = _Free(self._consumers, self._available)
         chosen: dict[tuple[int, int], list[_Event]] = {}  # (consumer, batch) -> its events
         left: list[_Event] = []
         blocked: set[Value] = set()
         for at, event in enumerate(self._waiting):
-            consumer = None if event.key in blocked else self._choose(event)
+            consumer = None if event.key in blocked else self._choose(event, free)
             if consumer is None:
                 left.append(event)
                 if event.key is not None:
@@ -197,6 +242,7 @@ class SharedSubscription:
                     break
                 continue
             self._consumers[consumer].in_flight[event.pubend, event.tick] = event
+            free.give(consumer, event.size)
             if event.key is not None:
                 _, count = self._keys.get(event.key, (consumer, 0))
                 self._keys[event.key] = (consumer, count + 1)
@@ -212,17 +258,11 @@ class SharedSubscription:
             for (consumer, _), events in chosen.items()
         ]
 
-    def _choose(self, event: _Event) -> int | None:
+    def _choose(self, event: _Event, free: _Free) -> int | None:
         if event.key is not None and event.key in self._keys:
             consumer, _ = self._keys[event.key]
-            held = self._consumers[consumer]
-            return consumer if len(held.in_flight) < held.window else None
-        free = [
-            (len(one.in_flight), number)
-            for number, one in self._consumers.items()
-            if len(one.in_flight) < one.window
-        ]
-        return min(free)[1] if free else None
+            return consumer if free.has_room(consumer) else None
+        return free.least()
 
     def _drop_key(self, event: _Event) -> None:
         if event.key is None:
@@ -233,54 +273,63 @@ class SharedSubscription:
         else:
             del self._keys[event.key]
 
-    def ack(self, consumer: int, pubend: int, ticks: Iterable[int]) -> list[Assign | AssignGap]:
+    def ack(self, consumer: int, pubend: int, ticks: Iterable[int]) -> None:
         """A consumer is done with these events. What it does not hold (any more) is ignored."""
-        held = self._consumers.get(consumer)
-        if held is None:
-            return []
-        progress = self._progress.get(pubend)
-        done: list[int] = []
+        held, progress = self._consumers.get(consumer), self._progress.get(pubend)
+        if held is None or progress is None:
+            return
         for tick in ticks:
             event = held.in_flight.pop((pubend, tick), None)
-            if event is not None and progress is not None:
+            if event is not None:
                 self._drop_key(event)
+                self._held_bytes -= event.size
                 del progress.open[tick]
-                done.append(tick)
-        if progress is not None and done:
-            spans = union([*progress.acked, *((tick - 1, tick) for tick in done)])
-            progress.acked = [span for span in spans if span[1] > progress.token]
-            self._dirty[pubend] = None
-        return self._assign()
+                self._dirty[pubend] = None
 
     def token(self) -> dict[int, int]:
-        """Up to here everything was acknowledged: for `Hosting.ack`, after `flush`."""
+        """Up to here everything was acknowledged: for `Hosting.ack`."""
         return {pubend: progress.token for pubend, progress in self._progress.items()}
 
     # ---- durability
 
+    @property
+    def dirty(self) -> bool:
+        """Something that was acknowledged is not on disk."""
+        return bool(self._dirty) or self._saving is not None
+
     def flush(self) -> list[StorageEffect]:
-        """Save the acknowledged ticks above the token."""
-        if not self._dirty:
+        """Save what is done above the token, one save at a time: meanwhile the next one gathers."""
+        if not self._dirty or self._saving is not None:
             return []
         tag = self._new_tag()
         rows = tuple((self._row_key(pubend), self._row(pubend)) for pubend in self._dirty)
-        self._saving[tag] = tuple(self._dirty)
+        self._saving = (tag, tuple(self._dirty))
         self._dirty.clear()
         return [Save(table=TABLE, rows=rows, tag=tag)]
 
     def _row(self, pubend: int) -> bytes | None:
-        acked = self._progress[pubend].acked
-        return msgspec.msgpack.encode(acked) if acked else None
+        done = self._progress[pubend].done_above(self._saved(pubend))
+        return msgspec.msgpack.encode(done) if done else None
 
     def saved(self, tag: int) -> bool:
-        return self._saving.pop(tag, None) is not None
+        mine = self._saving is not None and self._saving[0] == tag
+        if mine:
+            self._saving = None
+        return mine
 
     def save_failed(self, tag: int) -> bool:
-        again = self._saving.pop(tag, None)
-        if again is None:
+        if self._saving is None or self._saving[0] != tag:
             return False
-        self._dirty.update(dict.fromkeys(again))
+        self._dirty.update(dict.fromkeys(self._saving[1]))
+        self._saving = None
         return True
+
+    def delete(self) -> list[StorageEffect]:
+        """The group is gone for good: nothing of it is kept."""
+        if not self._progress:
+            return []
+        rows = tuple((self._row_key(pubend), None) for pubend in self._progress)
+        return [Save(table=TABLE, rows=rows, tag=self._new_tag())]
 
     def _row_key(self, pubend: int) -> bytes:
         return self.subscriber.to_bytes(4, "big") + pubend.to_bytes(8, "big")
@@ -293,7 +342,7 @@ class SharedSubscription:
             pubend = int.from_bytes(key[4:], "big")
             if key[:4] == self.subscriber.to_bytes(4, "big") and pubend in self._progress:
                 spans = msgspec.msgpack.decode(value, type=list[tuple[int, int]])
-                self._progress[pubend].acked = [span for span in spans if span[1] > token[pubend]]
+                self._progress[pubend].done = [span for span in spans if span[1] > token[pubend]]
 
     # ---- inspection
 
@@ -311,6 +360,8 @@ class SharedSubscription:
         places = sorted((event.pubend, event.tick) for event in [*held, *self._waiting])
         if places != sorted((pubend, tick) for pubend, one in self._progress.items() for tick in one.open):
             raise BugError("group: what is open is not what is held")
+        if self._held_bytes != sum(event.size for event in [*held, *self._waiting]):
+            raise BugError("group: the bytes held are miscounted")
         if [event.number for event in self._waiting] != sorted(event.number for event in self._waiting):
             raise BugError("group: what waits is out of order")
         for one in self._consumers.values():
@@ -320,3 +371,34 @@ class SharedSubscription:
             here = sum(event.key == key for event in self._consumers[consumer].in_flight.values())
             if here != count or sum(event.key == key for event in held) != count:
                 raise BugError("group: a key is in flight at two consumers, or is miscounted")
+
+
+class _Free:
+    """Consumers by how much they have in flight, during one `assign`."""
+
+    __slots__ = ("_consumers", "_left", "_order")
+
+    def __init__(self, consumers: Mapping[int, _Consumer], available: Callable[[int], int]) -> None:
+        self._consumers = consumers
+        self._left = {number: available(number) for number in consumers}  # bytes
+        self._order = [(len(one.in_flight), number) for number, one in consumers.items()]
+        heapq.heapify(self._order)  # counts may be out of date: too low, never too high
+
+    def has_room(self, consumer: int) -> bool:
+        held = self._consumers[consumer]
+        return len(held.in_flight) < held.window and self._left[consumer] > 0
+
+    def give(self, consumer: int, size: int) -> None:
+        self._left[consumer] -= size
+
+    def least(self) -> int | None:
+        """Of those with room the one with the least in flight, the lowest number first."""
+        while self._order:
+            count, number = self._order[0]
+            if not self.has_room(number):
+                heapq.heappop(self._order)
+            elif count < len(self._consumers[number].in_flight):
+                heapq.heapreplace(self._order, (len(self._consumers[number].in_flight), number))
+            else:
+                return number
+        return None

@@ -21,6 +21,7 @@ from postroad.durable.catchup import CatchupStream
 from postroad.durable.constream import DELIVERED, Constream, Ledger
 from postroad.durable.filtering import TABLE as FILTERING
 from postroad.durable.filtering import PersistentFiltering
+from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
 from postroad.durable.release import Report
@@ -53,7 +54,7 @@ SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told 
 MAX_FOLLOWED: Final = 65_536  # pubends
 
 _NEVER: Final = (1 << 63) - 1  # `since` of a subscription whose pubend is not followed yet
-TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING)
+TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING, GROUPS)
 
 
 @dataclass(slots=True)

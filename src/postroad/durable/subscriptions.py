@@ -88,6 +88,20 @@ class Subscription:
     def token(self) -> CheckpointToken:
         return CheckpointToken({pubend: cursor.released for pubend, cursor in self.cursors.items()})
 
+    def check_same(self, selector: Selector, shared: bool, key: str) -> None:
+        """UsageError unless whoever comes back asks for what this is."""
+        if self.selector != selector:
+            raise UsageError(
+                f"the durable subscription {self.name!r} is for topic {self.selector.topic!r} where "
+                f"{self.selector.where!r}: delete it first, or choose another name"
+            )
+        if (self.shared, self.key) != (shared, key):
+            order = f" with key {self.key!r}" if self.key else ""
+            held = f"shared{order}" if self.shared else "not shared"
+            raise UsageError(
+                f"the durable subscription {self.name!r} is {held}: delete it first, or choose another name"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
@@ -172,7 +186,7 @@ class Subscriptions:
         if elsewhere and token is None:
             return Attached(subscription=None, created=False, replaced=None, ask=broker, epoch=epoch)
         if held is not None:
-            _check_same(held, selector, shared, key)
+            held.check_same(selector, shared, key)
             replaced = held.session
             if replaced is not None:
                 del self._sessions[replaced]
@@ -242,6 +256,11 @@ class Subscriptions:
         if held.moved_at is None:
             held.moved_at = now_us
         return Handover(subscription=held.id, token=held.token(), ended=ended)
+
+    def elsewhere(self, name: str) -> int | None:
+        """The other broker that hosts this name, as far as is known."""
+        found = self._elsewhere.get(name)
+        return None if found is None else found[1]
 
     def claims(self) -> dict[str, int]:
         """Name -> epoch of what is hosted here, for brokers that may not have heard."""
@@ -439,6 +458,7 @@ class Subscriptions:
                     "where": one.selector.where,
                     "ack": one.ack or "token",
                     "shared": one.shared,
+                    "key": one.key,
                     "connected": one.session is not None,
                     "moved": one.moved_at is not None,
                     "lag_events": events,
@@ -473,13 +493,3 @@ def _check_name(name: str, ack: str) -> None:
         raise UsageError(f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {name!r}")
     if ack not in ACKS:
         raise UsageError(f"ack {ack!r} is not one of {', '.join(repr(one) for one in ACKS)}")
-
-
-def _check_same(held: Subscription, selector: Selector, shared: bool, key: str) -> None:
-    if held.selector != selector:
-        raise UsageError(
-            f"the durable subscription {held.name!r} is for topic {held.selector.topic!r} where "
-            f"{held.selector.where!r}: delete it first, or choose another name"
-        )
-    if (held.shared, held.key) != (shared, key):
-        raise UsageError(f"the durable subscription {held.name!r} is shared in another way: delete it first")

@@ -16,28 +16,48 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from postroad.durable.filtering import filtering_stream
+from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.hosting import Hosting
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.subscriptions import Subscription
 from postroad.durable.token import CheckpointToken
-from postroad.errors import BugError, PeerError, UnavailableError, UsageError
-from postroad.events.batch import empty_frame
-from postroad.ids import is_volatile
+from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
+from postroad.events.batch import EventBatch, empty_frame
+from postroad.ids import is_volatile, pubend_text
+from postroad.overlay.durable_groups import DurableGroups
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
 from postroad.overlay.reading import Readers
 from postroad.overlay.streams import Stream
 from postroad.selectors import Selector
-from postroad.storage.effects import StorageEffect, StorageInput, Stored, StreamEnd
-from postroad.wire.frames import Ended, InterestUpdate, Kind, Subscribe, Subscribed, encode
+from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored, StreamEnd
+from postroad.tracking.strategies import Tracking
+from postroad.units import SECOND_US
+from postroad.wire.frames import (
+    Ack,
+    Acked,
+    Ended,
+    InterestUpdate,
+    Kind,
+    Limits,
+    Subscribe,
+    Subscribed,
+    encode,
+)
 
 if TYPE_CHECKING:
     from postroad.overlay.routing import Routing
 
 KEY: Final = 1 << 48  # keys of durable subscriptions in interest and routing lie above those of plain ones
 PULL_SEGMENTS: Final = 256
+MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
+FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
@@ -49,6 +69,8 @@ class _Session:
     connection: int
     number: int
     subscriber: int
+    name: str
+    shared: bool
     missing: tuple[str, ...] = ()
     began: bool = False  # SUBSCRIBED was sent
 
@@ -65,20 +87,27 @@ class DurableHosting:
         links: Links,
         interest: Interest,
         routing: Routing,
+        limits: Limits,
         flood: Callable[[list[InterestUpdate]], None],
+        name_of: Callable[[int], str],
+        tracking: Tracking | None,
         new_tag: Callable[[], int],
         now_us: int,
     ) -> None:
         self._me = me
+        self._name_of = name_of
+        self._tracking = tracking
         self._links = links
         self._interest = interest
         self._routing = routing
         self._flood = flood
         self._streams = stored.streams
         self._sessions: dict[int, _Session] = {}  # by session number
-        self._by_subscriber: dict[int, _Session] = {}  # the same, by subscription
+        self._by_subscriber: dict[int, _Session] = {}  # those that are not shared, by subscription
         self._by_connection: dict[int, dict[int, int]] = {}  # the same: connection -> number -> session
         self._last_session = 0
+        self._creating: dict[int, None] = {}  # subscriptions that routing has not confirmed yet
+        self._acking: dict[int, tuple[int, int]] = {}  # own ticket -> (session, its ticket)
         self._version = 0  # of the own interest, that all durable subscriptions rely on
         self._following = False  # there are, or were, durable subscriptions: durable pubends are followed
         self.now_us = now_us  # of the turn under way
@@ -97,6 +126,15 @@ class DurableHosting:
             now_us=now_us,
         )
         self.hosting.recover(stored.tables)
+        self._groups = DurableGroups(
+            hosting=self.hosting,
+            links=links,
+            limits=limits,
+            rows=stored.tables.get(GROUPS, {}),
+            new_tag=new_tag,
+            send=lambda connection, frame: self._out.append(Send(connection, frame)),
+            record=self._record,
+        )
         for one in self.hosting.subscriptions:
             self._interest.subscribe(KEY + one.id, one.selector)
         self._following = bool(len(self.hosting.subscriptions))
@@ -112,7 +150,9 @@ class DurableHosting:
 
     def _room(self, subscriber: int) -> bool:
         session = self._by_subscriber.get(subscriber)
-        return session is not None and self._links.available(session.connection) > 0
+        if session is None:
+            return self._groups.room(subscriber)
+        return self._links.available(session.connection) > 0
 
     def _spend(self, subscriber: int, size: int) -> None:
         session = self._by_subscriber.get(subscriber)
@@ -150,17 +190,31 @@ class DurableHosting:
 
     def _deliver(self, message: Deliver | DeliverGap) -> None:
         frames: dict[int, bytes] = {}
+        names: list[str] = []
         for subscriber in message.subscribers:
             session = self._by_subscriber.get(subscriber)
             if session is None:
+                self._groups.deliver(subscriber, message)
                 continue
             number = session.number
             if number not in frames:
                 frames[number] = _frame(message, number)
             self._out.append(Send(session.connection, frames[number]))
+            names.append(session.name)
+        if names and isinstance(message, Deliver) and message.batch is not None:
+            self._record(names, message.pubend, message.batch, message.rows)
+
+    def _record(
+        self, names: list[str], pubend: int, batch: EventBatch, rows: npt.NDArray[np.uint32] | None
+    ) -> None:
+        if self._tracking is not None:
+            self._tracking.delivered(pubend >> 32, names, batch.ids(rows), self.now_us)
 
     def _confirmed(self, output: Confirmed) -> None:
-        """What was said of a subscription is on disk: its subscriber may be told that it has begun."""
+        """What was said of a subscription is on disk: its subscriber may be told so."""
+        if output.ticket in self._acking:
+            self._acked(output.ticket, output.error)
+            return
         session = self._sessions.get(output.ticket)
         if session is None or session.began:
             return
@@ -179,39 +233,56 @@ class DurableHosting:
 
     def subscribe(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
         """UsageError if it cannot be."""
-        token = CheckpointToken.from_json(message.token) if message.token else None
-        self._last_session += 1
-        number = self._last_session
+        token = self._start(message, now_us)
         known = self.hosting.subscriptions.get(message.durable)
-        if known is None and token is None and message.since_us > 0:
-            token = CheckpointToken(dict.fromkeys(self._routing.durable_streams(), message.since_us))
+        if message.shared and known is not None and known.session is not None:
+            known.check_same(selector, message.shared, message.key)
+            session = self._open(connection, message, known)
+            if known.id not in self._creating:
+                self.hosting.confirm(known.id, session.id)
+            self._groups.join(known.id, session.id, connection, message.number)
+            return self.take()
+        elsewhere = self.hosting.subscriptions.elsewhere(message.durable)
+        if message.shared and elsewhere is not None:
+            raise UnavailableError(
+                f"the shared subscription {message.durable!r} is at broker {self._name_of(elsewhere)!r}: "
+                "its consumers connect there"
+            )
         attached, outputs = self.hosting.attach(
             name=message.durable,
             selector=selector,
             ack=message.ack,
-            session=number,
+            session=self._number(),
             token=token,
             now_us=now_us,
+            shared=message.shared,
+            key=message.key,
         )
         one = attached.subscription
         if one is None:
             raise UnavailableError(f"the durable subscription {message.durable!r} is at another broker")
         if attached.replaced is not None:
             self._end(attached.replaced, UsageError(f"{message.durable!r} was taken by another connection"))
-        session = self._sessions[number] = _Session(number, connection, message.number, one.id)
-        self._by_subscriber[one.id] = session
-        self._by_connection.setdefault(connection, {})[message.number] = number
+        session = self._open(connection, message, one)
+        number = session.id
+        if one.shared and one.session is not None:
+            self._groups.begin(one, one.session)
+            self._groups.join(one.id, number, connection, message.number)
+        if self._tracking is not None:
+            self._tracking.attached(one.name, now_us)
         if attached.created:
             try:
                 updates = self._interest.subscribe(KEY + one.id, selector)
             except UsageError:
                 self._forget(number)
+                self._groups.delete(one.id)
                 self.hosting.delete(message.durable)
                 raise
             self._version = self._interest.own_version
             self._flood(updates)
             self._following = True
             if token is None:
+                self._creating[one.id] = None
                 self._out += self._routing.subscribe(KEY + one.id, self._version, now_us)
                 self._routing.follow_all()
             else:
@@ -226,22 +297,82 @@ class DurableHosting:
         self._perform(outputs, now_us)
         return self.take()
 
+    def _start(self, message: Subscribe, now_us: int) -> CheckpointToken | None:
+        """The token that a subscription begins after, if it says so."""
+        if message.shared and (message.token or not message.ack):
+            raise UsageError("the token of a shared subscription is kept by the broker: choose an `ack`")
+        if message.key and not message.shared:
+            raise UsageError("only a shared subscription is ordered by a key")
+        if message.since_us > now_us + FUTURE_US:
+            raise UsageError("a subscription cannot begin in the future: `since` is a time that has passed")
+        if not message.token:
+            known = self.hosting.subscriptions.get(message.durable)
+            if known is not None or message.since_us <= 0:
+                return None
+            since_us = min(message.since_us, now_us)
+            return CheckpointToken(dict.fromkeys(self._routing.durable_streams(), since_us))
+        token = CheckpointToken.from_json(message.token)
+        for pubend, tick in token.items():
+            if is_volatile(pubend):
+                raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
+            if tick > now_us + FUTURE_US:
+                raise UsageError(f"the token names a tick of {pubend_text(pubend)} in the future: {tick}")
+        return token
+
+    def _number(self) -> int:
+        """Names a session, or something else that is confirmed."""
+        self._last_session += 1
+        return self._last_session
+
+    def _open(self, connection: int, message: Subscribe, one: Subscription) -> _Session:
+        """For a shared subscription this is one of its consumers; `one.session` is that of the group."""
+        number = self._number() if one.shared or one.session is None else one.session
+        session = self._sessions[number] = _Session(
+            number, connection, message.number, one.id, one.name, one.shared
+        )
+        self._by_connection.setdefault(connection, {})[message.number] = number
+        if not one.shared:
+            self._by_subscriber[one.id] = session
+        return session
+
     def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
         """Routing has begun a new subscription everywhere it could."""
-        session = self._by_subscriber.get(key - KEY)
-        if session is not None:
-            session.missing = missing
-            self.hosting.confirm(key - KEY, session.id)
+        subscriber = key - KEY
+        self._creating.pop(subscriber, None)
+        one = self.hosting.subscriptions.find(subscriber)
+        if one is not None and one.session is not None:
+            for number in self._groups.consumers(one.session) if one.shared else [one.session]:
+                self._sessions[number].missing = missing
+                self.hosting.confirm(subscriber, number)
         return []
 
-    def ack(self, connection: int, number: int, token: str) -> None:
-        found = self._find(connection, number)
-        if found is None:
-            return  # it ended meanwhile
+    def ack(self, connection: int, message: Ack, now_us: int) -> list[Effect]:
+        session = self._sessions.get(self._find(connection, message.number) or 0)
+        if session is None:
+            return []  # it ended meanwhile
+        ticket = None
+        if message.ticket:
+            if len(self._acking) >= MAX_ACKING:
+                raise PeerError(f"more than {MAX_ACKING} acknowledgements wait for the disk")
+            ticket = self._number()
+            self._acking[ticket] = (session.id, message.ticket)
+        if session.shared:
+            self._groups.ack(session.subscriber, session.id, message.events, ticket)
+            self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
+            return self.take()
         try:
-            self.hosting.ack(found, CheckpointToken.from_json(token))
+            self.hosting.ack(session.id, CheckpointToken.from_json(message.token), ticket)
         except UsageError as error:
             raise PeerError(f"an acknowledgement that cannot be read: {error}") from None
+        return []
+
+    def _acked(self, ticket: int, error: PostroadError | None) -> None:
+        session, its_ticket = self._acking.pop(ticket)
+        if session in self._sessions:
+            code, reason = ("", "") if error is None else (error.code, str(error))
+            held = self._sessions[session]
+            acked = Acked(number=held.number, ticket=its_ticket, code=code, reason=reason)
+            self._out.append(Send(held.connection, encode(acked)))
 
     def _find(self, connection: int, number: int) -> int | None:
         return self._by_connection.get(connection, {}).get(number)
@@ -271,11 +402,19 @@ class DurableHosting:
         del held[session.number]
         if not held:
             del self._by_connection[session.connection]
-        if self._by_subscriber.get(session.subscriber) is session:
+        gone: int | None = number
+        if session.shared:
+            gone = self._groups.leave(session.subscriber, number)
+        elif self._by_subscriber.get(session.subscriber) is session:
             del self._by_subscriber[session.subscriber]
-        self.hosting.detach(number)
+        if gone is not None:
+            self.hosting.detach(gone)
+            if self._tracking is not None:
+                self._tracking.detached(session.name, self.now_us)
 
     def _end(self, number: int, error: Exception) -> None:
+        for consumer in self._groups.consumers(number):
+            self._end(consumer, error)
         session = self._sessions.get(number)
         if session is None:
             return
@@ -289,6 +428,8 @@ class DurableHosting:
         if one is not None and one.session is not None:
             self._end(one.session, UsageError(f"the durable subscription {name!r} was deleted"))
         number, outputs = self.hosting.delete(name)
+        self._creating.pop(number, None)
+        self._out += self._groups.delete(number)
         self._routing.unsubscribe(KEY + number)
         self._flood(self._interest.unsubscribe(KEY + number))
         self._perform(outputs, now_us)
@@ -297,7 +438,10 @@ class DurableHosting:
     def credit(self, connection: int, now_us: int) -> list[Effect]:
         self._out += self.readers.credit(connection, now_us)
         for number in list(self._by_connection.get(connection, {}).values()):
-            self._perform(self.hosting.credit(self._sessions[number].subscriber, now_us), now_us)
+            session = self._sessions[number]
+            if session.shared:
+                self._groups.credit(session.subscriber)
+            self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
         return self.take()
 
     # ---- knowledge, from routing
@@ -381,6 +525,9 @@ class DurableHosting:
 
     def stored(self, item: StorageInput, now_us: int) -> list[Effect]:
         self._perform(self.hosting.stored(item, now_us), now_us)
+        if isinstance(item, Saved | SaveFailed):
+            for ticket, error in self._groups.stored(item):
+                self._acked(ticket, error)
         return self.take()
 
     def tick(self, now_us: int) -> list[Effect]:
@@ -388,6 +535,10 @@ class DurableHosting:
             self._pull(stream)
         if self._following:
             self._perform(self.hosting.tick(now_us), now_us)
+            saves, confirmed = self._groups.flush()
+            self._out += saves
+            for ticket in confirmed:
+                self._acked(ticket, None)
         return self.take() + self.readers.tick(now_us)
 
     def next_deadline(self) -> int | None:
@@ -402,13 +553,15 @@ class DurableHosting:
     # ---- inspection
 
     def status(self, now_us: int) -> dict[str, object]:
-        return self.hosting.status(now_us)
+        return self.hosting.status(now_us) | {"groups": self._groups.status()}
 
     def check(self) -> None:
         self.hosting.check()
+        self._groups.check()
         self.readers.check()
         for number, session in self._sessions.items():
-            if self._by_subscriber.get(session.subscriber) is not session or session.id != number:
+            known = session.shared or self._by_subscriber.get(session.subscriber) is session
+            if not known or session.id != number:
                 raise BugError("hosting: a session is not that of its subscription")
         if sum(map(len, self._by_connection.values())) != len(self._sessions):
             raise BugError("hosting: connections do not hold exactly the sessions")

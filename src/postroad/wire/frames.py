@@ -45,6 +45,7 @@ class Kind(IntEnum):
     DELIVERY = 23  # batch
     ENDED = 24
     ACK = 25
+    ACKED = 26
     REQUEST = 28
     REPLY = 29
     # brokers
@@ -169,6 +170,8 @@ class Subscribe(Message, frozen=True, kw_only=True):
     token: str = ""  # durable: go on after this checkpoint token (JSON); "" where it was left
     ack: str = ""  # durable: "auto", "batch", "manual": the broker keeps the token; "": the subscriber does
     since_us: int = 0  # durable and new: begin with what was published after this time
+    shared: bool = False  # durable: consumers under one name divide the events
+    key: str = ""  # shared: events with the same value of this attribute are consumed in order
     until: str = ""  # not durable: only durable events after `token` and up to this token, then ENDED
 
 
@@ -193,10 +196,24 @@ class Ended(Message, frozen=True, kw_only=True):
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """The subscriber of a durable subscription has consumed everything up to this checkpoint token."""
+    """The subscriber of a durable subscription has consumed everything up to this checkpoint token.
+
+    A consumer of a shared one says which events instead: a token cannot, since others have those between.
+    """
 
     number: int
     token: str
+    events: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)  # shared: pubend -> ticks
+    ticket: int = 0  # ACKED is to say when this is on disk; 0: no answer
+
+
+class Acked(Message, frozen=True, kw_only=True):
+    """What was acknowledged under this ticket is on disk; with a code it is not, and may be said again."""
+
+    number: int
+    ticket: int
+    code: str = ""
+    reason: str = ""
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -329,6 +346,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.UNSUBSCRIBE: Unsubscribe,
     Kind.ENDED: Ended,
     Kind.ACK: Ack,
+    Kind.ACKED: Acked,
     Kind.REQUEST: Request,
     Kind.REPLY: Reply,
     Kind.SILENCE: Silence,

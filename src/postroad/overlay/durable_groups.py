@@ -1,0 +1,232 @@
+"""Shared durable subscriptions in a broker: `durable.groups` joined to hosting and to client connections.
+
+A group is one subscriber of `durable.hosting`, connected while it has a consumer; each consumer is a client's
+subscription. What is acknowledged above the group's token is saved at once, and the token is moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from postroad.durable.groups import Assigned, AssignGap, SharedSubscription
+from postroad.durable.hosting import Hosting
+from postroad.durable.outputs import Deliver, DeliverGap
+from postroad.durable.subscriptions import Subscription
+from postroad.errors import BugError, PostroadError
+from postroad.events.batch import EventBatch, empty_frame
+from postroad.overlay.links import Links
+from postroad.storage.effects import Saved, SaveFailed, StorageEffect
+from postroad.wire.frames import Kind, Limits
+
+
+@dataclass(slots=True)
+class _Group:
+    name: str
+    shared: SharedSubscription
+    consumers: dict[int, tuple[int, int]]  # -> (connection, its number there)
+    session: int | None = None  # in hosting; None: it has no consumer
+    tickets: list[int] = field(default_factory=list)  # acknowledgements to be confirmed by the next save
+    confirming: list[int] = field(default_factory=list)  # by the save on its way
+
+
+class DurableGroups:
+    """The groups of one broker, by their subscriber numbers. `record`: these rows went to that name."""
+
+    def __init__(
+        self,
+        *,
+        hosting: Hosting,
+        links: Links,
+        limits: Limits,
+        rows: Mapping[bytes, bytes],
+        new_tag: Callable[[], int],
+        send: Callable[[int, bytes], None],
+        record: Callable[[list[str], int, EventBatch, npt.NDArray[np.uint32] | None], None],
+    ) -> None:
+        self._hosting = hosting
+        self._links = links
+        self._limits = limits
+        self._new_tag = new_tag
+        self._send = send
+        self._record = record
+        self._groups: dict[int, _Group] = {}  # every shared subscription that is, or was, in use
+        self._active: dict[int, None] = {}  # those with something to save
+        self._by_session: dict[int, _Group] = {}  # those with consumers
+        for one in hosting.subscriptions:
+            if one.shared:
+                self._group(one).shared.recover(rows, one.token())
+
+    def _group(self, one: Subscription) -> _Group:
+        group = self._groups.get(one.id)
+        if group is not None:
+            return group
+        cursors = one.cursors
+        consumers: dict[int, tuple[int, int]] = {}
+        shared = SharedSubscription(
+            one.id,
+            key=one.key,
+            new_tag=self._new_tag,
+            available=lambda consumer: self._links.available(consumers[consumer][0]),
+            saved=lambda pubend: cursors[pubend].saved if pubend in cursors else 0,
+        )
+        made = self._groups[one.id] = _Group(one.name, shared, consumers)
+        return made
+
+    # ---- consumers
+
+    def begin(self, one: Subscription, session: int) -> None:
+        """The group is connected to hosting."""
+        group = self._group(one)
+        group.session = session
+        self._by_session[session] = group
+
+    def join(self, subscriber: int, consumer: int, connection: int, number: int) -> None:
+        group = self._groups[subscriber]
+        group.consumers[consumer] = (connection, number)
+        self._carry_out(group, group.shared.join(consumer))
+
+    def leave(self, subscriber: int, consumer: int) -> int | None:
+        """What it held goes to others. After the last one: the session of the group, to be detached."""
+        group = self._groups[subscriber]
+        del group.consumers[consumer]
+        self._carry_out(group, group.shared.leave(consumer))
+        if group.consumers or group.session is None:
+            return None
+        group.shared.reset()
+        session, group.session = group.session, None
+        del self._by_session[session]
+        return session
+
+    def consumers(self, session: int) -> list[int]:
+        """Those of the group with this session in hosting."""
+        group = self._by_session.get(session)
+        return [] if group is None else list(group.consumers)
+
+    def delete(self, subscriber: int) -> list[StorageEffect]:
+        group = self._groups.pop(subscriber, None)
+        self._active.pop(subscriber, None)
+        return [] if group is None else group.shared.delete()
+
+    # ---- events
+
+    def room(self, subscriber: int) -> bool:
+        group = self._groups.get(subscriber)
+        return group is not None and group.shared.room
+
+    def deliver(self, subscriber: int, message: Deliver | DeliverGap) -> None:
+        group = self._groups.get(subscriber)
+        if group is None or group.session is None:
+            return
+        if isinstance(message, Deliver):
+            message = self._compact(message)
+        self._carry_out(group, group.shared.offer(message))
+        if isinstance(message, DeliverGap):
+            self._hosting.ack(group.session, group.shared.token())
+
+    def _compact(self, message: Deliver) -> Deliver:
+        """Few rows of a large batch are copied: they are held until they are acknowledged."""
+        batch, rows = message.batch, message.rows
+        if batch is None or rows is None or message.size * 2 > len(batch.data):
+            return message
+        pubend, start, end = message.pubend, message.start, message.end
+        frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=0)
+        return Deliver(
+            subscribers=message.subscribers,
+            pubend=pubend,
+            start=start,
+            end=end,
+            batch=EventBatch.parse(frame, self._limits),
+        )
+
+    def credit(self, subscriber: int) -> None:
+        """One of its consumers has room again."""
+        group = self._groups[subscriber]
+        self._carry_out(group, group.shared.assign())
+
+    def _carry_out(self, group: _Group, assigned: Assigned) -> None:
+        for one in assigned:
+            connection, number = group.consumers[one.consumer]
+            if isinstance(one, AssignGap):
+                frame = empty_frame(
+                    kind=Kind.DELIVERY,
+                    pubend=one.pubend,
+                    start=one.start,
+                    end=one.end,
+                    channel=number,
+                    lost=True,
+                )
+            else:
+                ticks = one.batch.headers["tick"]
+                frame = one.batch.select(
+                    one.rows,
+                    kind=Kind.DELIVERY,
+                    pubend=one.pubend,
+                    start=int(ticks[one.rows[0]]) - 1,
+                    end=int(ticks[one.rows[-1]]),
+                    channel=number,
+                )
+                self._record([group.name], one.pubend, one.batch, one.rows)
+            self._links.spend(connection, len(frame))
+            self._send(connection, frame)
+
+    # ---- acknowledgements
+
+    def ack(
+        self, subscriber: int, consumer: int, events: Mapping[int, tuple[int, ...]], ticket: int | None
+    ) -> None:
+        """With a ticket: `stored` names it once this is on disk."""
+        group = self._groups[subscriber]
+        for pubend, ticks in events.items():
+            group.shared.ack(consumer, pubend, ticks)
+        if group.session is not None:
+            self._hosting.ack(group.session, group.shared.token())
+        if ticket is not None:
+            group.tickets.append(ticket)
+        self._active[subscriber] = None
+        self._carry_out(group, group.shared.assign())
+
+    def flush(self) -> tuple[list[StorageEffect], list[int]]:
+        """What to save, and the tickets for which nothing has to be."""
+        effects: list[StorageEffect] = []
+        confirmed: list[int] = []
+        for subscriber in list(self._active):
+            group = self._groups[subscriber]
+            saves = group.shared.flush()
+            if saves:
+                effects += saves
+                group.confirming, group.tickets = group.tickets, []
+            elif not group.shared.dirty:
+                del self._active[subscriber]
+                confirmed += group.tickets
+                group.tickets.clear()
+        return effects, confirmed
+
+    def stored(self, item: Saved | SaveFailed) -> list[tuple[int, PostroadError | None]]:
+        """The tickets that this decides."""
+        for subscriber in self._active:
+            group = self._groups[subscriber]
+            if isinstance(item, Saved):
+                mine, error = group.shared.saved(item.tag), None
+            else:
+                mine, error = group.shared.save_failed(item.tag), item.error
+            if mine:
+                confirming, group.confirming = group.confirming, []
+                return [(ticket, error) for ticket in confirming]
+        return []
+
+    # ---- inspection
+
+    def status(self) -> dict[str, dict[str, int]]:
+        return {group.name: group.shared.status() for group in self._groups.values()}
+
+    def check(self) -> None:
+        for group in self._groups.values():
+            group.shared.check()
+            if sorted(group.consumers) != sorted(group.shared.consumers):
+                raise BugError("groups: the consumers are not those of the core")
+            if bool(group.consumers) != (group.session is not None):
+                raise BugError("groups: a group without a consumer is connected, or the other way round")

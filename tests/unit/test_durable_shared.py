@@ -1,0 +1,220 @@
+"""Shared durable subscriptions through whole brokers: consumers divide the events (issue 3, part 7)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.test_broker import DEFAULT_LIMITS, numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+
+from postroad.broker import Closed
+from postroad.durable.groups import MAX_WINDOW
+from postroad.events.batch import BatchBuilder
+from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
+
+
+class Consumer(DurableClient):
+    """One of a group; acknowledges what it is told to."""
+
+    def begin(self, name: str = "g", *, key: str = "", ack: str = "auto", shared: bool = True) -> Consumer:
+        self.send(
+            encode(Subscribe(number=1, topic="t", where="", durable=name, ack=ack, shared=shared, key=key))
+        )
+        return self
+
+    def ack(self, *payloads: str, ticket: int = 0) -> None:
+        events: dict[int, tuple[int, ...]] = {}
+        for batch in self.batches:
+            for row, event in enumerate(batch.events()):
+                if event.payload.decode() in payloads:
+                    tick = int(batch.headers["tick"][row])
+                    events[batch.pubend] = (*events.get(batch.pubend, ()), tick)
+        self.send(encode(Ack(number=1, token="", events=events, ticket=ticket)))
+
+    def gone(self) -> None:
+        self.net.ends.pop((self.at, self.connection))
+        self.net.give(self.at, [Closed(self.connection)])
+
+    def ended(self) -> list[str]:
+        return [message.reason for message in self.messages if isinstance(message, Ended)]
+
+    def acked(self) -> list[tuple[int, str]]:
+        return [(one.ticket, one.code) for one in self.messages if isinstance(one, Acked)]
+
+
+def keyed(client: DurableClient, *pairs: tuple[str, str]) -> bytes:
+    builder = BatchBuilder()
+    for key, payload in pairs:
+        identity = client.ids.next(client.net.now_us // 1000)
+        builder.add(identity, "t", {"k": key}, payload.encode(), DEFAULT_LIMITS)
+    client.sequence += 1
+    return builder.finish(channel=client.sequence, durable=True)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_each_event_to_one_consumer(at: int) -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    one, two = Consumer(net, at).begin(), Consumer(net, at).begin()
+    net.wait(1)
+    assert one.has(Subscribed)
+    assert two.has(Subscribed)
+    for number in range(0, 20, 2):
+        publisher.send(publisher.durable("t", *numbers(number, number + 2)))
+    net.wait(1)
+    assert sorted(one.got() + two.got(), key=int) == numbers(0, 20)
+    assert len(one.got()) == len(two.got()) == 10
+    net.brokers[at].check()
+
+
+def test_what_a_dead_consumer_held_goes_to_another() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    one, two = Consumer(net, 0).begin(), Consumer(net, 0).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 6)))
+    held, kept = one.got(), two.got()
+    one.ack(held[0])
+    one.gone()
+    assert two.got() == kept + held[1:]
+    two.ack(*two.got())
+    publisher.send(publisher.durable("t", "6"))
+    assert two.got()[-1] == "6"
+    net.brokers[0].check()
+
+
+def test_the_last_consumer_leaves_and_what_was_not_acknowledged_comes_again() -> None:
+    net = DurableNet(1)
+    publisher, one = DurableClient(net, 0), Consumer(net, 0).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 6)))
+    one.ack("1", "4")
+    one.gone()
+    publisher.send(publisher.durable("t", "6"))
+    two = Consumer(net, 0).begin()
+    net.wait(1)
+    assert two.got() == ["0", "2", "3", "5", "6"]
+    net.brokers[0].check()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_acknowledged_is_not_given_out_again_after_a_crash(late: bool) -> None:
+    """Acknowledged out of order above the token, and the token itself may be older on disk."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, one = DurableClient(net, 0), Consumer(net, 1).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 6)))
+    one.ack("0", "1", "4", ticket=9)
+    assert one.acked() == [(9, "")]
+    if late:
+        net.wait(1)
+    net.kill(1)
+    publisher.send(publisher.durable("t", "6"))
+    net.start(1)
+    net.link(0, 1)
+    net.wait(2)
+    two = Consumer(net, 1).begin()
+    net.wait(3)
+    assert two.got() == ["2", "3", "5", "6"]
+    two.ack(*two.got())
+    net.wait(1)
+    two.gone()
+    three = Consumer(net, 1).begin()
+    net.wait(1)
+    assert three.got() == []
+    net.brokers[1].check()
+
+
+def test_events_of_one_key_go_to_one_consumer_at_a_time() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    one, two = Consumer(net, 0).begin(key="k"), Consumer(net, 0).begin(key="k")
+    net.wait(1)
+    publisher.send(keyed(publisher, ("a", "a0"), ("b", "b0"), ("a", "a1"), ("a", "a2"), ("b", "b1")))
+    assert (one.got(), two.got()) == (["a0", "a1", "a2"], ["b0", "b1"])
+    one.ack("a0")
+    one.gone()
+    assert two.got() == ["b0", "b1", "a1", "a2"]
+
+
+def test_a_consumer_has_a_window_and_others_take_the_rest() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    one = Consumer(net, 0).begin()
+    net.wait(1)
+    count = MAX_WINDOW + 50
+    for number in range(0, count, 10):
+        publisher.send(publisher.durable("t", *numbers(number, number + 10)))
+    assert one.got() == numbers(0, MAX_WINDOW)
+    two = Consumer(net, 0).begin()
+    assert two.got() == numbers(MAX_WINDOW, count + 4)[: len(two.got())]
+    assert len(two.got()) >= 50
+
+
+def test_acknowledgements_are_confirmed_when_they_are_on_disk() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    one, alone = Consumer(net, 0).begin(), Consumer(net, 0).begin("alone", shared=False)
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.slow.add(0)
+    one.ack("a", ticket=1)
+    token = json.dumps({"00000001-00000000": int(alone.batches[0].headers["tick"][0])})
+    alone.send(encode(Ack(number=1, token=token, ticket=2)))
+    net.wait(0.3)
+    assert (one.acked(), alone.acked()) == ([], [])
+    net.sync(0)
+    net.sync(0)
+    assert (one.acked(), alone.acked()) == ([(1, "")], [(2, "")])
+    one.ack("a", ticket=3)
+    assert one.acked() == [(1, ""), (3, "")], "nothing is left to be saved"
+    net.disks[0].full = True
+    alone.send(encode(Ack(number=1, token=token, ticket=4)))
+    net.sync(0)
+    assert alone.acked()[-1] == (4, "storage")
+
+
+def test_a_name_is_shared_or_it_is_not() -> None:
+    net = DurableNet(1)
+    Consumer(net, 0).begin("g", key="k")
+    Consumer(net, 0).begin("alone", shared=False)
+    net.wait(1)
+    wrong = [
+        Consumer(net, 0).begin("g", key="other"),
+        Consumer(net, 0).begin("g", shared=False),
+        Consumer(net, 0).begin("alone"),
+        Consumer(net, 0).begin("new", ack=""),
+        Consumer(net, 0).begin("new", shared=False, key="k"),
+    ]
+    assert [one.ended() for one in wrong] == [
+        ["the durable subscription 'g' is shared with key 'k': delete it first, or choose another name"],
+        ["the durable subscription 'g' is shared with key 'k': delete it first, or choose another name"],
+        ["the durable subscription 'alone' is not shared: delete it first, or choose another name"],
+        ["the token of a shared subscription is kept by the broker: choose an `ack`"],
+        ["only a shared subscription is ordered by a key"],
+    ]
+    net.brokers[0].check()
+
+
+def test_deleting_a_group_ends_its_consumers_and_leaves_nothing_on_disk() -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    one, two = Consumer(net, 0).begin(), Consumer(net, 0).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 6)))
+    one.ack(*one.got()[1:])
+    net.wait(1)
+    assert net.disks[0].tables["durable.groups"]
+    publisher.send(encode(Request(number=1, what="subs")))
+    reply = next(message for message in publisher.messages if isinstance(message, Reply))
+    assert json.loads(reply.body)["groups"]["g"]["consumers"] == 2
+    publisher.send(encode(Request(number=2, what="subs.delete", arguments={"name": "g"})))
+    net.wait(1)
+    assert one.ended() == two.ended() == ["the durable subscription 'g' was deleted"]
+    assert net.disks[0].tables["durable.groups"] == {}
+    again = Consumer(net, 0).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", "6"))
+    assert again.got() == ["6"]
+    net.brokers[0].check()

@@ -1,0 +1,73 @@
+"""Traces of durable deliveries name durable subscribers, however late they got the event (T4, T6)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_subscribers import Reader
+from tests.unit.test_tracking_broker import trace
+
+from postroad.broker import Broker
+from postroad.config import BrokerConfig, Identity
+from postroad.tracking.effects import TrackingEffect
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import make_tracking
+from postroad.units import SECOND_US
+
+
+class TracedNet(DurableNet):
+    """Disks in memory; tracking stores nothing within a test."""
+
+    def __init__(self, count: int, links: list[tuple[int, int]], strategy: str) -> None:
+        self.tracking_config = TrackingConfig(strategy=strategy, persist_us=3_600 * SECOND_US)
+        super().__init__(count, links)
+
+    def start(self, at: int) -> None:
+        self.boots[at] += 1
+        self.disks[at].waiting.clear()
+        self.brokers[at] = Broker(
+            BrokerConfig(tracking=self.tracking_config, durable=self.config.durable),
+            Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at]),
+            draw=random.Random(at).randrange,
+            now_us=self.now_us,
+            tracking=make_tracking(
+                self.tracking_config, me=at + 1, stored=(), changes=(), now_us=self.now_us
+            ),
+            stored=self.disks[at].stored(),
+        )
+        self.give(at, [])
+
+    def perform(self, at: int, effects: list[Any]) -> None:
+        super().perform(at, [effect for effect in effects if not isinstance(effect, TrackingEffect)])
+
+
+def receivers(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["subscriber"], one["broker"]) for one in found["receivers"]]
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_trace_names_durable_subscribers_also_minutes_later(strategy: str) -> None:
+    net = TracedNet(3, [(0, 1), (1, 2)], strategy)
+    publisher, reader, late = DurableClient(net, 0), Reader(net, 2), Reader(net, 2)
+    reader.begin("prompt", ack="auto")
+    late.begin("late", ack="auto")
+    net.wait(1)
+    late.gone()
+    net.wait(2)
+    publisher.send(publisher.durable("t", "x"))
+    net.wait(1)
+    identity = reader.batches[0].id(0)
+    found = trace(publisher, identity)
+    assert [step["broker"] for step in found["route"]] == ["b0", "b1", "b2"]
+    assert receivers(found) == [("prompt", "b2")]
+    net.wait(150)
+    again = Reader(net, 2)
+    again.begin("late", ack="auto")
+    net.wait(2)
+    assert again.got() == ["x"]
+    found = trace(DurableClient(net, 1), identity)
+    assert found["origin"] == "b0"
+    assert receivers(found) == [("late", "b2"), ("prompt", "b2")]
