@@ -246,6 +246,7 @@ def test_from_the_command_line(brokers: Any) -> None:
     assert "5 events" in cli("subs")
     assert cli("sub", "t", "--durable", "s", "--count", "3") == "t  x\n" * 3
     assert cli("sub", "t", "--durable", "s", "--count", "2") == "t  x\n" * 2
-    assert json.loads(cli("subs", "s"))["name"] == "s"
+    assert json.loads(cli("subs", "s", "--json"))["name"] == "s"
+    assert "acknowledged to" in cli("subs", "s")
     cli("subs", "s", "--delete")
     assert cli("subs") == ""

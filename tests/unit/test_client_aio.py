@@ -244,9 +244,9 @@ def test_what_nobody_read_of_a_subscription_that_ended_is_given_back() -> None:
             broker.say(wire.Ended(number=1, code="slow-consumer", reason="fell behind"))
             while client._subscriptions:  # noqa: ASYNC110 -- the broker's word is awaited
                 await asyncio.sleep(0.01)
-            assert client._core._outstanding > 0
+            assert client._core.inbox.outstanding > 0
             await events.close()
-            assert client._core._outstanding == 0
+            assert client._core.inbox.outstanding == 0
 
     run(test)
 

@@ -158,12 +158,20 @@ def test_acknowledgements_are_confirmed_by_one_save_and_reported_when_saved() ->
     held.check()
 
 
-def test_nothing_is_acknowledged_that_was_not_told() -> None:
+def test_what_was_told_on_another_connection_is_acknowledged_and_counted_once() -> None:
+    """A client says its acknowledgements again after a reconnect, before it is told the same again."""
     held = Subscriptions(broker=1, new_tag=tags())
     one = hosted(held)
     held.begin(one, P, 10, since=10, matched=0)
-    held.ack(one, {P: 99, Q: 5})
-    assert one.cursors[P].released == 10
+    held.ack(one, {P: 20, Q: 5})
+    assert one.token() == {P: 20}
+    cursor = one.cursors[P]
+    held.sent(cursor, 15, 15, 3)
+    held.sent(cursor, 20, 18, 2)
+    assert (cursor.matched, cursor.released) == (5, 20)
+    held.sent(cursor, 30, 25, 4)
+    held.ack(one, {P: 30})
+    assert (cursor.matched, cursor.released) == (9, 30)
 
 
 def test_a_failed_save_is_told_and_made_again() -> None:

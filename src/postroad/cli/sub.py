@@ -39,6 +39,12 @@ def sub(
     durable: Annotated[
         str | None, typer.Option(metavar="NAME", help="A durable subscription that goes on where it was.")
     ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Divide the events with all who use this durable name.")
+    ] = False,
+    key: Annotated[
+        str, typer.Option(metavar="ATTR", help="Shared: in order where this attribute is the same.")
+    ] = "",
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -55,24 +61,21 @@ def sub(
     import uvloop
 
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
-    uvloop.run(
-        _subscribe(client, pattern, where, durable=durable, count=count, patience=timeout, as_json=as_json)
-    )
+    events = client.subscribe(pattern, where, durable=durable, shared=shared, key=key)
+    uvloop.run(_subscribe(client, events, count=count, patience=timeout, as_json=as_json))
 
 
 async def _subscribe(
     client: Client,
-    pattern: str,
-    where: str,
+    subscription: Subscription,
     *,
-    durable: str | None,
     count: int | None,
     patience: float | None,
     as_json: bool,
 ) -> None:
     printed = _Printer(as_json=as_json)
-    async with client, client.subscribe(pattern, where, durable=durable) as events:
-        print(f"subscribed to {pattern} at {client.broker}", file=sys.stderr, flush=True)
+    async with client, subscription as events:
+        print(f"subscribed to {events.topic} at {client.broker}", file=sys.stderr, flush=True)
         if events.missing:
             print(f"not yet confirmed by {', '.join(events.missing)}", file=sys.stderr, flush=True)
         try:

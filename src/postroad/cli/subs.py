@@ -49,13 +49,32 @@ def subs(
     if name is not None and not found:
         raise UsageError(f"there is no durable subscription {name!r} at this broker")
     for row in found:
-        print(json.dumps(row) if as_json or name is not None else _line(row))
+        if as_json:
+            print(json.dumps(row))
+        elif name is None:
+            print(_line(row))
+        else:
+            print("\n".join(_lines(row)))
 
 
 def _line(row: dict[str, Any]) -> str:
     state = "connected" if row["connected"] else "away"
+    if row["shared"] and row["connected"]:
+        state = f"{row['consumers']} consumer{'' if row['consumers'] == 1 else 's'}"
     lag = f"{row['lag_events']} events, {row['lag_s']:.1f} s behind"
-    return f"{row['name']}  {row['topic'] or '#'}  {row['where']}  {state}  ack {row['ack']}  {lag}"
+    parts = (row["name"], row["topic"] or "#", row["where"], state, f"ack {row['ack']}", lag)
+    return "  ".join(part for part in parts if part)
+
+
+def _lines(row: dict[str, Any]) -> list[str]:
+    """One subscription, a fact a line."""
+    lines = [_line(row)]
+    if row["shared"]:
+        lines.append(
+            f"  shared{' by key ' + row['key'] if row['key'] else ''}: {row['waiting']} events wait, "
+            f"{row['in_flight']} are with consumers, {row['redelivered']} were given to another"
+        )
+    return lines + [f"  {pubend}  acknowledged to {tick}" for pubend, tick in row["released"].items()]
 
 
 async def _ask(client: Client, delete: str | None) -> list[dict[str, Any]]:
@@ -64,4 +83,5 @@ async def _ask(client: Client, delete: str | None) -> list[dict[str, Any]]:
             await client.request("subs.delete", name=delete)
             return []
         answer = await client.request("subs")
-        return list(answer["subscriptions"])
+        groups = answer["groups"]
+        return [row | groups.get(row["name"], {}) for row in answer["subscriptions"]]

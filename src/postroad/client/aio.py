@@ -138,6 +138,7 @@ class Client:
         self._broker = ""
         self._subscriptions: dict[int, Subscription] = {}  # begun or beginning
         self._requests: dict[int, asyncio.Future[str]] = {}
+        self._acking: dict[int, asyncio.Future[None]] = {}  # acknowledgements to be confirmed, by ticket
         self._storing: dict[int, asyncio.Future[None]] = {}  # durable frames, by their ordinals
         self._waiters: list[asyncio.Future[None]] = []  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
@@ -215,11 +216,12 @@ class Client:
             if not future.done():
                 future.set_exception(error or UnavailableError("the client was closed"))
         self._requests.clear()
-        for storing in self._storing.values():
-            if not storing.done():
-                storing.set_exception(error or UnavailableError("the client was closed"))
-                storing.exception()  # whoever waits gets it; nobody need wait
-        self._storing.clear()
+        for waiting in (self._storing, self._acking):
+            for one in waiting.values():
+                if not one.done():
+                    one.set_exception(error or UnavailableError("the client was closed"))
+                    one.exception()  # whoever waits gets it; nobody need wait
+            waiting.clear()
         self._wake()
 
     # --- publishing
@@ -339,6 +341,8 @@ class Client:
         token: str | None = None,
         ack: str = "auto",
         since: datetime | None = None,
+        shared: bool = False,
+        key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
     ) -> Subscription:
@@ -351,13 +355,19 @@ class Client:
         With `durable`, a name, it is a durable subscription: it gets every matching durable event exactly
         once and in order per pubend, also those published while nobody reads it. Either you keep its
         checkpoint token (`token`: "" at first, then `events.token`), or the broker does: with `ack` "auto"
-        what you have read is acknowledged when you ask for more, with "batch" and "manual" by `events.ack`.
-        A new one begins now, or `since` a time.
+        an event is acknowledged when you ask for the next, with "batch" when you have read all that came
+        with it, with "manual" by `await events.ack(event)`. A new one begins now, or `since` a time.
+
+        With `shared` all who subscribe under the name, at one broker, divide the events: each goes to one of
+        them, and to another if that one goes without acknowledging it. Events with the same value of the
+        attribute `key` are consumed in order.
         """
         if durable == "":
             raise UsageError("a durable subscription has a name")
         if durable is None and (token is not None or since is not None):
             raise UsageError("only a durable subscription has a token or begins in the past")
+        if (shared and (durable is None or token is not None)) or (key and not shared):
+            raise UsageError("`shared` needs a durable name and no token, and `key` needs `shared`")
         if ack not in ("auto", "batch", "manual"):
             raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
         if overflow not in ("drop", "disconnect"):
@@ -372,7 +382,25 @@ class Client:
             token=token or "",
             ack=ack if durable is not None and token is None else "",
             since_us=0 if since is None else round(since.timestamp() * SECOND_US),
+            shared=shared,
+            key=key,
         )
+
+    async def _acknowledge(
+        self,
+        number: int,
+        token: Mapping[int, int] | None,
+        events: Mapping[int, tuple[int, ...]] | None,
+    ) -> None:
+        """Returns when it is on the broker's disk; across a reconnect if need be."""
+        ticket, effects = self._core.acknowledge(number, token=token, events=events, confirm=True)
+        future = self._acking[ticket] = asyncio.get_running_loop().create_future()
+        self._perform(effects)
+        try:
+            await self._until(future.done)
+            future.result()
+        finally:
+            self._acking.pop(ticket, None)
 
     async def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
@@ -486,6 +514,14 @@ class Client:
             case fx.Ended(number=number, error=error):
                 if (subscription := self._subscriptions.pop(number, None)) is not None:
                     subscription._end(error)
+            case fx.Acknowledged(ticket=ticket, error=error):
+                acking = self._acking.get(ticket)
+                if acking is not None and not acking.done():
+                    acking.set_exception(error) if error is not None else acking.set_result(None)
+                    self._wake()
+            case fx.Down():
+                for subscription in self._subscriptions.values():
+                    subscription._lost_connection()
             case fx.Answered(number=number, error=error, body=body):
                 future = self._requests.get(number)
                 if future is not None and not future.done():

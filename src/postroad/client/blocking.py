@@ -7,12 +7,13 @@ iterating over a subscription cross once for many events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import ssl
 import threading
-from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -57,6 +58,10 @@ class _LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody can be told any more
+            self._loop.call_soon_threadsafe(work)
 
     def stop(self) -> None:
         if self._thread.is_alive():
@@ -152,15 +157,30 @@ class Client:
         where: str = "",
         *,
         durable: str | None = None,
+        token: str | None = None,
+        ack: str = "auto",
+        since: datetime | None = None,
+        shared: bool = False,
+        key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
         timeout: float | None = None,
     ) -> Subscription:
         """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
         without an event; None: never."""
-        if durable is not None:
-            raise aio.not_yet("durable subscriptions for programs without an event loop")
-        inner = self._client.subscribe(topic, where, overflow=overflow, buffer=buffer)
+        inner = self._client.subscribe(
+            topic,
+            where,
+            durable=durable,
+            token=token,
+            ack=ack,
+            since=since,
+            shared=shared,
+            key=key,
+            overflow=overflow,
+            buffer=buffer,
+        )
+        inner._call_soon = self._thread.call_soon
         self._thread.call(inner._open())
         return Subscription(inner, self._thread, timeout)
 
@@ -180,7 +200,15 @@ class Subscription:
         self._inner = inner
         self._thread = thread
         self._timeout = timeout
-        self._ready: deque[Event | Gap] = deque()  # of the batch being read
+
+    @property
+    def token(self) -> str:
+        """The checkpoint token, JSON: everything handed out so far is consumed."""
+        return self._inner.token
+
+    def ack(self, event: Event | None = None) -> None:
+        """As the async client's: returns when the acknowledgement is on the broker's disk."""
+        self._thread.call(self._inner.ack(event))
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -190,12 +218,13 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.call(self._inner.__aexit__(kind, error, trace))
 
     def close(self) -> None:
-        """Unsubscribe. What was not read is dropped."""
-        self._ready.clear()
+        """Unsubscribe. What was not read is dropped; what was is acknowledged, unless `ack` is "manual"."""
         self._thread.call(self._inner.close())
 
     def __iter__(self) -> Iterator[Event | Gap]:
@@ -216,14 +245,16 @@ class Subscription:
         return item
 
     def _take(self, timeout: float | None) -> Event | Gap | None:
-        if not self._ready:
-            self._ready.extend(self._thread.call(self._some(timeout)))
-        return self._ready.popleft() if self._ready else None
+        while (event := self._inner._take()) is None:
+            item = self._thread.call(self._some(timeout))
+            if not isinstance(item, EventBatch):
+                return item
+        return event
 
-    async def _some(self, patience_s: float | None) -> list[Event | Gap]:
-        """The next batch or Gap; empty at the end."""
+    async def _some(self, patience_s: float | None) -> EventBatch | Gap | None:
+        """The next batch, whose events can then be taken, or Gap; None at the end."""
         async with asyncio.timeout(patience_s):
             item = await self._inner._next()
         if isinstance(item, EventBatch):
-            return list(item.events())
-        return [] if item is None else [item]
+            self._inner._ready.extend(item.events())
+        return item

@@ -4,13 +4,7 @@ The driver reports what happened (`handle`), the application's calls come in as 
 effects, for the driver and for the application (`effects`). One connection at a time: the addresses are
 tried in turn, with a backoff after each round, and a lost connection is dialled again at the same broker
 first, since only that one recognises retries of what it accepted without telling us. After a reconnect,
-unaccepted publishes are sent again and subscriptions begin again; what a plain subscription missed
-meanwhile is unknown, and said so (`streams`).
-
-Credit belongs to one connection. Each begins with a whole window, and what the application holds of earlier
-ones is a debt: consuming pays it before any credit goes out, so all that is held shrinks to one window
-again. A subscription begins again only once that debt is within one window. Hence a client holds less than
-two windows and a frame, however often its connections break.
+unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`).
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
 corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
@@ -20,27 +14,19 @@ back from a jump ahead: we measure, with a ping.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-import msgspec
-
 from postroad.client.effects import (
     Answered,
-    Began,
     Closed,
-    Delivered,
     DialFailed,
     Down,
     Effect,
-    Ended,
     Failed,
     Input,
     Lost,
-    Missed,
     Opened,
     Outage,
     Progress,
@@ -48,20 +34,18 @@ from postroad.client.effects import (
     Stored,
     Up,
 )
+from postroad.client.inbox import Inbox
 from postroad.client.outbox import Outbox
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
-from postroad.client.streams import Streams
-from postroad.durable.token import CheckpointToken
 from postroad.errors import (
     BugError,
     PeerError,
     PostroadError,
-    SelectorError,
     UnavailableError,
     UsageError,
     from_wire,
 )
-from postroad.events import EventBatch, Gap, Value
+from postroad.events import Value
 from postroad.overlay.effects import Close, Dial, Send
 from postroad.overlay.handshake import check_welcome, printable, smaller
 from postroad.wire import frames as wire
@@ -79,28 +63,13 @@ class State(Enum):
     OVER = "over"  # closed by the application, or failed for good
 
 
-@dataclass(slots=True)
-class _Subscription:
-    request: wire.Subscribe
-    began: bool = False  # the application was told so; from then on nothing may be lost in silence
-    torn_us: int | None = None  # began, but not in force since then (the broker's clock)
-    told: bool = False  # torn, and the application knows it already
-    streams: Streams = field(default_factory=Streams)
-
-    def again(self) -> wire.Subscribe:
-        """What begins it on a new connection. Who keeps its own token goes on after what it was given; if
-        the broker keeps it, the broker repeats what was not acknowledged, and `streams` drops that."""
-        if not self.request.durable or self.request.ack or not self.began:
-            return self.request
-        return msgspec.structs.replace(self.request, token=CheckpointToken(self.streams.known).to_json())
-
-
 class ClientCore:
     """See the module's docstring. `draw(n)` gives a random number in 0..n-1."""
 
     def __init__(self, settings: ClientSettings, *, draw: Callable[[int], int]) -> None:
         self.settings = settings
         self.outbox = Outbox(max_bytes=settings.publish_bytes, max_events=settings.publish_events)
+        self.inbox = Inbox(settings.window, settings.outage_us)
         self.state = State.IDLE
         self.skew_us = 0  # the broker's clock minus ours
         self.limits = CLIENT_LIMITS
@@ -121,14 +90,8 @@ class ClientCore:
         self._pinged_us: int | None = None  # UP: an unanswered ping was sent
         self._down_us: int | None = None  # no broker since; None while UP
         self._outage = False  # an Outage was reported for this time down
-        self._subscriptions: dict[int, _Subscription] = {}
-        self._last_number = 0
         self._requests: set[int] = set()
         self._last_request = 0
-        self._outstanding = 0  # bytes handed to the application and not consumed
-        # Bytes consumed and not yet given back as credit; negative: a debt, held of earlier connections.
-        self._consumed = 0
-        self._waiting: list[int] = []  # UP: subscriptions to begin again once the debt is within a window
         self._out: list[Effect] = []
 
     # --- the driver's side
@@ -162,6 +125,9 @@ class ClientCore:
         elif self.state is State.UP:
             silent = self._heard_us + settings.ping_us
             due.append(silent if self._pinged_us is None else self._dead_at(self._pinged_us))
+            again = self.inbox.next_deadline()
+            if again is not None:
+                due.append(again)
         if self._down_us is not None and not self._outage and self.state is not State.OVER:
             due.append(self._down_us + settings.outage_us)
         return min(due, default=None)
@@ -176,6 +142,7 @@ class ClientCore:
         elif self.state is State.OPENING and now_us >= self._hello_us + settings.handshake_us:
             self._drop(UnavailableError("the broker did not answer the handshake"), now_us)
         elif self.state is State.UP:
+            self._send_all(self.inbox.tick(now_us))
             if self._pinged_us is not None:
                 if now_us >= self._dead_at(self._pinged_us):
                     self._drop(UnavailableError("the broker fell silent"), now_us)
@@ -202,7 +169,7 @@ class ClientCore:
         self._connection = item.connection
         self._hello_us = self._heard_us = now_us
         settings = self.settings
-        self._consumed = -self._outstanding
+        self.inbox.opened()
         self._send(
             wire.Hello(
                 version=PROTOCOL_VERSION,
@@ -242,21 +209,15 @@ class ClientCore:
         was_up = self.state is State.UP
         self._connection = None
         self._pinged_us = None
-        self._waiting.clear()
         self._failures[self.settings.addresses[self._address]] = str(error)
         if not was_up:
+            self.inbox.stop_waiting()
             self._try_next(now_us)
             return
         self.outbox.closed()
         self._down_us = now_us
         self._outage = False
-        for subscription in self._subscriptions.values():
-            if subscription.request.durable:
-                continue  # it goes on where it was
-            subscription.streams.tear()
-            subscription.told = False
-            if subscription.began and subscription.torn_us is None:
-                subscription.torn_us = self._heard_us + self.skew_us
+        self._out += self.inbox.closed(self._heard_us + self.skew_us)
         gone = UnavailableError("the broker went away before it answered")
         for number in sorted(self._requests):
             self._out.append(Answered(number=number, error=gone, body=""))
@@ -309,7 +270,7 @@ class ClientCore:
     def _fail(self, error: PostroadError) -> None:
         self.state = State.OVER
         self._connection = None
-        self._waiting.clear()
+        self.inbox.stop_waiting()
         self.outbox.closed()
         self._out.append(Failed(error=error))
 
@@ -349,24 +310,11 @@ class ClientCore:
         self._failures.clear()
         self._down_us = None
         self._outage = False
-        for number, subscription in self._subscriptions.items():
-            if subscription.torn_us is None:
-                self._send(subscription.again())
-            else:
-                self._waiting.append(number)
-        self._begin_again()
+        self._send_all(self.inbox.welcomed())
         self._out.append(Up(broker=message.name))
         if error is not None:
             self._out.append(Stored(ordinals=self.outbox.take_dropped(), error=error))
             self._out.append(Lost(error=error))
-
-    def _begin_again(self) -> None:
-        """Subscriptions of an earlier connection, once there is room for what they bring."""
-        if not self._waiting or -self._consumed > self.settings.window:
-            return
-        for number in self._waiting:
-            self._send(self._subscriptions[number].again())
-        self._waiting.clear()
 
     def _on_refuse(self, message: wire.Refuse, now_us: int) -> None:
         """Being refused for what we are or do is final; anything else may pass.
@@ -424,33 +372,15 @@ class ClientCore:
         self._out.append(Progress())
 
     def _on_subscribed(self, message: wire.Subscribed, now_us: int) -> None:
-        subscription = self._subscriptions.get(message.number)
-        if subscription is None:  # unsubscribed meanwhile
-            return
-        self._tell_torn(subscription, now_us)
-        subscription.torn_us = None
-        subscription.told = False
-        token = _token(message.token)
-        if not subscription.began:
-            subscription.streams.go_on(token)
-        subscription.began = True
-        self._out.append(Began(number=message.number, missing=message.missing, token=token))
+        told, say_again = self.inbox.subscribed(message, now_us + self.skew_us)
+        self._out += told
+        self._send_all(say_again)
 
-    def _tell_torn(self, subscription: _Subscription, now_us: int) -> None:
-        """Begun again after a reconnect. Streams it knew report their ticks as they go on; this Gap is for
-        those it did not know, and for those that never go on."""
-        start, end = subscription.torn_us, now_us + self.skew_us
-        if start is not None and end > start:
-            gap = Gap(pubend="", start=start, end=end)
-            self._out.append(Missed(number=subscription.request.number, gap=gap))
-            subscription.torn_us = end
+    def _on_ended(self, message: wire.Ended, now_us: int) -> None:
+        self._out += self.inbox.ended(message, now_us)
 
-    def _on_ended(self, message: wire.Ended, _now_us: int) -> None:
-        subscription = self._subscriptions.pop(message.number, None)
-        if subscription is None:
-            return
-        error = _ended_error(message, subscription.request.where) if message.code else None
-        self._out.append(Ended(number=message.number, error=error))
+    def _on_acked(self, message: wire.Acked, _now_us: int) -> None:
+        self._out += self.inbox.acked(message)
 
     def _on_reply(self, message: wire.Reply, _now_us: int) -> None:
         if message.number not in self._requests:
@@ -460,26 +390,8 @@ class ClientCore:
         self._out.append(Answered(number=message.number, error=error, body=message.body))
 
     def _on_delivery(self, frame: bytes, now_us: int) -> None:
-        batch = EventBatch.parse(frame, self.limits, expect=Kind.DELIVERY)
-        number = batch.channel
-        subscription = self._subscriptions.get(number)
-        self._outstanding += len(frame)
-        if subscription is None:  # unsubscribed meanwhile
-            self.consumed(len(frame))
-            return
-        if subscription.torn_us is not None and not subscription.told:
-            # The nearest streams begin before all have: the application must not take this as unbroken.
-            self._tell_torn(subscription, now_us)
-            subscription.told = True
-        gap, rows = subscription.streams.take(batch, self.limits)
-        if gap is not None:
-            # A Gap alone takes its part of the window too: who never reads must not collect them for ever.
-            size = len(frame) if rows is None else 0
-            self._out.append(Missed(number=number, gap=gap, size=size))
-        if rows is not None:
-            self._out.append(Delivered(number=number, batch=rows, size=len(frame)))
-        elif gap is None:
-            self.consumed(len(frame))
+        self._out += self.inbox.delivered(frame, self.limits, now_us + self.skew_us)
+        self._give_credit()
 
     # --- the application's side
 
@@ -518,47 +430,61 @@ class ClientCore:
         token: str = "",
         ack: str = "",
         since_us: int = 0,
+        shared: bool = False,
+        key: str = "",
     ) -> tuple[int, list[Effect]]:
         """A new subscription's number; Began or Ended follows."""
-        if len(self._subscriptions) >= self.limits.subscriptions:
+        if len(self.inbox) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
-        check_texts("subscription", topic, where, overflow, durable, token, ack)
+        check_texts("subscription", topic, where, overflow, durable, token, ack, key)
         if not 0 <= buffer <= MAX_BUFFER:
             raise UsageError(f"a buffer of {buffer} bytes")
-        self._last_number += 1
-        number = self._last_number
-        request = wire.Subscribe(
-            number=number,
-            topic=topic,
-            where=where,
-            overflow=overflow,
-            buffer=buffer,
-            durable=durable,
-            token=token,
-            ack=ack,
-            since_us=since_us,
+        request = self.inbox.add(
+            wire.Subscribe(
+                number=0,
+                topic=topic,
+                where=where,
+                overflow=overflow,
+                buffer=buffer,
+                durable=durable,
+                token=token,
+                ack=ack,
+                since_us=since_us,
+                shared=shared,
+                key=key,
+            )
         )
-        self._subscriptions[number] = _Subscription(request)
         if self.state is State.UP:
             self._send(request)
-        return number, self._take()
+        return request.number, self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:
-        known = self._subscriptions.pop(number, None) is not None
-        if number in self._waiting:
-            self._waiting.remove(number)
-        elif known and self.state is State.UP:
+        tell, told = self.inbox.remove(number)
+        self._out += told
+        if tell and self.state is State.UP:
             self._send(wire.Unsubscribe(number=number))
         return self._take()
 
-    def acknowledge(self, number: int, token: Mapping[int, int]) -> list[Effect]:
-        """Everything of a durable subscription up to these ticks was consumed.
+    def acknowledge(
+        self,
+        number: int,
+        *,
+        token: Mapping[int, int] | None = None,
+        events: Mapping[int, tuple[int, ...]] | None = None,
+        confirm: bool = False,
+    ) -> tuple[int, list[Effect]]:
+        """Everything of a durable subscription up to these ticks was consumed; of a shared one, these events.
 
-        Without a connection it is not said: the next acknowledgement says it too.
+        With `confirm` Acknowledged follows, under the ticket returned. Without, and without a connection, it
+        is not said: the next acknowledgement says it too.
         """
-        if number in self._subscriptions and self.state is State.UP and self._connection is not None:
-            self._send(wire.Ack(number=number, token=CheckpointToken(token).to_json()))
-        return self._take()
+        up = self.state is State.UP
+        if number not in self.inbox or not (up or confirm):
+            return 0, self._take()
+        ack = self.inbox.acknowledge(number, token or {}, events or {}, confirm=confirm)
+        if up:
+            self._send(ack)
+        return ack.ticket, self._take()
 
     def request(self, what: str, arguments: Mapping[str, str]) -> tuple[int, list[Effect]]:
         """A question's number; Answered follows."""
@@ -572,20 +498,24 @@ class ClientCore:
         return self._last_request, self._take()
 
     def consumed(self, size: int) -> None:
-        """The application took this many bytes of deliveries. Credit goes back a quarter window at a time."""
-        self._outstanding -= size
-        self._consumed += size
-        self._begin_again()
-        if self.state is State.UP and self._consumed >= self.settings.window // 4:
-            self._send(wire.Credit(size=self._consumed))
-            self._consumed = 0
+        """The application took this many bytes of deliveries."""
+        self.inbox.consumed(size)
+        self._give_credit()
+
+    def _give_credit(self) -> None:
+        if self.state is not State.UP:
+            return
+        self._send_all(self.inbox.due())
+        credit = self.inbox.take_credit()
+        if credit:
+            self._send(wire.Credit(size=credit))
 
     def close(self) -> list[Effect]:
         if self._connection is not None:
             self._out.append(Close(self._connection))
         self._connection = None
         self.state = State.OVER
-        self._waiting.clear()
+        self.inbox.stop_waiting()
         self.outbox.closed()
         return self._take()
 
@@ -597,15 +527,12 @@ class ClientCore:
             raise BugError("the outbox and the session disagree on whether a broker is there")
         if self.state is State.IDLE and self._dial_us is None and self._down_us is not None:
             raise BugError("down, and nothing will ever dial")
-        if len(self._requests) > MAX_REQUESTS or self._outstanding < 0:
-            raise BugError("requests or consumed bytes are out of bounds")
-        if self._waiting and self.state is not State.UP:
+        if len(self._requests) > MAX_REQUESTS:
+            raise BugError("requests are out of bounds")
+        if self.inbox.waits and self.state is not State.UP:
             raise BugError("subscriptions wait to begin again without a connection")
-        if not set(self._waiting) <= self._subscriptions.keys():
-            raise BugError("subscriptions that are over wait to begin again")
         self.outbox.check()
-        for subscription in self._subscriptions.values():
-            subscription.streams.check()
+        self.inbox.check()
 
     # --- helpers
 
@@ -618,29 +545,14 @@ class ClientCore:
             raise BugError("nothing to send to")
         self._out.append(Send(self._connection, wire.encode(message)))
 
+    def _send_all(self, messages: Iterable[wire.Message]) -> None:
+        for message in messages:
+            self._send(message)
+
     def _take(self) -> list[Effect]:
         out, self._out = self._out, []
         return out
 
-
-def _token(text: str) -> CheckpointToken:
-    """The token of a SUBSCRIBED."""
-    try:
-        return CheckpointToken.from_json(text) if text else CheckpointToken()
-    except UsageError as error:
-        raise PeerError(f"the broker sent a token that cannot be read: {error}") from None
-
-
-def _ended_error(message: wire.Ended, where: str) -> PostroadError:
-    """The broker's error; for a condition, with the position it points at."""
-    pointer = _POINTER.match(message.reason)
-    if message.code == SelectorError.code and pointer is not None:
-        return SelectorError(pointer[1], text=where, position=int(pointer[2]) - 1)
-    return from_wire(message.code, message.reason)
-
-
-# How SelectorError prints: the message, the place, and the text with a caret on lines of their own.
-_POINTER: Final = re.compile(r"(.*) at character (\d+)(?:\n|$)", re.DOTALL)
 
 # What may happen in which state, and what it does.
 _TRANSITIONS: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]]] = {
@@ -665,5 +577,6 @@ _MESSAGES: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]
     (State.UP, wire.Skew): ClientCore._on_skew,
     (State.UP, wire.Subscribed): ClientCore._on_subscribed,
     (State.UP, wire.Ended): ClientCore._on_ended,
+    (State.UP, wire.Acked): ClientCore._on_acked,
     (State.UP, wire.Reply): ClientCore._on_reply,
 }

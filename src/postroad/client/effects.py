@@ -132,6 +132,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """What was acknowledged under this ticket is on the broker's disk; with an error: perhaps not."""
+
+    ticket: int
+    error: PostroadError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """`body` is JSON text, unless there is an error."""
 
@@ -155,5 +163,6 @@ Effect = (
     | Delivered
     | Missed
     | Ended
+    | Acknowledged
     | Answered
 )

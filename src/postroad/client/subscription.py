@@ -2,17 +2,22 @@
 
 It holds batches as they came; they are decoded when the application asks for events. What it holds is
 bounded by the client's window, because credit goes back only as it is emptied.
+
+Acknowledgements are said once per turn of the loop. The client for programs without a loop reads from a
+thread of its own, hence the lock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from postroad.durable.token import CheckpointToken
-from postroad.errors import PostroadError, UsageError
+from postroad.errors import PostroadError, UnavailableError, UsageError
 from postroad.events import Event, EventBatch, Gap
 from postroad.ids import parse_pubend
 
@@ -40,16 +45,27 @@ class Subscription:
         token: str = "",
         ack: str = "",
         since_us: int = 0,
+        shared: bool = False,
+        key: str = "",
     ) -> None:
         self.topic = topic
         self.where = where
         self.durable = durable
+        self.shared = shared
+        self._key = key
         self._ack = ack
         self._since_us = since_us
         self._start = token
         self._token: dict[int, int] = dict(CheckpointToken.from_json(token)) if token else {}
-        self._reading: tuple[int, int] | None = None  # pubend and end of the batch handed out last
-        self._unsaid = False  # something was handed out since the last acknowledgement
+        self._reading = (0, 0)  # pubend and end of the batch being read
+        self._lock = threading.Lock()  # for the next six
+        self._fresh: dict[int, int] = {}  # handed out, perhaps not consumed yet: pubend -> tick
+        self._settled: dict[int, int] = {}  # all that was consumed
+        self._due: dict[int, int] = {}  # of that, what is to be acknowledged
+        self._held: dict[tuple[int, int], None] = {}  # shared: handed out, by pubend and tick
+        self._due_events: dict[tuple[int, int], None] = {}  # shared: consumed, to be acknowledged
+        self._saying = False  # an acknowledgement is scheduled
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None  # on the client's loop
         self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
         self._client = client
         self._overflow = overflow
@@ -57,8 +73,7 @@ class Subscription:
         self._number: int | None = None
         self._began: asyncio.Future[None] | None = None
         self._queue: deque[tuple[EventBatch | Gap, int]] = deque()  # bounded by the client's window
-        self._events: list[Event] = []  # of the batch being read
-        self._position = 0
+        self._ready: deque[Event] = deque()  # of the batch being read
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
         self._error: PostroadError | None = None
@@ -69,7 +84,12 @@ class Subscription:
         await self._open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._fresh.clear()  # who fails is not done with what it was given last
+            self._held.clear()
         await self.close()
 
     def __await__(self) -> Generator[Any, None, Subscription]:
@@ -91,8 +111,12 @@ class Subscription:
                 token=self._start,
                 ack=self._ack,
                 since_us=self._since_us,
+                shared=self.shared,
+                key=self._key,
             )
-            self._began = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            self._began = loop.create_future()
+            self._call_soon = self._call_soon or loop.call_soon
             client._subscriptions[self._number] = self
             client._perform(effects)
         began = self._began
@@ -105,18 +129,16 @@ class Subscription:
         return self
 
     async def close(self) -> None:
-        """Unsubscribe. What was not read is dropped."""
+        """Unsubscribe. What was not read is dropped; what was is acknowledged, unless `ack` is "manual"."""
         client = self._client
         if self._number is not None:
-            if self._ack == "auto" and not self._over:
-                self._acknowledge(self._token)
+            if not self._over:
+                self._settle()
+                self._say()
             if client._subscriptions.pop(self._number, None) is not None:
                 client._perform(client._core.unsubscribe(self._number))
-            for _, taken in self._queue:  # also of one that the broker ended: others share the window
-                client._core.consumed(taken)
-            self._queue.clear()
+            self._drop_unread()
             client._flush()
-        self._events = []
         self._end(None)
 
     # --- durable subscriptions
@@ -127,30 +149,95 @@ class Subscription:
         and go on after it with `subscribe(durable=..., token=...)`, at any broker."""
         return CheckpointToken(self._token).to_json()
 
-    def ack(self, event: Event | None = None) -> None:
-        """Everything up to this event of its pubend was consumed; without one, all that was handed out."""
+    async def ack(self, event: Event | None = None) -> None:
+        """Everything up to this event of its pubend was consumed; without one, all that was handed out.
+
+        Of a shared subscription: this event was, or all that this consumer was handed. Returns when that is
+        on the broker's disk.
+        """
         if not self.durable:
             raise UsageError("only a durable subscription is acknowledged")
-        if event is None:
-            self._acknowledge(self._token)
-        elif event.pubend is not None and event.tick is not None:
-            self._acknowledge({parse_pubend(event.pubend): event.tick})
+        if self._number is None or self._over:
+            raise self._error or UsageError("this subscription is closed")
+        if event is not None and (event.pubend is None or event.tick is None):
+            raise UsageError("only a durable event is acknowledged")
+        token: dict[int, int] = {}
+        events: dict[tuple[int, int], None] = {}
+        with self._lock:
+            if event is not None and event.pubend is not None and event.tick is not None:
+                pubend = parse_pubend(event.pubend)
+                token = {pubend: event.tick}
+                events = {(pubend, event.tick): None}
+            else:
+                token, events = dict(self._token), dict(self._held)
+            if self.shared and not events.keys() <= self._held.keys():
+                raise UnavailableError(
+                    "this event is not with this consumer any more: it was acknowledged, or the connection "
+                    "broke and it goes to another"
+                )
+            for place in events:
+                self._held.pop(place, None)
+        if events if self.shared else token:
+            await self._client._acknowledge(
+                self._number, None if self.shared else token, _by_pubend(events) if self.shared else None
+            )
 
-    def _acknowledge(self, token: Mapping[int, int]) -> None:
-        self._unsaid = False
-        if self._number is not None and token:
-            self._client._perform(self._client._core.acknowledge(self._number, token))
-
-    def _finish(self) -> None:
-        """The application has all of what it was handed last."""
-        if self._reading is not None:
-            self._advance(*self._reading)
-            self._reading = None
+    def _hand_out(self, pubend: int, tick: int, end: int) -> None:
+        """The application gets the event at `tick`; it then has everything up to `end`."""
+        if not self.durable:
+            return
+        with self._lock:
+            if self.shared:
+                self._held[pubend, tick] = None
+            else:
+                self._advance(pubend, end)
 
     def _advance(self, pubend: int, tick: int) -> None:
-        if self.durable and tick > self._token.get(pubend, 0):
-            self._token[pubend] = tick
-            self._unsaid = True
+        if tick > self._token.get(pubend, 0):
+            self._token[pubend] = self._fresh[pubend] = tick
+
+    def _settle(self) -> None:
+        """Who asks for more is done with what it had."""
+        if self._ack not in ("auto", "batch") or not (self._fresh or self._held):
+            return
+        with self._lock:
+            self._settled.update(self._fresh)
+            self._due.update(self._fresh)
+            self._fresh.clear()
+            self._due_events.update(self._held)
+            self._held.clear()
+            if self._saying or self._call_soon is None:
+                return
+            self._saying = True
+        self._call_soon(self._say)
+
+    def _say(self) -> None:
+        """Acknowledge what is due; without a connection once there is one."""
+        client = self._client
+        with self._lock:
+            self._saying = False
+            if not client.connected or self._number is None or not (self._due or self._due_events):
+                return
+            due, self._due = self._due, {}
+            events, self._due_events = self._due_events, {}
+        _, effects = client._core.acknowledge(
+            self._number, token=due or None, events=_by_pubend(events) if events else None
+        )
+        client._perform(effects)
+
+    def _lost_connection(self) -> None:
+        """What a consumer of a shared subscription has not acknowledged goes to others."""
+        if self.shared:
+            with self._lock:
+                self._held.clear()
+                self._due_events.clear()
+            self._drop_unread()
+
+    def _drop_unread(self) -> None:
+        for _, taken in self._queue:  # also of one that the broker ended: others share the window
+            self._client._core.consumed(taken)
+        self._queue.clear()
+        self._ready.clear()
 
     # --- reading
 
@@ -158,21 +245,28 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Event | Gap:
-        while self._position >= len(self._events):
+        while (event := self._take()) is None:
             item = await self._next()
             if item is None:
                 raise StopAsyncIteration
             if isinstance(item, Gap):
                 return item
-            self._events = item.events()
-            self._position = 0
-        event = self._events[self._position]
-        self._position += 1
-        if self._reading is not None:
-            if self._position == len(self._events):
-                self._finish()
-            elif event.tick is not None:
-                self._advance(self._reading[0], event.tick)
+            self._ready.extend(item.events())
+        return event
+
+    def _take(self) -> Event | None:
+        """The next event of the batch being read."""
+        if not self._ready:
+            return None
+        if self._ack == "auto":
+            self._settle()
+        try:
+            event = self._ready.popleft()
+        except IndexError:  # the connection broke, and it goes to another consumer
+            return None
+        if event.tick is not None:
+            pubend, end = self._reading
+            self._hand_out(pubend, event.tick, event.tick if self._ready else end)
         return event
 
     async def batches(self) -> AsyncIterator[list[EventBatch | Gap]]:
@@ -181,16 +275,23 @@ class Subscription:
             items = [item]
             while self._queue:
                 items.append(self._pop())
-            self._finish()
+            for one in items:
+                if isinstance(one, EventBatch):
+                    self._hand_out_batch(one)
             yield items
+
+    def _hand_out_batch(self, batch: EventBatch) -> None:
+        if self.shared:
+            for tick in batch.headers["tick"].tolist():
+                self._hand_out(batch.pubend, tick, tick)
+        else:
+            self._hand_out(batch.pubend, batch.end, batch.end)
 
     async def _next(self) -> EventBatch | Gap | None:
         """Wait for something to come; None once it is over and everything was read."""
         if self._began is None or not self._began.done():
             await self._open()
-        self._finish()
-        if self._unsaid and self._ack == "auto":
-            self._acknowledge(self._token)  # who asks for more is done with what it had
+        self._settle()
         while not self._queue:
             if self._over:
                 if self._error is not None:
@@ -206,12 +307,12 @@ class Subscription:
         return self._pop()
 
     def _pop(self) -> EventBatch | Gap:
-        self._finish()
         item, taken = self._queue.popleft()
         if isinstance(item, EventBatch):
             self._reading = (item.pubend, item.end)
-        elif item.pubend:
-            self._advance(parse_pubend(item.pubend), item.end)
+        elif item.pubend and self.durable:
+            with self._lock:
+                self._advance(parse_pubend(item.pubend), item.end)
         if taken:
             client = self._client
             client._core.consumed(taken)
@@ -232,8 +333,11 @@ class Subscription:
 
     def _begin(self, missing: tuple[str, ...], token: Mapping[int, int]) -> None:
         self.missing = missing
-        for pubend, tick in token.items():
-            self._token.setdefault(pubend, tick)
+        with self._lock:
+            for pubend, tick in token.items():
+                self._token.setdefault(pubend, tick)
+            self._due.update(self._settled)  # what was said on another connection may not have arrived
+        self._say()
         if self._began is not None and not self._began.done():
             self._began.set_result(None)
         self._client._wake()
@@ -252,3 +356,10 @@ class Subscription:
     def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _by_pubend(events: Mapping[tuple[int, int], None]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, list[int]] = {}
+    for pubend, tick in events:
+        found.setdefault(pubend, []).append(tick)
+    return {pubend: tuple(ticks) for pubend, ticks in found.items()}

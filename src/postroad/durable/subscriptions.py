@@ -62,6 +62,9 @@ class Cursor:
     since: int  # the PFS of this broker knows the subscription from here on
     matched: int  # events the subscription had matched when it acknowledged up to `released`
     told: int  # the newest tick it was told of on this connection
+    counted: (
+        int  # `matched` counts up to here: less than `released` if that was acknowledged before it was told
+    )
     last_event: int = 0  # the newest event or gap it was sent on this connection
     unacked: deque[tuple[int, int]] = field(default_factory=deque)  # (tick, events) sent above `released`
 
@@ -280,7 +283,7 @@ class Subscriptions:
         """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on."""
         if pubend in subscription.cursors:
             return
-        cursor = Cursor(released=tick, saved=tick, since=since, matched=matched, told=tick)
+        cursor = Cursor(released=tick, saved=tick, since=since, matched=matched, told=tick, counted=tick)
         subscription.cursors[pubend] = cursor
         self._holders.setdefault(pubend, {})[subscription.id] = cursor
         self._minimum.pop(pubend, None)
@@ -291,6 +294,9 @@ class Subscriptions:
         """The subscriber was told everything up to `end`, `events` among it, the last one at `tick`."""
         cursor.told = max(cursor.told, end)
         if tick <= cursor.released:
+            if tick > cursor.counted:
+                cursor.matched += events
+                cursor.counted = tick
             return
         if len(cursor.unacked) >= MAX_UNACKED:
             before, count = cursor.unacked.pop()
@@ -301,12 +307,12 @@ class Subscriptions:
     def ack(self, subscription: Subscription, token: Mapping[int, int], ticket: int | None = None) -> None:
         """Everything up to these ticks was consumed. With a ticket it is confirmed when it is on disk.
 
-        A token never takes an acknowledgement back, and cannot acknowledge what was not told.
+        A token never takes an acknowledgement back. It may be ahead of what was told on this connection, even
+        of what this broker has learned since a crash: the subscriber was told before.
         """
         for pubend, tick in token.items():
-            cursor = subscription.cursors.get(pubend)
-            if cursor is not None:
-                self.release(subscription, pubend, min(tick, max(cursor.told, cursor.released)))
+            if pubend in subscription.cursors:
+                self.release(subscription, pubend, tick)
         if ticket is not None:
             self.confirm(subscription.id, ticket)
 
@@ -320,6 +326,7 @@ class Subscriptions:
         if tick <= cursor.released:
             return
         cursor.released = tick
+        cursor.counted = max(cursor.counted, min(tick, cursor.told))
         while cursor.unacked and cursor.unacked[0][0] <= tick:
             cursor.matched += cursor.unacked.popleft()[1]
         self._dirty[subscription.id, pubend] = None

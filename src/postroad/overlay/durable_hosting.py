@@ -350,21 +350,29 @@ class DurableHosting:
         session = self._sessions.get(self._find(connection, message.number) or 0)
         if session is None:
             return []  # it ended meanwhile
-        ticket = None
-        if message.ticket:
-            if len(self._acking) >= MAX_ACKING:
-                raise PeerError(f"more than {MAX_ACKING} acknowledgements wait for the disk")
-            ticket = self._number()
-            self._acking[ticket] = (session.id, message.ticket)
         if session.shared:
+            ticket = self._ticket(session, message)
             self._groups.ack(session.subscriber, session.id, message.events, ticket)
             self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
             return self.take()
         try:
-            self.hosting.ack(session.id, CheckpointToken.from_json(message.token), ticket)
+            token = CheckpointToken.from_json(message.token)
         except UsageError as error:
             raise PeerError(f"an acknowledgement that cannot be read: {error}") from None
+        if max(token.values(), default=0) > now_us + FUTURE_US:
+            raise PeerError("an acknowledgement of events in the future")
+        self.hosting.ack(session.id, token, self._ticket(session, message))
         return []
+
+    def _ticket(self, session: _Session, message: Ack) -> int | None:
+        """What names the acknowledgement until it is on disk, if its sender wants to know."""
+        if not message.ticket:
+            return None
+        if len(self._acking) >= MAX_ACKING:
+            raise PeerError(f"more than {MAX_ACKING} acknowledgements wait for the disk")
+        ticket = self._number()
+        self._acking[ticket] = (session.id, message.ticket)
+        return ticket
 
     def _acked(self, ticket: int, error: PostroadError | None) -> None:
         session, its_ticket = self._acking.pop(ticket)

@@ -1,0 +1,309 @@
+"""What a client is owed: its subscriptions, what they know of their streams, and credit.
+
+Credit belongs to one connection. Each begins with a whole window, and what the application holds of earlier
+ones is a debt: consuming pays it before any credit goes out, so all that is held shrinks to one window
+again. A plain subscription begins again only once that debt is within one window. Hence a client holds less
+than two windows and a frame, however often its connections break.
+
+After a reconnect a plain subscription begins anew, and what it missed meanwhile is unknown, and said so
+(`streams`). A durable one goes on where it was. A consumer of a shared one begins with nothing: what it held
+is with others now.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.client.effects import Acknowledged, Began, Delivered, Effect, Ended, Missed
+from postroad.client.streams import Streams
+from postroad.durable.token import CheckpointToken
+from postroad.errors import (
+    BugError,
+    PeerError,
+    PostroadError,
+    SelectorError,
+    UnavailableError,
+    UsageError,
+    from_wire,
+)
+from postroad.events import EventBatch, Gap
+from postroad.ids import pubend_text
+from postroad.units import MILLISECOND_US
+from postroad.wire import frames as wire
+from postroad.wire.frames import Kind, Limits
+
+AGAIN_US: Final = 500 * MILLISECOND_US  # between tries to go on with a durable subscription
+MAX_ACKING: Final = 10_000  # acknowledgements that wait for the broker's disk
+
+
+@dataclass(slots=True)
+class _Subscription:
+    request: wire.Subscribe
+    began: bool = False  # the application was told so; from then on nothing may be lost in silence
+    torn_us: int | None = None  # began, but not in force since then (the broker's clock)
+    told: bool = False  # torn, and the application knows it already
+    streams: Streams = field(default_factory=Streams)
+    acking: dict[int, wire.Ack] = field(default_factory=dict)  # not confirmed, by ticket
+    refused_us: int | None = None  # it could not go on since then
+    again_us: int | None = None  # when it is tried again
+
+    def again(self) -> wire.Subscribe:
+        """What begins it on a new connection. Who keeps its own token goes on after what it was given; if
+        the broker keeps it, the broker repeats what was not acknowledged, and `streams` drops that."""
+        if not self.request.durable or self.request.ack or not self.began:
+            return self.request
+        return msgspec.structs.replace(self.request, token=CheckpointToken(self.streams.known).to_json())
+
+
+class Inbox:
+    """All subscriptions of a client."""
+
+    def __init__(self, window: int, patience_us: int) -> None:
+        self._window = window
+        self._patience_us = patience_us  # a durable subscription that cannot go on ends after this long
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._last_number = 0
+        self._last_ticket = 0
+        self.outstanding = 0  # bytes handed to the application and not consumed
+        # Bytes consumed and not yet given back as credit; negative: a debt, held of earlier connections.
+        self._consumed = 0
+        self._waiting: list[int] = []  # up: subscriptions to begin again once the debt is within a window
+
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._subscriptions
+
+    # --- the connection
+
+    def opened(self) -> None:
+        self._consumed = -self.outstanding
+
+    def welcomed(self) -> list[wire.Message]:
+        """What begins subscriptions of earlier connections; some only later, see `due`."""
+        begin: list[wire.Message] = []
+        for number, subscription in self._subscriptions.items():
+            if subscription.torn_us is None:
+                begin.append(subscription.again())
+            else:
+                self._waiting.append(number)
+        return begin + self.due()
+
+    def due(self) -> list[wire.Message]:
+        """Subscriptions that waited and need not any more, because there is room for what they bring."""
+        if not self._waiting or -self._consumed > self._window:
+            return []
+        begin: list[wire.Message] = [self._subscriptions[number].again() for number in self._waiting]
+        self._waiting.clear()
+        return begin
+
+    def stop_waiting(self) -> None:
+        self._waiting.clear()
+
+    def closed(self, torn_us: int) -> list[Effect]:
+        """The connection was lost; by the broker's clock it was there until then."""
+        out: list[Effect] = []
+        self._waiting.clear()
+        for subscription in self._subscriptions.values():
+            subscription.again_us = None
+            if subscription.request.shared:
+                out += _lost_acks(subscription)
+            if subscription.request.durable:
+                continue
+            subscription.streams.tear()
+            subscription.told = False
+            if subscription.began and subscription.torn_us is None:
+                subscription.torn_us = torn_us
+        return out
+
+    # --- subscriptions
+
+    def add(self, request: wire.Subscribe) -> wire.Subscribe:
+        """With its number."""
+        self._last_number += 1
+        request = msgspec.structs.replace(request, number=self._last_number)
+        self._subscriptions[request.number] = _Subscription(request)
+        return request
+
+    def remove(self, number: int) -> tuple[bool, list[Effect]]:
+        """Whether the broker is to be told, and what the application is."""
+        subscription = self._subscriptions.pop(number, None)
+        if subscription is None:
+            return False, []
+        waited = number in self._waiting
+        if waited:
+            self._waiting.remove(number)
+        return not waited, _lost_acks(subscription)
+
+    def subscribed(self, message: wire.Subscribed, at_us: int) -> tuple[list[Effect], Iterable[wire.Message]]:
+        """What the application is told, and what is to be said again."""
+        subscription = self._subscriptions.get(message.number)
+        if subscription is None:  # unsubscribed meanwhile
+            return [], ()
+        out = self._tell_torn(subscription, at_us)
+        subscription.torn_us = subscription.refused_us = None
+        subscription.told = False
+        token = _token(message.token)
+        if not subscription.began:
+            subscription.streams.go_on(token)
+        subscription.began = True
+        out.append(Began(number=message.number, missing=message.missing, token=token))
+        return out, tuple(subscription.acking.values())
+
+    def _tell_torn(self, subscription: _Subscription, at_us: int) -> list[Effect]:
+        """Begun again after a reconnect. Streams it knew report their ticks as they go on; this Gap is for
+        those it did not know, and for those that never go on."""
+        start = subscription.torn_us
+        if start is None or at_us <= start:
+            return []
+        subscription.torn_us = at_us
+        gap = Gap(pubend="", start=start, end=at_us)
+        return [Missed(number=subscription.request.number, gap=gap)]
+
+    def ended(self, message: wire.Ended, now_us: int) -> list[Effect]:
+        subscription = self._subscriptions.get(message.number)
+        if subscription is None:
+            return []
+        error = _ended_error(message, subscription.request.where) if message.code else None
+        if isinstance(error, UnavailableError) and subscription.request.durable and subscription.began:
+            # Whoever keeps its token may be away for a while: it goes on when that one is back.
+            if subscription.refused_us is None:
+                subscription.refused_us = now_us
+            if now_us - subscription.refused_us < self._patience_us:
+                subscription.again_us = now_us + AGAIN_US
+                return []
+        del self._subscriptions[message.number]
+        return [*_lost_acks(subscription), Ended(number=message.number, error=error)]
+
+    def next_deadline(self) -> int | None:
+        tries = [one.again_us for one in self._subscriptions.values() if one.again_us is not None]
+        return min(tries, default=None)
+
+    def tick(self, now_us: int) -> list[wire.Message]:
+        """Durable subscriptions to be tried again."""
+        begin: list[wire.Message] = []
+        for subscription in self._subscriptions.values():
+            if subscription.again_us is not None and subscription.again_us <= now_us:
+                subscription.again_us = None
+                begin.append(subscription.again())
+        return begin
+
+    # --- deliveries
+
+    def delivered(self, frame: bytes, limits: Limits, at_us: int) -> list[Effect]:
+        batch = EventBatch.parse(frame, limits, expect=Kind.DELIVERY)
+        number = batch.channel
+        subscription = self._subscriptions.get(number)
+        self.outstanding += len(frame)
+        if subscription is None:  # unsubscribed meanwhile
+            self.consumed(len(frame))
+            return []
+        out: list[Effect] = []
+        if subscription.torn_us is not None and not subscription.told:
+            # The nearest streams begin before all have: the application must not take this as unbroken.
+            out = self._tell_torn(subscription, at_us)
+            subscription.told = True
+        shared = subscription.request.shared
+        gap, rows = _taken(batch) if shared else subscription.streams.take(batch, limits)
+        if gap is not None:
+            # A Gap alone takes its part of the window too: who never reads must not collect them for ever.
+            out.append(Missed(number=number, gap=gap, size=len(frame) if rows is None else 0))
+        if rows is not None:
+            out.append(Delivered(number=number, batch=rows, size=len(frame)))
+        elif gap is None:
+            self.consumed(len(frame))
+        return out
+
+    def consumed(self, size: int) -> None:
+        """The application took this many bytes of deliveries."""
+        self.outstanding -= size
+        self._consumed += size
+
+    def take_credit(self) -> int:
+        """Goes back a quarter window at a time."""
+        if self._consumed < self._window // 4:
+            return 0
+        credit, self._consumed = self._consumed, 0
+        return credit
+
+    # --- acknowledgements
+
+    def acknowledge(
+        self, number: int, token: Mapping[int, int], events: Mapping[int, tuple[int, ...]], *, confirm: bool
+    ) -> wire.Ack:
+        """The message, with a ticket if it is to be confirmed."""
+        subscription = self._subscriptions[number]
+        if not confirm:
+            return _ack(number, token, events, 0)
+        if len(subscription.acking) >= MAX_ACKING:
+            raise UsageError(f"more than {MAX_ACKING} acknowledgements at once")
+        self._last_ticket += 1
+        ack = _ack(number, token, events, self._last_ticket)
+        subscription.acking[ack.ticket] = ack
+        return ack
+
+    def acked(self, message: wire.Acked) -> list[Effect]:
+        subscription = self._subscriptions.get(message.number)
+        if subscription is None or subscription.acking.pop(message.ticket, None) is None:
+            return []
+        error = from_wire(message.code, message.reason) if message.code else None
+        return [Acknowledged(ticket=message.ticket, error=error)]
+
+    def check(self) -> None:
+        if self.outstanding < 0:
+            raise BugError("more was consumed than was delivered")
+        if not set(self._waiting) <= self._subscriptions.keys():
+            raise BugError("subscriptions that are over wait to begin again")
+        for subscription in self._subscriptions.values():
+            subscription.streams.check()
+
+
+def _taken(batch: EventBatch) -> tuple[Gap | None, EventBatch | None]:
+    """Of a shared subscription ticks do not only increase: what another consumer left comes late."""
+    if batch.lost:
+        return Gap(pubend=pubend_text(batch.pubend), start=batch.start, end=batch.end), None
+    return None, batch if batch.count else None
+
+
+def _ack(
+    number: int, token: Mapping[int, int], events: Mapping[int, tuple[int, ...]], ticket: int
+) -> wire.Ack:
+    text = CheckpointToken(token).to_json() if token else ""
+    return wire.Ack(number=number, token=text, events=dict(events), ticket=ticket)
+
+
+def _lost_acks(subscription: _Subscription) -> list[Effect]:
+    error = UnavailableError("the subscription was over before the acknowledgement was on disk")
+    out: list[Effect] = [Acknowledged(ticket=ticket, error=error) for ticket in subscription.acking]
+    subscription.acking.clear()
+    return out
+
+
+def _token(text: str) -> CheckpointToken:
+    """The token of a SUBSCRIBED."""
+    try:
+        return CheckpointToken.from_json(text) if text else CheckpointToken()
+    except UsageError as error:
+        raise PeerError(f"the broker sent a token that cannot be read: {error}") from None
+
+
+def _ended_error(message: wire.Ended, where: str) -> PostroadError:
+    """The broker's error; for a condition, with the position it points at."""
+    pointer = _POINTER.match(message.reason)
+    if message.code == SelectorError.code and pointer is not None:
+        return SelectorError(pointer[1], text=where, position=int(pointer[2]) - 1)
+    return from_wire(message.code, message.reason)
+
+
+# How SelectorError prints: the message, the place, and the text with a caret on lines of their own.
+_POINTER: Final = re.compile(r"(.*) at character (\d+)(?:\n|$)", re.DOTALL)
