@@ -208,7 +208,7 @@ def test_deleting_a_group_ends_its_consumers_and_leaves_nothing_on_disk() -> Non
     assert net.disks[0].tables["durable.groups"]
     publisher.send(encode(Request(number=1, what="subs")))
     reply = next(message for message in publisher.messages if isinstance(message, Reply))
-    assert json.loads(reply.body)["groups"]["g"]["consumers"] == 2
+    assert json.loads(reply.body)["groups"][0]["consumers"] == 2
     publisher.send(encode(Request(number=2, what="subs.delete", arguments={"name": "g"})))
     net.wait(1)
     assert one.ended() == two.ended() == ["the durable subscription 'g' was deleted"]

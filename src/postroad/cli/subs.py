@@ -83,5 +83,5 @@ async def _ask(client: Client, delete: str | None) -> list[dict[str, Any]]:
             await client.request("subs.delete", name=delete)
             return []
         answer = await client.request("subs")
-        groups = answer["groups"]
+        groups = {row["name"]: row for row in answer["groups"]}
         return [row | groups.get(row["name"], {}) for row in answer["subscriptions"]]

@@ -220,8 +220,8 @@ class DurableGroups:
 
     # ---- inspection
 
-    def status(self) -> dict[str, dict[str, int]]:
-        return {group.name: group.shared.status() for group in self._groups.values()}
+    def status(self) -> list[dict[str, object]]:
+        return [{"name": group.name, **group.shared.status()} for group in self._groups.values()]
 
     def check(self) -> None:
         for group in self._groups.values():
