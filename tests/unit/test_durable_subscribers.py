@@ -184,6 +184,25 @@ def test_replay_since_a_time() -> None:
     assert reader.got() == numbers(0, 5)
 
 
+@pytest.mark.parametrize("how", ["since", "token"])
+def test_a_broker_that_follows_pubends_already_takes_a_subscription_from_elsewhere(how: str) -> None:
+    """It asks for what the subscription has not got at once: nothing else may ever make it."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, before = DurableClient(net, 0), Reader(net, 1)
+    before.begin("before", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    past = net.now_us - 3_600_000_000
+    reader = Reader(net, 1)
+    if how == "since":
+        reader.begin("s", since_us=past, ack="auto")
+    else:
+        reader.begin("s", token=json.dumps({"00000001-00000000": past}))
+    net.wait(2)
+    assert reader.got() == numbers(0, 5)
+
+
 def test_the_newer_connection_has_the_name_and_another_selector_is_refused() -> None:
     net = DurableNet(1)
     first, second, third = Reader(net, 0), Reader(net, 0), Reader(net, 0)

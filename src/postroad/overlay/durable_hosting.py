@@ -264,38 +264,47 @@ class DurableHosting:
         if attached.replaced is not None:
             self._end(attached.replaced, UsageError(f"{message.durable!r} was taken by another connection"))
         session = self._open(connection, message, one)
-        number = session.id
         if one.shared and one.session is not None:
             self._groups.begin(one, one.session)
-            self._groups.join(one.id, number, connection, message.number)
+            self._groups.join(one.id, session.id, connection, message.number)
         if self._tracking is not None:
             self._tracking.attached(one.name, now_us)
         if attached.created:
-            try:
-                updates = self._interest.subscribe(KEY + one.id, selector)
-            except UsageError:
-                self._forget(number)
-                self._groups.delete(one.id)
-                self.hosting.delete(message.durable)
-                raise
-            self._version = self._interest.own_version
-            self._flood(updates)
-            self._following = True
-            if token is None:
-                self._creating[one.id] = None
-                self._out += self._routing.subscribe(KEY + one.id, self._version, now_us)
-                self._routing.follow_all()
-            else:
-                self._routing.follow_all()
-                self._routing.host_subscription(KEY + one.id, self._version)
-                for pubend in self._routing.durable_streams():
-                    if self.hosting.position(pubend) is not None:
-                        outputs += self.hosting.begin(one.id, pubend, 0, now_us)
-                self.hosting.confirm(one.id, number)
+            outputs += self._created(one, session, token, now_us)
         else:
             self._subscribed(session)
         self._perform(outputs, now_us)
+        # Whoever is behind has room only now that its connection is known.
+        self._perform(self.hosting.credit(one.id, now_us), now_us)
         return self.take()
+
+    def _created(
+        self, one: Subscription, session: _Session, token: CheckpointToken | None, now_us: int
+    ) -> list[Output]:
+        """Others are to know of a new subscription, and it begins."""
+        try:
+            updates = self._interest.subscribe(KEY + one.id, one.selector)
+        except UsageError:
+            self._forget(session.id)
+            self._groups.delete(one.id)
+            self.hosting.delete(one.name)
+            raise
+        self._version = self._interest.own_version
+        self._flood(updates)
+        self._following = True
+        if token is None:
+            self._creating[one.id] = None
+            self._out += self._routing.subscribe(KEY + one.id, self._version, now_us)
+            self._routing.follow_all()
+            return []
+        self._routing.follow_all()
+        self._routing.host_subscription(KEY + one.id, self._version)
+        outputs: list[Output] = []
+        for pubend in self._routing.durable_streams():
+            if self.hosting.position(pubend) is not None:
+                outputs += self.hosting.begin(one.id, pubend, 0, now_us)
+        self.hosting.confirm(one.id, session.id)
+        return outputs
 
     def _start(self, message: Subscribe, now_us: int) -> CheckpointToken | None:
         """The token that a subscription begins after, if it says so."""
