@@ -18,6 +18,8 @@ from postroad import kernel
 from postroad.config import BrokerConfig, Identity
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import Segment
+from postroad.durable.release import TABLE as OWNERS
+from postroad.durable.release import RetentionPolicy
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -37,6 +39,7 @@ from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
 from postroad.overlay.publishing import Publishers, Receipts, runs_within
+from postroad.overlay.releasing import Releasing
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
@@ -64,6 +67,7 @@ from postroad.wire.frames import (
     Nack,
     Query,
     Rejected,
+    Release,
     Reply,
     Request,
     Silence,
@@ -172,6 +176,7 @@ class Broker:
             tracking=self._tracer.tracking,
             forwarded=None if tracking is None or config.tracking.routing == "all" else self._forwarded,
             confirmed=self._confirmed,
+            held=lambda pubend: self._releasing.held(pubend),
             now_us=now_us,
         )
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
@@ -189,6 +194,20 @@ class Broker:
             new_tag=lambda: next(tags),
             now_us=now_us,
         )
+        self._releasing = Releasing(
+            me=me,
+            policy=RetentionPolicy(
+                max_retain_us=config.durable.max_age_us,
+                max_bytes=config.durable.max_bytes,
+                grace_us=config.durable.keep_us,
+            ),
+            topology=self._topology,
+            link=lambda other: self._by_number.get(other),
+            mine=self._durable.pubends,
+            rows={} if stored is None else stored.tables.get(OWNERS, {}),
+            new_tag=lambda: next(tags),
+            now_us=now_us,
+        )
         self._host: DurableHosting | None = None  # durable subscribers, where there is a disk
         if stored is not None:
             self._host = DurableHosting(
@@ -202,6 +221,7 @@ class Broker:
                 flood=lambda updates: self._flood_interest(updates, None),
                 name_of=self._topology.name,
                 tracking=None if tracking is None else self._tracer.tracking,
+                report=self._releasing.report,
                 new_tag=lambda: next(tags),
                 now_us=now_us,
             )
@@ -249,6 +269,7 @@ class Broker:
                 self._out += self._tracer.read(item, now_us)
             elif isinstance(item, StorageInput):
                 self._out += self._durable.stored(item, now_us)
+                self._releasing.stored(item)
                 if self._host is not None:
                     self._out += self._host.stored(item, now_us)
         self._flush_publishes(now_us)
@@ -264,17 +285,19 @@ class Broker:
         for gone in self._topology.take_gone():
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)
+            self._releasing.forget_origin(gone)
         self._out += self._durable.tick(now_us)
         self._out += self._routing.settle(now_us)
         if self._host is not None:
             self._out += self._host.tick(now_us)
+        self._out += self._releasing.tick(now_us)
         self._out += self._tracer.tick(now_us)
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        rooms = (self._links, self._tracer, self._durable, self._host)
+        rooms = (self._links, self._tracer, self._durable, self._releasing, self._host)
         optional = [room.next_deadline() for room in rooms if room is not None]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
@@ -428,6 +451,7 @@ class Broker:
 
     def _opened_pubend(self, pubend: DurablePubend, now_us: int) -> list[Effect]:
         """Others may hear of a durable pubend."""
+        self._releasing.open(pubend, now_us)
         effects = self._routing.open_durable(pubend)
         pubends = sorted([self._routing.pubend.id, *self._durable.open])
         self._topology.set_pubends(tuple(pubends), now_us)
@@ -549,6 +573,8 @@ class Broker:
                 self._out += self._routing.nack(peer.broker, message, now_us)
                 version = self._interest.version
                 self._pull(peer, [owner for owner, need in message.need.items() if version(owner) < need])
+            case Release():
+                self._releasing.received(message)
             case Attach():
                 self._out += self._routing.attach(peer.broker, message)
             case Detach():
@@ -662,6 +688,7 @@ class Broker:
             ],
             "streams": self._routing.status(),
             "durable_pubends": self._durable.status(),
+            "durable_owners": self._releasing.status(),
             "subscriptions": self._delivery.status()[:MAX_STATUS_ROWS],
             "metrics": self.metrics(),
         }
@@ -687,7 +714,7 @@ class Broker:
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""
         rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
-        for room in (*rooms, self._receipts, self._durable):
+        for room in (*rooms, self._receipts, self._durable, self._releasing):
             room.check()
         if self._host is not None:
             self._host.check()

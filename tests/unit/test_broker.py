@@ -16,6 +16,8 @@ from postroad.wire.frames import (
     Hello,
     Kind,
     Message,
+    Ping,
+    Pong,
     Refuse,
     Subscribe,
     Subscribed,
@@ -53,8 +55,12 @@ class Client:
         if frame_kind(frame) == Kind.DELIVERY:
             self.batches.append(EventBatch.parse(frame, DEFAULT_LIMITS))
             self.net.give(self.at, [Received(self.connection, encode(Credit(size=len(frame))))])
-        else:
-            self.messages.append(decode(frame))
+            return
+        message = decode(frame)
+        self.messages.append(message)
+        if isinstance(message, Ping):
+            pong = Pong(time_us=message.time_us, at_us=self.net.now_us)
+            self.net.give(self.at, [Received(self.connection, encode(pong))])
 
     def frame(self, topic: str, *payloads: str, **attributes: int) -> bytes:
         builder = BatchBuilder()

@@ -127,6 +127,7 @@ def test_token_file(tmp_path: Path) -> None:
         ("limits.event_bytes = -1", "limits.event_bytes: -1 is not a size"),
         ('limits.event_bytes = "20 MiB"', "limits.batch_bytes must leave room"),
         ("limits.attributes = true", "not a positive whole number"),
+        ('[durable]\nkeep = "1 s"', "durable.keep is at least 2 s: brokers need it to report"),
         ("limits = 5", "'limits' is a section: write [limits]"),
         ('log = "loud"', "'loud' is not one of debug"),
         ('tls.key = "k.pem"', "needs its certificate"),
@@ -189,10 +190,12 @@ def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
     assert node.broker.streams == default.broker.streams
     assert node.broker.delivery == default.broker.delivery
     assert node.broker.links == default.broker.links
+    assert node.broker.durable == default.broker.durable
     sections = {
         "limits": node.broker.limits,
         "streams": node.broker.streams,
         "delivery": node.broker.delivery,
+        "durable": node.broker.durable,
     }
     for name, section in sections.items():
         names = [one.name for one in fields(section)] if is_dataclass(section) else section.__struct_fields__

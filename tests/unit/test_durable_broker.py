@@ -28,7 +28,7 @@ from postroad.storage.effects import (
     Stored,
     StreamEnd,
 )
-from postroad.wire.frames import Accepted, Rejected, Subscribed
+from postroad.wire.frames import Accepted, Rejected, Subscribe, Subscribed, encode
 
 
 @dataclass
@@ -40,6 +40,7 @@ class MemoryDisk:
     chopped: dict[int, int] = field(default_factory=dict)
     waiting: list[StorageEffect] = field(default_factory=list)
     reads: int = 0
+    saves: int = 0
     full: bool = False
 
     def sync(self) -> list[Input]:
@@ -58,6 +59,7 @@ class MemoryDisk:
                 records.append((effect.first, effect.last, effect.data))
                 return [Appended(tag=effect.tag)]
             case Save():
+                self.saves += 1
                 table = self.tables.setdefault(effect.table, {})
                 for key, value in effect.rows:
                     if value is None:
@@ -92,10 +94,16 @@ class MemoryDisk:
 
 
 class DurableNet(Net):
-    def __init__(self, count: int, links: list[tuple[int, int]] = [], pubends: int = 1) -> None:  # noqa: B006
+    def __init__(
+        self,
+        count: int,
+        links: list[tuple[int, int]] = [],  # noqa: B006
+        pubends: int = 1,
+        **durable: int,
+    ) -> None:
         self.disks = [MemoryDisk() for _ in range(count)]
         self.slow: set[int] = set()  # disks that sync only when told
-        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends))
+        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends, **durable))
         super().__init__(count, links)
 
     def start(self, at: int) -> None:
@@ -281,6 +289,8 @@ def test_a_neighbour_that_attaches_before_the_pubend_is_open_gets_everything() -
 
 def test_silence_is_asserted_and_horizons_advance_on_an_idle_durable_pubend() -> None:
     net = DurableNet(2, [(0, 1)])
+    client = Client(net, 1)
+    client.send(encode(Subscribe(number=1, topic="t", where="", durable="s")))
     net.wait(5)
     far = net.brokers[1]
     assert far is not None
@@ -290,6 +300,17 @@ def test_silence_is_asserted_and_horizons_advance_on_an_idle_durable_pubend() ->
     durable = held[pubend_text(1 << 32)]
     assert net.now_us - durable["horizon"] < 2_500_000
     assert durable["unknown"] == 0
+
+
+def test_an_idle_broker_that_nobody_follows_durably_writes_nothing() -> None:
+    net = DurableNet(2, [(0, 1)])
+    Client(net, 1).subscribe(1, "t")
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(30)
+    before = [disk.saves for disk in net.disks]
+    net.wait(60)
+    assert [disk.saves for disk in net.disks] == before
 
 
 def test_publishers_are_divided_among_pubends_and_keep_theirs() -> None:

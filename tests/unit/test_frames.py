@@ -76,6 +76,7 @@ MESSAGES: list[Message] = [
     frames.Detach(origin=7),
     frames.Nack(pubend=(1 << 64) - 1, spans=((1, 2), (5, 9)), need={7: 1 << 33}),
     frames.Stamp(number=4, versions={7: 1 << 33}),
+    frames.Release(reports=(((1 << 64) - 1, 7, 1 << 33, 5, 9, 0), (1 << 32, 8, 1, 5, 5, 1))),
     frames.TopologyUpdate(
         advertisements=(
             frames.Advertisement(

@@ -19,7 +19,7 @@ from postroad.events.attributes import encode_attributes
 from postroad.events.batch import HEADER_DTYPE
 from postroad.ids import MessageId, parse_pubend
 from postroad.kernel import layout
-from postroad.overlay import handshake, interest, links, publishing, streams, topology
+from postroad.overlay import handshake, interest, links, publishing, releasing, streams, topology
 from postroad.overlay.connection import TAKES, LinkSettings, Phase
 from postroad.overlay.delivery import CONNECTION_BUFFERS
 from postroad.overlay.handshake import MIN_LIMITS
@@ -283,6 +283,7 @@ SENTENCES = [
     f"1 to {topology.MAX_COST:,}",
     f"its node id, {topology.NODE_BYTES} bytes",
     f"at most {streams.MAX_NACK_SPANS} |",
+    f"At most {releasing.MAX_RELEASES:,} |",
     f"The receiver keeps the {streams.MAX_STAMPS:,} newest",
     f"at most {interest._MAX_PARTS:,} |",
     f"at most {interest.TOPIC_BYTES:,} bytes |",

@@ -96,6 +96,19 @@ def test_a_range_that_ends_in_the_future_is_followed(at: int) -> None:
     assert reader.ended() == [""]
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_range_that_ends_in_the_future_is_over_then_though_nothing_comes(at: int) -> None:
+    """Nobody has durable subscriptions, so the pubend says that it is silent because it is asked."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    _, marks = history(net)
+    reader = Reader(net, at)
+    reader.read(marks[-1], net.now_us + 2_000_000)
+    net.wait(1)
+    assert reader.ended() == []
+    net.wait(5)
+    assert (reader.got(), reader.ended()) == ([], [""])
+
+
 def test_what_was_released_is_a_gap() -> None:
     net = DurableNet(1)
     _, marks = history(net)

@@ -45,6 +45,7 @@ class CatchupStream:
     __slots__ = (
         "_asked",
         "_asked_at",
+        "_gap",
         "_held",
         "_index",
         "_next",
@@ -77,12 +78,13 @@ class CatchupStream:
         self._asked_at = 0
         self._stride = REFILTER_US
         self._next: list[Span] | None = None  # the window; None: to be found anew
+        self._gap: Span | None = None  # lost just before the position, to be told before anything else
         self._overflowed = False  # more came than could be held: ask for less next time
 
     @property
     def idle(self) -> bool:
         """There is no plan: the next round may begin."""
-        return self.position == self.end and not self.reading
+        return self.position == self.end and not self.reading and self._gap is None
 
     # ---- plans
 
@@ -173,7 +175,8 @@ class CatchupStream:
     # ---- delivery
 
     def advance(self, room: Callable[[], bool], send: Callable[[Message], None]) -> None:
-        """Send in tick order what is here, while there is room."""
+        """Send in tick order what is here, while there is room. What is lost without an event in between, or
+        the end of the plan, is one gap."""
         while not self.reading and self.position < self.end:
             at = self._next_q()
             if at is None:
@@ -185,8 +188,11 @@ class CatchupStream:
                 break
             message = self._take(segment)
             if message is not None:
+                self._tell_gap(send)
                 send(message)
             self._forget()
+        if self.position == self.end and room():
+            self._tell_gap(send)
         self._asked = intersect(self._asked, self.position, self.end)
 
     def _next_q(self) -> int | None:
@@ -196,7 +202,7 @@ class CatchupStream:
             first = self._unknown[0][0] + 1
         return first
 
-    def _take(self, segment: Segment) -> Message | None:
+    def _take(self, segment: Segment) -> Deliver | None:
         """Everything of the plan inside `segment`, which begins just before the next Q tick.
 
         The message reaches on to the tick before the next Q: in between is silence.
@@ -211,7 +217,8 @@ class CatchupStream:
         before, self.position = self.position, self.end if following is None else following - 1
         if segment.lost:
             lost = union([*spans, *((tick - 1, tick) for tick in ticks.tolist())])
-            return self._gap(lost[0][0], lost[-1][1])
+            self._gap = (lost[0][0] if self._gap is None else self._gap[0], lost[-1][1])
+            return None
         if segment.batch is None:
             return None
         rows = self._rows(segment, ticks, spans)
@@ -227,8 +234,10 @@ class CatchupStream:
             rows=rows.astype(np.uint32),
         )
 
-    def _gap(self, start: int, end: int) -> DeliverGap:
-        return DeliverGap(subscribers=(self.subscriber,), pubend=self.pubend, start=start, end=end)
+    def _tell_gap(self, send: Callable[[Message], None]) -> None:
+        if self._gap is not None:
+            (start, end), self._gap = self._gap, None
+            send(DeliverGap(subscribers=(self.subscriber,), pubend=self.pubend, start=start, end=end))
 
     def _rows(self, segment: Segment, ticks: Numbers, spans: list[Span]) -> Numbers:
         """The rows of a segment that are for this subscriber."""

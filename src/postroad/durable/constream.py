@@ -65,11 +65,6 @@ class Constream:
             raise BugError(f"subscriber {subscriber} would miss ({tick}, {self.live}]")
         self._members[subscriber] = tick
 
-    def leave(self, subscriber: int) -> int | None:
-        """It is not a member any more; the tick up to which it has everything, None if it was none."""
-        tick = self._members.pop(subscriber, None)
-        return None if tick is None else max(tick, self.live)
-
     def __contains__(self, subscriber: int) -> bool:
         return subscriber in self._members
 

@@ -239,16 +239,16 @@ class DurablePubend:
     def answer(self, start: int, end: int, most: int) -> tuple[list[Segment], list[Span]]:
         """What memory knows of (start, end], in at most `most` segments, and what must be read from the log.
 
-        Silence before the start, all of it, so that nobody has to ask for it piece by piece; L up to the
-        floor. Nothing is said about ticks above `last`.
+        Silence before the start and L up to the floor are told whole, so that nobody has to ask for them
+        piece by piece. Nothing is said about ticks above `last`.
         """
         end = min(end, self.last)
         segments: list[Segment] = []
         if start < min(end, self.start):
             segments.append(Segment(start, self.start, EVERYTHING))
-        lost_from, lost_to = max(start, self.start), min(end, self.floor)
-        if lost_from < lost_to:
-            segments.append(Segment(lost_from, lost_to, NOTHING, lost=True))
+        lost_from = max(start, self.start)
+        if lost_from < min(end, self.floor):
+            segments.append(Segment(lost_from, self.floor, NOTHING, lost=True))
         start = max(start, self.floor, self.start)
         if start >= end:
             return segments, []

@@ -24,10 +24,11 @@ from postroad.durable.filtering import PersistentFiltering
 from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
-from postroad.durable.release import Report
+from postroad.durable.release import Reporter
 from postroad.durable.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
+    UNFOLLOWED,
     Attached,
     Handover,
     Subscription,
@@ -53,7 +54,6 @@ REPORT_US: Final = SECOND_US
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
 
-_NEVER: Final = (1 << 63) - 1  # `since` of a subscription whose pubend is not followed yet
 TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING, GROUPS)
 
 
@@ -64,7 +64,6 @@ class _Followed:
     constream: Constream
     filtering: PersistentFiltering
     catchups: dict[int, CatchupStream]  # by subscriber, connected ones only
-    reported: tuple[int, int, bool] | None = None  # released, latestDelivered, ended
 
 
 class Hosting:
@@ -86,8 +85,7 @@ class Hosting:
         need: Callable[[], Mapping[int, int]],
         now_us: int,
     ) -> None:
-        self._broker = broker
-        self._serial = boot << 32
+        self._reporter = Reporter(broker, boot)
         self._new_tag = new_tag
         self._room = room
         self._spend = spend
@@ -111,6 +109,18 @@ class Hosting:
         self.subscriptions.recover(tables.get(SUBSCRIPTIONS, {}), tables.get(RELEASED, {}))
         for one in self.subscriptions:
             self._index.add(one.id, one.selector, one.id)
+        # Where a subscription is on disk and no latestDelivered yet, filtering goes on where it began.
+        self._ledger.saved = {**self.subscriptions.begun(), **self._ledger.saved}
+
+    def leave(self) -> list[Output]:
+        """After a restart without subscriptions: the last report may not have been heard. Then nothing is
+        remembered of pubends, and those that are followed later begin where they stand."""
+        held, self._ledger.saved = self._ledger.saved, {}
+        return [
+            Reported(pubend=pubend, report=report)
+            for pubend, tick in sorted(held.items())
+            if (report := self._reporter.report(pubend, tick, tick, ended=True)) is not None
+        ]
 
     def followed_before(self) -> dict[int, int]:
         """Pubend -> latestDelivered as saved."""
@@ -141,6 +151,7 @@ class Hosting:
         constream = Constream(pubend, filtering=filtering, position=filtering.heard)
         held = self._pubends[pubend] = _Followed(constream, filtering, {})
         self._ledger.begin(pubend, delivered)
+        self._report_at = now_us  # its pubend must not forget what is to be held from now on
         if filtering.recovered:
             return self._opened(held, now_us)
         return self._mine(pubend, list(reads))
@@ -153,7 +164,7 @@ class Hosting:
             cursor = one.cursors.get(pubend)
             if cursor is None:
                 continue
-            if cursor.since == _NEVER:
+            if cursor.since == UNFOLLOWED:
                 cursor.since, cursor.matched = live, held.filtering.matched(one.id)
             if one.session is not None:
                 out += self._enter(held, one, cursor.told, now_us)
@@ -163,10 +174,6 @@ class Hosting:
         """From here on `learn` expects knowledge; None while the pubend is not followed or not recovered."""
         held = self._pubends.get(pubend)
         return None if held is None or not held.filtering.recovered else held.constream.live
-
-    def unfollow(self, pubend: int) -> None:
-        """The pubend is gone for good."""
-        self._pubends.pop(pubend, None)
 
     # ---- subscribers
 
@@ -218,7 +225,7 @@ class Hosting:
         for pubend, tick in token.items():
             held, live = self._pubends.get(pubend), self.position(pubend)
             matched = 0 if held is None else held.filtering.matched(one.id)
-            since = _NEVER if live is None else live
+            since = UNFOLLOWED if live is None else live
             self.subscriptions.begin(one, pubend, tick, since=since, matched=matched)
 
     def begin(self, subscriber: int, pubend: int, tick: int, now_us: int) -> list[Output]:
@@ -343,9 +350,8 @@ class Hosting:
         """Streams at the end of a round may go on: latestDelivered, or what is kept, is ahead of them."""
         out: list[Output] = []
         for subscriber in [number for number, catchup in held.catchups.items() if catchup.idle]:
-            if not self._room(subscriber):
-                continue
-            out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+            if self._room(subscriber):
+                out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
         return out
 
     def _pump(self, held: _Followed, one: Subscription, now_us: int) -> list[Output]:
@@ -546,18 +552,15 @@ class Hosting:
 
     def _reports(self) -> list[Output]:
         out: list[Output] = []
+        # A subscription that has not begun on a pubend yet holds what is to come for it.
+        ended = not len(self.subscriptions)
         for pubend, held in self._pubends.items():
-            ended = self.subscriptions.released(pubend) is None
-            now = (self.released(pubend), self._ledger.saved[pubend], ended)
-            if now == held.reported or (ended and held.reported is not None and held.reported[2]):
+            released, delivered = self.released(pubend), self._ledger.saved[pubend]
+            report = self._reporter.report(pubend, released, delivered, ended=ended)
+            if report is None:
                 continue
-            held.reported = now
-            self._serial += 1
-            report = Report(
-                owner=self._broker, serial=self._serial, released=now[0], latest_delivered=now[1], ended=ended
-            )
             out.append(Reported(pubend=pubend, report=report))
-            chop = held.filtering.chop(now[0])
+            chop = held.filtering.chop(released)
             if chop is not None:
                 out.append(chop)
         return out

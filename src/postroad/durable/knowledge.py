@@ -236,8 +236,8 @@ class KnowledgeStream:
     ) -> tuple[list[Segment], list[Span]]:
         """What of (start, end] is known well enough for `need`, and the spans that are not.
 
-        After `most` segments it stops, as if the span ended there. With `beyond`, silence is told as far as
-        it is known, so that nobody has to ask for a long one piece by piece.
+        After `most` segments it stops, as if the span ended there. With `beyond`, silence and L are told as
+        far as they are known, so that nobody has to ask for long ones piece by piece.
         """
         found: list[Segment] = []
         missing: list[Span] = []
@@ -250,7 +250,7 @@ class KnowledgeStream:
                 continue
             if held.start > position:
                 missing.append((position, held.start))
-            quiet = beyond and held.batch is None and not held.lost
+            quiet = beyond and held.batch is None
             found.append(held.cut(max(position, start), held.end if quiet else end).served(need))
             position = min(held.end, end)
             if len(found) == most:

@@ -4,7 +4,8 @@ A subscriber hosting broker reports per pubend released(p) and latestDelivered(p
 it says so. Reports travel up the tree of the pubend's origin and are merged by owner at every hop, so the
 pubend knows every broker that holds durable subscriptions by name. An owner that is unreachable holds its
 ticks; it is never forgotten by itself, but an administrator can retire it. A retired owner that comes back
-is an owner again, and gets gaps for what it missed.
+is an owner again, and gets gaps for what it missed. What is remembered of an owner without subscriptions is
+the serial of its last report: an older one may still be on its way, by another route.
 
 Tr is the minimum of released, Td that of latestDelivered. A tick t becomes L when
 t <= Tr, or t <= Td and it is older than `max_retain_us`, or t <= Td and more than `max_bytes` follow it;
@@ -20,13 +21,14 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import BugError, PeerError, UsageError
+from postroad.errors import BugError, PeerError
 from postroad.ids import pubend_text
 from postroad.storage.effects import Save, StorageEffect
 from postroad.units import SECOND_US
 
 TABLE: Final = "durable.owners"
 MAX_OWNERS: Final = 16_384
+MAX_REPORTS: Final = 1_000_000  # held on the way, of all owners on all pubends
 SAVE_US: Final = 5 * SECOND_US  # reports are saved this often; a report not saved comes again
 
 
@@ -52,6 +54,32 @@ class _Row(msgspec.Struct, frozen=True):
     serial: int
     released: int
     latest_delivered: int
+    ended: bool = False
+
+
+class Reporter:
+    """At a subscriber hosting broker: what it reports, when that is news."""
+
+    __slots__ = ("_owner", "_said", "_serial")
+
+    def __init__(self, owner: int, boot: int) -> None:
+        self._owner = owner
+        self._serial = boot << 32
+        self._said: dict[int, tuple[int, int, bool]] = {}  # pubend -> released, latestDelivered, ended
+
+    def report(self, pubend: int, released: int, delivered: int, *, ended: bool) -> Report | None:
+        before, now = self._said.get(pubend), (released, delivered, ended)
+        if now == before or (ended and before is not None and before[2]):
+            return None
+        self._said[pubend] = now
+        self._serial += 1
+        return Report(
+            owner=self._owner,
+            serial=self._serial,
+            released=released,
+            latest_delivered=delivered,
+            ended=ended,
+        )
 
 
 class ReleaseMerger:
@@ -72,8 +100,8 @@ class ReleaseMerger:
         held = self._reports.get(key)
         if held is not None and held.serial >= report.serial:
             return False
-        if held is None and sum(one == pubend for one, _ in self._reports) >= MAX_OWNERS:
-            raise PeerError(f"more than {MAX_OWNERS} brokers report on {pubend_text(pubend)}")
+        if held is None and len(self._reports) >= MAX_REPORTS:
+            raise PeerError(f"more than {MAX_REPORTS} reports of brokers on pubends")
         self._reports[key] = report
         self._due[key] = None
         return True
@@ -86,12 +114,17 @@ class ReleaseMerger:
             taken.setdefault(key[0], []).append(self._reports[key])
         return taken
 
+    def origins(self, *, due: bool = False) -> list[int]:
+        """The brokers on whose pubends there are reports; with `due`, reports to be told."""
+        return sorted({pubend >> 32 for pubend, _ in (self._due if due else self._reports)})
+
     def resend(self, pubends: Callable[[int], bool]) -> None:
         """The parent for these pubends is another one: it is told everything."""
         self._due.update(dict.fromkeys(key for key in self._reports if pubends(key[0])))
 
-    def retire(self, owner: int) -> None:
-        for key in [key for key in self._reports if key[1] == owner]:
+    def forget(self, forgotten: Callable[[int, int], bool]) -> None:
+        """Drop the reports of which `forgotten(pubend, owner)` says so."""
+        for key in [key for key in self._reports if forgotten(*key)]:
             del self._reports[key]
             self._due.pop(key, None)
 
@@ -109,7 +142,6 @@ class ReleaseRoot:
         "_owners",
         "_policy",
         "_quiet_until",
-        "_retired",
         "_save_at",
         "_saving",
         "pubend",
@@ -122,8 +154,7 @@ class ReleaseRoot:
         self._policy = policy
         self._new_tag = new_tag
         self._quiet_until = now_us + policy.grace_us  # a report that a crash forgot has time to come again
-        self._owners: dict[int, _Row] = {}  # brokers with durable subscriptions, by their last report
-        self._retired: dict[int, int] = {}  # owner -> serial of its last report; this process only
+        self._owners: dict[int, _Row] = {}  # brokers that have, or had, durable subscriptions: last report
         self._dirty: dict[int, None] = {}  # owners whose row is to be saved
         self._saving: dict[int, tuple[int, ...]] = {}  # tag -> owners whose rows are on their way
         self._save_at = 0
@@ -138,42 +169,51 @@ class ReleaseRoot:
     def report(self, report: Report) -> bool:
         """True if it is news."""
         held = self._owners.get(report.owner)
-        if (held is not None and held.serial >= report.serial) or report.serial <= self._retired.get(
-            report.owner, 0
-        ):
+        if held is not None and held.serial >= report.serial:
             return False
         if report.released > report.latest_delivered:
             raise PeerError("a report releases more than was delivered")
         if held is None and len(self._owners) >= MAX_OWNERS:
             raise PeerError(f"more than {MAX_OWNERS} brokers report on {pubend_text(self.pubend)}")
-        if report.ended:
-            self._owners.pop(report.owner, None)
-        else:
-            self._owners[report.owner] = _Row(report.serial, report.released, report.latest_delivered)
+        self._owners[report.owner] = _Row(
+            report.serial, report.released, report.latest_delivered, report.ended
+        )
         # A new owner is saved at once: a restart must not forget that somebody holds ticks.
-        if held is None or report.ended:
+        if held is None or held.ended or report.ended:
             self._save_at = 0
         self._dirty[report.owner] = None
         return True
 
-    def retire(self, owner: int) -> None:
-        """An administrator says that this broker will not come back: it holds nothing any more."""
-        held = self._owners.pop(owner, None)
-        if held is None:
-            raise UsageError(f"broker {owner:08x} holds nothing of {pubend_text(self.pubend)}")
-        self._retired[owner] = held.serial
+    def retire(self, owner: int) -> bool:
+        """An administrator says that this broker will not come back: it holds nothing any more.
+
+        False if it held nothing.
+        """
+        held = self._owners.get(owner)
+        if held is None or held.ended:
+            return False
+        self._owners[owner] = msgspec.structs.replace(held, ended=True)
         self._dirty[owner] = None
         self._save_at = 0
+        return True
+
+    def _holding(self) -> dict[int, _Row]:
+        return {owner: row for owner, row in self._owners.items() if not row.ended}
+
+    @property
+    def held(self) -> bool:
+        """Somebody has durable subscriptions."""
+        return any(not row.ended for row in self._owners.values())
 
     @property
     def released(self) -> int | None:
         """Tr; None if nobody has durable subscriptions."""
-        return min((row.released for row in self._owners.values()), default=None)
+        return min((row.released for row in self._owners.values() if not row.ended), default=None)
 
     @property
     def latest_delivered(self) -> int | None:
         """Td."""
-        return min((row.latest_delivered for row in self._owners.values()), default=None)
+        return min((row.latest_delivered for row in self._owners.values() if not row.ended), default=None)
 
     def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
         """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
@@ -199,7 +239,7 @@ class ReleaseRoot:
         rows = tuple(
             (
                 prefix + owner.to_bytes(4, "big"),
-                msgspec.msgpack.encode(self._owners[owner]) if owner in self._owners else None,
+                msgspec.msgpack.encode(self._owners[owner]),
             )
             for owner in self._dirty
         )
@@ -228,7 +268,7 @@ class ReleaseRoot:
                     "released": row.released,
                     "latest_delivered": row.latest_delivered,
                 }
-                for owner, row in sorted(self._owners.items())
+                for owner, row in sorted(self._holding().items())
             ],
         }
 

@@ -36,6 +36,7 @@ MAX_NAME_BYTES: Final = 255
 MAX_ELSEWHERE: Final = 1_000_000  # names known to be hosted by other brokers
 MAX_UNACKED: Final = 256  # deliveries told apart for the lag; neighbours are merged beyond it
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
+UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
 HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
 
 _NEXT: Final = b"\0next"  # no name begins with NUL
@@ -439,6 +440,15 @@ class Subscriptions:
                 self.begin(owner, pubend, tick, since=since, matched=matched)
         self._dirty.clear()
         self._save_at = 0
+
+    def begun(self) -> dict[int, int]:
+        """Pubend -> from where on filtering records are needed for the subscriptions here."""
+        found: dict[int, int] = {}
+        for pubend, holders in self._holders.items():
+            ticks = [max(one.released, one.since) for one in holders.values() if one.since != UNFOLLOWED]
+            if ticks:
+                found[pubend] = min(ticks)
+        return found
 
     # ---- inspection
 

@@ -20,13 +20,14 @@ from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
 from postroad.errors import UsageError
 from postroad.net.log import LEVELS
 from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
-from postroad.units import duration_us, size
+from postroad.units import SECOND_US, duration_us, size
 from postroad.wire.frames import MAX_CONTROL_BYTES
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_NAME: Final = 255
 MAX_LINKS: Final = 1_000
 MAX_PUBENDS: Final = 256
+MIN_KEEP_US: Final = 2 * SECOND_US  # a broker with its first durable subscription has this long to say so
 SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
 # A flag for one replaces the other in the file.
 _INSTEAD_OF: Final = {"auth.token": "token_file", "auth.token_file": "token"}
@@ -222,9 +223,9 @@ def _section(table: _Table, defaults: T, texts: Collection[str] = ()) -> T:
         elif isinstance(default, bool):
             values[name] = table.take(name, _boolean, default)
         elif name.endswith("_us"):
-            values[name] = table.take(name.removesuffix("_us"), _duration, default)
+            values[name] = table.take(name.removesuffix("_us"), _or_never(_duration, default), default)
         elif name.endswith(("_bytes", "_window")):
-            values[name] = table.take(name, _size, default)
+            values[name] = table.take(name, _or_never(_size, default), default)
         else:
             values[name] = table.take(name, _count, default)
     table.done()
@@ -239,6 +240,8 @@ def _check_limits(broker: BrokerConfig) -> None:
         )
     if broker.durable.pubends > MAX_PUBENDS:
         raise UsageError(f"durable.pubends = {broker.durable.pubends}, the most is {MAX_PUBENDS}")
+    if broker.durable.keep_us < MIN_KEEP_US:
+        raise UsageError(f"durable.keep is at least {MIN_KEEP_US // SECOND_US} s: brokers need it to report")
 
 
 # -- values
@@ -343,6 +346,11 @@ def _duration(value: object) -> int:
     if not isinstance(value, str) or duration_us(value) <= 0:
         raise UsageError(f"{value!r} is not a duration such as '250 ms' or '30 s'")
     return duration_us(value)
+
+
+def _or_never(read: Callable[[object], int], default: int) -> Callable[[object], int]:
+    """What is 0 by default, for never or without end, may be 0."""
+    return lambda value: 0 if default == 0 and value == 0 and value is not False else read(value)
 
 
 def is_loopback(host: str) -> bool:

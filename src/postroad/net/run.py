@@ -41,8 +41,9 @@ from postroad.net.http import HttpServer
 from postroad.net.log import LOGGER
 from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
-from postroad.overlay.durable_publishing import TABLES
+from postroad.overlay.durable_publishing import TABLES as PUBLISHING_TABLES
 from postroad.overlay.handshake import MAX_WINDOW
+from postroad.overlay.releasing import TABLES as RELEASING_TABLES
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Stored, StreamEnd
 from postroad.storage.identity import DataFolder
@@ -274,7 +275,9 @@ def _stored(storage: Storage) -> Stored:
     for damage in storage.recovered.damage:
         LOGGER.warning("log: %s", damage)
     return Stored(
-        tables={table: storage.load(table) for table in (*TABLES, *HOSTING_TABLES)},
+        tables={
+            table: storage.load(table) for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES)
+        },
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.recovered.streams.items()

@@ -67,6 +67,7 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
         Kind.DETACH,
         Kind.NACK,
         Kind.STAMP,
+        Kind.RELEASE,
         Kind.TOPOLOGY,
         Kind.DIGEST,
         Kind.INTEREST,

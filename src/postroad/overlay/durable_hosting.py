@@ -24,6 +24,7 @@ from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.hosting import Hosting
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.release import Report
 from postroad.durable.subscriptions import Subscription
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
@@ -91,6 +92,7 @@ class DurableHosting:
         flood: Callable[[list[InterestUpdate]], None],
         name_of: Callable[[int], str],
         tracking: Tracking | None,
+        report: Callable[[int, Report], None],
         new_tag: Callable[[], int],
         now_us: int,
     ) -> None:
@@ -101,6 +103,7 @@ class DurableHosting:
         self._interest = interest
         self._routing = routing
         self._flood = flood
+        self._report = report
         self._streams = stored.streams
         self._sessions: dict[int, _Session] = {}  # by session number
         self._by_subscriber: dict[int, _Session] = {}  # those that are not shared, by subscription
@@ -138,6 +141,8 @@ class DurableHosting:
         for one in self.hosting.subscriptions:
             self._interest.subscribe(KEY + one.id, one.selector)
         self._following = bool(len(self.hosting.subscriptions))
+        if not self._following:
+            self._perform(self.hosting.leave(), now_us)
         self._version = self._interest.own_version if self._following else 0
         routing.host = self
         for one in self.hosting.subscriptions:
@@ -184,7 +189,7 @@ class DurableHosting:
             case Confirmed():
                 self._confirmed(output)
             case Reported():
-                pass
+                self._report(output.pubend, output.report)
             case _:
                 self._out.append(output)
 

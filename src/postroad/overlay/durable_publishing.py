@@ -242,6 +242,11 @@ class DurablePublishing:
     # ---- inspection
 
     @property
+    def pubends(self) -> list[int]:
+        """All of this broker, open or not."""
+        return [pubend.id for pubend in self._pubends.values()]
+
+    @property
     def open(self) -> Iterator[int]:
         """The pubends that others know of."""
         return (self._pubends[number].id for number in self._open)

@@ -149,10 +149,12 @@ class Feeder:
             done: list[Span] = []
             for start, end in intersect(want.spans, part.start, part.end):
                 if self._links.available(neighbour.connection) > 0:
-                    quiet = part.batch is None and not part.lost  # told whole: nobody asks again for the rest
-                    answer = part if quiet else part.cut(start, end)
+                    # Silence and L are told whole, once: nobody asks again for the rest.
+                    answer = part if part.batch is None else part.cut(start, end)
                     self.send_segment(neighbour, stream, answer.served(want.need), owners)
-                    done.append((start, end))
+                    done.append((answer.start, answer.end))
+                    if part.batch is None:
+                        break
             # What an own pubend has is offered again when there is credit; else the neighbour asks again.
             want.spans = subtract(want.spans, [(part.start, part.end)] if stream.pubend is None else done)
         feed.wants = [want for want in feed.wants if want.spans]
@@ -164,13 +166,17 @@ class Feeder:
         for want in feed.wants:
             owners = self.owners(stream, neighbour).union(want.need)
             left: list[Span] = []
+            told = 0
             for start, end in want.spans:
-                found, unknown = pubend.answer(start, end, sys.maxsize)
+                if end <= told:
+                    continue
+                found, unknown = pubend.answer(max(start, told), end, sys.maxsize)
                 missing += unknown
                 left += unknown
                 for segment in found:
                     if self._links.available(neighbour.connection) > 0:
                         self.send_segment(neighbour, stream, segment, owners)
+                        told = max(told, segment.end)
                     else:
                         left.append((segment.start, segment.end))
             want.spans = union(left)

@@ -185,13 +185,15 @@ class Readers:
             lambda: self._links.available(reader.connection) > 0, lambda one: self._send(reader, one)
         )
         end = reader.ends[catchup.pubend]
-        if catchup.position >= end:
+        if catchup.idle and catchup.position >= end:
             del reader.streams[catchup.pubend]
             return False
         if catchup.idle:
             stream = self._routing.stream(catchup.pubend)
             reach = 0 if stream is None else min(end, stream.horizon)
             if reach <= catchup.position:
+                # Nobody may be told of its silence yet: who asks is.
+                self._ask(reader, catchup, [(catchup.position, end)], now_us)
                 return False
             catchup.refilter(reach)
         if self._links.available(reader.connection) <= 0:
@@ -199,8 +201,11 @@ class Readers:
         wants: list[Span] = catchup.wants(now_us)
         if not wants:
             return False
+        return self._learn(reader, catchup, self._ask(reader, catchup, wants, now_us))
+
+    def _ask(self, reader: _Reader, catchup: CatchupStream, spans: list[Span], now_us: int) -> list[Segment]:
         need = {} if catchup.pubend >> 32 == self._me else reader.need
-        return self._learn(reader, catchup, self._routing.find_for_host(catchup.pubend, wants, need, now_us))
+        return self._routing.find_for_host(catchup.pubend, spans, need, now_us)
 
     def _send(self, reader: _Reader, message: Message) -> None:
         frame = self._frame(message, reader.number)

@@ -74,6 +74,7 @@ class Routing:
         tracking: Tracking,
         forwarded: Forwarded | None,
         confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
+        held: Callable[[int], bool],
         now_us: int,
     ) -> None:
         self._me = me
@@ -84,6 +85,7 @@ class Routing:
         self._links = links
         self._tracking = tracking
         self._confirmed = confirmed
+        self._held = held  # whether durable subscriptions follow an own durable pubend
         self._out: list[Effect] = []
         self._feeder = Feeder(
             me=me, topology=topology, interest=interest, links=links, out=self._out, forwarded=forwarded
@@ -201,6 +203,7 @@ class Routing:
             return []
         found: list[Segment] = []
         missing: list[Span] = []
+        self._note_curiosity(stream, spans)
         for start, end in spans:
             here, gaps = stream.find(start, end, need, beyond=True)
             found += here
@@ -499,6 +502,7 @@ class Routing:
         if any(applied.get(owner, 0) < version for owner, version in need.items()):
             return self._take()  # our tables are older than the asker's: it asks again
         if isinstance(stream.pubend, DurablePubend):
+            self._note_curiosity(stream, message.spans)
             spans = intersect(union(message.spans), 0, stream.pubend.last)
             feed.want(spans, need)
             self._feeder.serve(neighbour, feed, stream, stream.pubend)
@@ -657,9 +661,12 @@ class Routing:
             self._reroute(now_us)
         due = now_us >= self._silence_at
         if due or self._news:
-            self._news = False
             self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us))
-            self._unsaid.update(dict.fromkeys(self._durable))
+            # A durable pubend pays for silence with a reservation on disk: if no token has to advance, what
+            # is quiet is told with the next event.
+            quiet = [one for one in self._durable if self._news or self._held(one)]
+            self._unsaid.update(dict.fromkeys(quiet))
+            self._news = False
         if self._unsaid:
             self._assert_silence(now_us)
         if due:
@@ -684,6 +691,11 @@ class Routing:
         for neighbour in self._neighbours.values():
             self._feeder.flush_silences(neighbour)
         return self._take()
+
+    def _note_curiosity(self, stream: Stream, spans: Sequence[Span]) -> None:
+        """Somebody asks for more than an own durable pubend has said: it says what there is."""
+        if stream.id in self._durable and any(end > stream.horizon for _, end in spans):
+            self._unsaid[stream.id] = None
 
     def _assert_silence(self, now_us: int) -> None:
         """Of durable pubends. One that cannot, for want of a reservation or because events are on their way

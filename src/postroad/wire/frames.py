@@ -55,6 +55,7 @@ class Kind(IntEnum):
     DETACH = 35
     NACK = 36
     STAMP = 37
+    RELEASE = 38
     TOPOLOGY = 40
     DIGEST = 41
     INTEREST = 42
@@ -264,6 +265,14 @@ class Stamp(Message, frozen=True, kw_only=True):
     versions: dict[int, int]
 
 
+class Release(Message, frozen=True, kw_only=True):
+    """(pubend, owner, serial, released, latestDelivered, ended) of brokers with durable subscriptions, on
+    their way up the tree of the pubend's origin. Of an owner's reports on a pubend the highest serial counts.
+    """
+
+    reports: tuple[tuple[int, int, int, int, int, int], ...]
+
+
 class Advertisement(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Link state of one broker, newest (boot, sequence) wins."""
 
@@ -354,6 +363,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.DETACH: Detach,
     Kind.NACK: Nack,
     Kind.STAMP: Stamp,
+    Kind.RELEASE: Release,
     Kind.TOPOLOGY: TopologyUpdate,
     Kind.DIGEST: Digest,
     Kind.INTEREST: InterestUpdate,

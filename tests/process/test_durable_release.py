@@ -1,0 +1,132 @@
+"""Release on real brokers: disk space comes back, and who was away too long is told what it lost (D7, D8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.process.test_durable import reachable, run
+
+import postroad
+
+MIB = 1 << 20
+
+
+def configured(folder: Path, text: str) -> tuple[str, str]:
+    file = folder / "broker.toml"
+    file.write_text(text)
+    return "--config", str(file)
+
+
+def log_bytes(data: Path) -> int:
+    return sum(one.stat().st_size for one in data.rglob("*.log") if one.is_file())
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():  # noqa: ASYNC110 -- another process
+        await asyncio.sleep(0.1)
+
+
+async def floor(address: str) -> int:
+    async with postroad.connect(address, name="watch") as client:
+        status = await client.request("status")
+        return int(status["durable_pubends"][0]["floor"])
+
+
+async def released(address: str, name: str) -> int:
+    """What a subscription has acknowledged of the only pubend there are events of."""
+    async with postroad.connect(address, name="watch") as client:
+        rows = (await client.request("subs"))["subscriptions"]
+        return max(tick for row in rows if row["name"] == name for tick in row["released"].values())
+
+
+class Reading:
+    """A durable subscriber that writes down what it gets."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.events: list[postroad.Event] = []
+        self.gaps: list[postroad.Gap] = []
+        self.began = asyncio.Event()
+        self.task = asyncio.ensure_future(self._read(address, name))
+
+    async def _read(self, address: str, name: str) -> None:
+        async with postroad.connect(address) as client, client.subscribe("t", durable=name) as events:
+            self.began.set()
+            async for item in events:
+                if isinstance(item, postroad.Gap):
+                    self.gaps.append(item)
+                else:
+                    self.events.append(item)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+def test_disk_space_comes_back_when_everybody_has_acknowledged(brokers: Any, tmp_path: Path) -> None:
+    """D7: log files of 64 MiB go once all in them is released."""
+    extra = configured(tmp_path, '[durable]\nkeep = "2 s"\n')
+    one = brokers.start("b1", extra=extra)
+    two = brokers.start("b2", one.address, extra=extra)
+    count = 150
+
+    async def work() -> None:
+        await reachable(two.address, 2)
+        reading = Reading(two.address, "s")
+        await reading.began.wait()
+        async with postroad.connect(one.address) as publisher:
+            payload = b"x" * (MIB - 1024)
+            await publisher.publish_many((("t", payload) for _ in range(count)), mode="durable")
+        await until(lambda: len(reading.events) == count)
+        await until(lambda: log_bytes(one.data) < 70 * MIB)
+        async with postroad.connect(one.address) as publisher:
+            await publisher.publish("t", b"last", mode="durable")
+        await until(lambda: len(reading.events) == count + 1)
+        await reading.stop()
+        assert reading.gaps == []
+        assert log_bytes(two.data) < MIB, "events are logged where they are published only"
+
+    run(work())
+
+
+def test_early_release_is_one_gap_for_who_was_away_and_none_for_who_was_not(
+    brokers: Any, tmp_path: Path
+) -> None:
+    """D8."""
+    extra = configured(tmp_path, '[durable]\nkeep = "2 s"\nmax_age = "4 s"\n')
+    one = brokers.start("b1", extra=extra)
+    two = brokers.start("b2", one.address, extra=extra)
+
+    async def work() -> None:
+        await reachable(two.address, 2)
+        here, away = Reading(two.address, "here"), Reading(two.address, "away")
+        await here.began.wait()
+        await away.began.wait()
+        async with postroad.connect(one.address) as publisher:
+            await publisher.publish("t", b"both", mode="durable")
+            await until(lambda: len(here.events) == len(away.events) == 1)
+            while await released(two.address, "away") < (here.events[0].tick or 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            await away.stop()
+            for number in range(10):
+                await publisher.publish("t", str(number), mode="durable")
+            await until(lambda: len(here.events) == 11)
+            ticks = [event.tick or 0 for event in here.events]
+            while await floor(one.address) < ticks[-1]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            two.kill()  # or it would still have them in memory
+            two.start()
+            await reachable(two.address, 2)
+            again = Reading(two.address, "away")
+            await again.began.wait()
+            await publisher.publish("t", b"new", mode="durable")
+            await until(lambda: bool(again.events) and len(here.events) == 12)
+        await here.stop()
+        await again.stop()
+        assert here.gaps == []
+        assert [event.payload for event in again.events] == [b"new"]
+        assert [(gap.start + 1, gap.end) for gap in again.gaps] == [(ticks[1], ticks[-1])]
+
+    run(work())

@@ -1,0 +1,262 @@
+"""Release through whole brokers with disks in memory (D7, D8): what is kept, for whom, and what becomes L."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.test_broker import SECOND_US, Client, numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_subscribers import Reader
+
+from postroad.durable.filtering import filtering_stream
+from postroad.wire.frames import Kind, Refuse, Release, Request, encode
+
+P = 1 << 32  # the durable pubend of the first broker
+LINE = [(0, 1), (1, 2)]
+
+
+def last_tick(net: DurableNet) -> int:
+    return net.disks[0].records[P][-1][1]
+
+
+def chopped(net: DurableNet) -> int:
+    return net.disks[0].chopped.get(P, 0)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_everybody_acknowledged_is_reclaimed_here_and_there(at: int) -> None:
+    """D7: up the tree, hop by hop; the filtering records go as well."""
+    net = DurableNet(3, LINE)
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s", ack="manual")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(20)
+    assert reader.got() == numbers(0, 5)
+    assert chopped(net) < net.disks[0].records[P][0][1], "it was delivered and not acknowledged"
+    reader.ack()
+    net.wait(20)
+    assert chopped(net) == last_tick(net)
+    assert net.disks[at].chopped[filtering_stream(P)] >= last_tick(net)
+    publisher.send(publisher.durable("t", *numbers(5, 8)))
+    net.wait(1)
+    assert reader.got() == numbers(0, 8)
+
+
+def test_the_slowest_subscriber_of_the_network_counts() -> None:
+    net = DurableNet(3, LINE)
+    publisher, fast, slow = DurableClient(net, 0), Reader(net, 1), Reader(net, 2)
+    fast.begin("fast", ack="auto")
+    slow.begin("slow", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    first = last_tick(net)
+    fast.ack()
+    slow.ack()
+    slow.gone()
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    fast.ack()
+    net.wait(30)
+    assert first <= chopped(net) < last_tick(net)
+    again = Reader(net, 2)
+    again.begin("slow", ack="auto")
+    net.wait(2)
+    assert (again.got(), again.ended()) == (["b"], [])
+
+
+def test_what_nobody_needs_goes_after_a_while() -> None:
+    net = DurableNet(2, [(0, 1)], keep_us=5 * SECOND_US)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(3)
+    assert chopped(net) == 0
+    reader = Reader(net, 1)
+    reader.begin("s", since_us=net.now_us - 4 * SECOND_US)
+    net.wait(2)
+    assert reader.got() == ["a"], "kept for replay"
+    reader.ack()
+    net.wait(10)
+    assert chopped(net) == last_tick(net)
+
+
+def test_early_release_by_age_is_one_gap_with_exact_bounds_for_who_was_away() -> None:
+    """D8: the connected, caught-up subscriber of the same broker sees none."""
+    net = DurableNet(3, LINE, keep_us=2 * SECOND_US, max_age_us=20 * SECOND_US)
+    publisher, here, away = DurableClient(net, 0), Reader(net, 2), Reader(net, 2)
+    here.begin("here", ack="auto")
+    away.begin("away", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "both"))
+    net.wait(1)
+    away.ack()
+    net.wait(1)
+    away.gone()
+    for number in range(5):
+        publisher.send(publisher.durable("t", f"old {number}"))
+        net.wait(1)
+    first, last = net.disks[0].records[P][1][1], last_tick(net)
+    net.wait(30)
+    publisher.send(publisher.durable("t", "new"))
+    net.wait(2)
+    assert here.got() == ["both", *(f"old {n}" for n in range(5)), "new"]
+    net.kill(2)  # else it still has them in memory
+    net.start(2)
+    net.link(1, 2)
+    again = Reader(net, 2)
+    again.begin("away", ack="auto")
+    net.wait(3)
+    assert again.got() == ["GAP", "new"]
+    (gap,) = [batch for batch in again.batches if batch.lost]
+    assert (gap.start + 1, gap.end) == (first, last), "from the first matching event that is lost to the last"
+    publisher.send(publisher.durable("t", "newer"))
+    net.wait(1)
+    assert again.got() == ["GAP", "new", "newer"]
+
+
+def test_early_release_by_size() -> None:
+    net = DurableNet(2, [(0, 1)], keep_us=2 * SECOND_US, max_bytes=8 << 20)
+    publisher, here, away = DurableClient(net, 0), Reader(net, 1), Reader(net, 1)
+    here.begin("here")
+    away.begin("away", ack="auto")
+    net.wait(1)
+    away.gone()
+    sent = []
+    for number in range(24):
+        sent.append(f"{number}" + " " * 1_000_000)
+        publisher.send(publisher.durable("t", sent[-1]))
+        net.wait(0.5)
+    net.wait(10)
+    assert here.got() == sent
+    net.kill(1)
+    net.start(1)
+    net.link(0, 1)
+    again = Reader(net, 1)
+    again.begin("away", ack="auto")
+    net.wait(5)
+    assert again.got()[0] == "GAP"
+    kept = again.got()[1:]
+    assert kept == sent[-len(kept) :]
+    assert 7 <= len(kept) <= 13, "as finely as sizes are remembered"
+
+
+def test_a_broker_that_cannot_be_reached_holds_what_it_held() -> None:
+    """Also over a restart of the publishing broker, which must not forget its owners."""
+    net = DurableNet(3, LINE)
+    publisher, reader = DurableClient(net, 0), Reader(net, 2)
+    reader.begin("s", ack="auto")
+    net.wait(3)
+    net.cut(1, 2)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(30)
+    net.kill(0)
+    net.start(0)
+    net.link(0, 1)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(30)
+    assert chopped(net) < net.disks[0].records[P][0][1]
+    net.link(1, 2)
+    net.wait(3)
+    assert reader.got() == ["a", "b"]
+    reader.ack()
+    net.wait(20)
+    assert chopped(net) == last_tick(net)
+
+
+def test_reports_are_told_again_to_a_new_parent() -> None:
+    net = DurableNet(4, [(0, 1), (1, 3)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 3)
+    reader.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    net.kill(1)  # it held the reports
+    reader.ack()
+    net.wait(2)
+    net.link(0, 2)
+    net.link(2, 3)
+    net.wait(20)
+    assert chopped(net) == last_tick(net)
+
+
+def test_the_last_subscription_of_a_broker_holds_nothing_once_it_is_deleted() -> None:
+    """Though the broker, and with it the report that says so, dies at that moment."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(3)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(15)
+    assert chopped(net) < last_tick(net)
+    reader.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
+    net.kill(1)
+    net.wait(15)
+    assert chopped(net) < last_tick(net)
+    net.start(1)
+    net.link(0, 1)
+    net.wait(15)
+    assert chopped(net) == last_tick(net)
+    other = Reader(net, 1)
+    other.begin("another")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    assert other.got() == ["b"], "it begins where it is made, not where the broker left off"
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_crash_between_a_subscription_and_its_first_latest_delivered(at: int) -> None:
+    """It is confirmed, so what comes after it is for it, though nothing else is on disk."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s", ack="auto")
+    assert reader.start
+    net.slow.add(at)
+    if at:
+        publisher.send(publisher.durable("t", "a"))
+    net.slow.clear()
+    net.kill(at)
+    net.start(at)
+    if not at:
+        publisher = DurableClient(net, 0)
+        publisher.send(publisher.durable("t", "a"))
+    net.link(0, 1)
+    net.wait(2)
+    publisher.send(publisher.durable("t", "b"))
+    again = Reader(net, at)
+    again.begin("s", ack="auto")
+    net.wait(3)
+    assert again.got() == ["a", "b"]
+
+
+def test_a_plain_subscriber_holds_nothing() -> None:
+    net = DurableNet(2, [(0, 1)], keep_us=2 * SECOND_US)
+    publisher, plain = DurableClient(net, 0), Client(net, 1)
+    plain.subscribe(1, "t")
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(10)
+    assert chopped(net) == last_tick(net)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(10)
+    assert plain.got() == ["a", "b"]
+
+
+def test_hostile_reports_cost_only_their_sender() -> None:
+    net = DurableNet(1)
+    for row in [
+        (P, 2, 1, 5, 4, 0),
+        (P, 0, 1, 1, 1, 0),
+        (P, 2, -1, 1, 1, 0),
+        (P, 2, 1, 1, 1 << 63, 0),
+        (P | 1 << 31, 2, 1, 1, 1, 0),
+        (P, 2, 1, 1, 1, 2),
+    ]:
+        client = Client(net, 0)
+        client.send(encode(Release(reports=(row,))))
+        assert client.has(Refuse), "a client does not report"
+        broker = net.brokers[0]
+        assert broker is not None
+        with pytest.raises(Exception, match="a report"):
+            broker._releasing.received(Release(reports=(row,)))
+    assert Kind.RELEASE == 38
