@@ -30,20 +30,24 @@ from postroad.errors import (
     shorten,
 )
 from postroad.events.batch import EventBatch
-from postroad.ids import VOLATILE, pubend_text
+from postroad.ids import VOLATILE, is_history, pubend_text
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import KEY as DURABLE_KEY
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
+from postroad.overlay.history import TABLE as HISTORY_TABLE
+from postroad.overlay.history import History, Sources
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
-from postroad.overlay.publishing import Publishers, Receipts, runs_within
+from postroad.overlay.press import Press
+from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts, runs_within
 from postroad.overlay.releasing import Releasing
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
 from postroad.storage.effects import StorageInput, Stored
+from postroad.tracking.bulletins import Author
 from postroad.tracking.effects import FiltersRead
 from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import NoTracking, Tracking
@@ -208,6 +212,7 @@ class Broker:
             new_tag=lambda: next(tags),
             now_us=now_us,
         )
+        self._history = self._make_history(stored, lambda: next(tags), now_us)
         self._host: DurableHosting | None = None  # durable subscribers, where there is a disk
         if stored is not None:
             self._host = DurableHosting(
@@ -222,6 +227,7 @@ class Broker:
                 name_of=self._topology.name,
                 tracking=None if tracking is None else self._tracer.tracking,
                 report=self._releasing.report,
+                sent=lambda receivers, message: self._history.sent(receivers, message, self._now_us),
                 new_tag=lambda: next(tags),
                 now_us=now_us,
             )
@@ -240,6 +246,26 @@ class Broker:
             "refused_frames_total": 0,
             "turns_total": 0,
         }
+
+    def _make_history(self, stored: Stored | None, new_tag: Callable[[], int], now_us: int) -> History:
+        sources = Sources(
+            wants=self._interest.wants,
+            changes=lambda: self._interest.reserved_changes,
+            links=lambda: self._topology.own_links,
+            acknowledged=lambda: () if self._host is None else self._host.acknowledged(),
+        )
+        return History(
+            author=Author(broker=self.identity.number, name=self.identity.name),
+            boot=self.identity.boot,
+            publisher=self._publishers.own_number,
+            filters_publisher=FILTERS_PUBLISHER,
+            sources=sources,
+            tracking=self._tracer.tracking,
+            press=Press(self._durable, self._config.limits),
+            rows={} if stored is None else stored.tables.get(HISTORY_TABLE, {}),
+            new_tag=new_tag,
+            now_us=now_us,
+        )
 
     # ---- the driver's side
 
@@ -266,10 +292,12 @@ class Broker:
             elif type(item) is DialFailed:
                 self._links.dial_failed(item.address, now_us)
             elif type(item) is FiltersRead:
-                self._out += self._tracer.read(item, now_us)
+                ours = self._history.reads(item.tag)
+                self._out += (self._history if ours else self._tracer).read(item, now_us)
             elif isinstance(item, StorageInput):
                 self._out += self._durable.stored(item, now_us)
                 self._releasing.stored(item)
+                self._history.stored(item, now_us)
                 if self._host is not None:
                     self._out += self._host.stored(item, now_us)
         self._flush_publishes(now_us)
@@ -291,13 +319,15 @@ class Broker:
         if self._host is not None:
             self._out += self._host.tick(now_us)
         self._out += self._releasing.tick(now_us)
-        self._out += self._tracer.tick(now_us)
+        kept = self._tracer.tick(now_us)
+        self._out += kept
+        self._out += self._history.tick(kept, now_us)
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        rooms = (self._links, self._tracer, self._durable, self._releasing, self._host)
+        rooms = (self._links, self._tracer, self._durable, self._releasing, self._history, self._host)
         optional = [room.next_deadline() for room in rooms if room is not None]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
@@ -305,6 +335,7 @@ class Broker:
         """Say goodbye to everyone."""
         out = self.handle([], now_us)
         out += self._tracer.close(now_us)
+        out += self._history.close(now_us)
         for connection in self._peers:
             out += self._links.refuse(connection, UnavailableError("the broker is shutting down"))
         return out
@@ -461,7 +492,8 @@ class Broker:
         """Durable events that are synced."""
         if segment.batch is not None:
             self._counters["events_in_total"] += segment.batch.count
-            self._tracer.tracking.published(segment.batch.ids(), self._now_us)
+            if not is_history(pubend.id):
+                self._tracer.tracking.published(segment.batch.ids(), self._now_us)
         return self._routing.spread(pubend, segment)
 
     def _check_clock(self, clocks: SkewCheck, peer: Peer, batch: EventBatch, now_us: int) -> None:
@@ -550,10 +582,12 @@ class Broker:
         return [Send(connection, encode(Subscribed(number=number, missing=missing[:MAX_MISSING])))]
 
     def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
-        self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
+        if not is_history(pubend):
+            self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
 
     def _forwarded(self, pubend: int, neighbour: int, ids: bytes) -> None:
-        self._tracer.tracking.forwarded(pubend >> 32, (neighbour,), ids, self._now_us)
+        if not is_history(pubend):
+            self._tracer.tracking.forwarded(pubend >> 32, (neighbour,), ids, self._now_us)
 
     def _end_subscription(self, key: int) -> None:
         _, _, name = self._subscribers.pop(key)
@@ -701,6 +735,7 @@ class Broker:
             **self._routing.metrics(),
             **self._tracer.metrics(),
             **self._durable.metrics(),
+            **self._history.metrics(),
             "links": len(self._by_number),
             "clients": len(self._peers) - len(self._by_number),
             "brokers_reachable": len(self._topology.reachable()),
@@ -714,7 +749,7 @@ class Broker:
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""
         rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
-        for room in (*rooms, self._receipts, self._durable, self._releasing):
+        for room in (*rooms, self._receipts, self._durable, self._releasing, self._history):
             room.check()
         if self._host is not None:
             self._host.check()

@@ -6,7 +6,8 @@ it, so publishing never waits for a broker. Publisher numbers come from the brok
 
 A publishing end (pubend) is an ordered stream of events at one broker: a broker number and a pubend
 number packed into 64 bits. Durable pubends are numbered from 0. Plain ones live in memory and die with
-the broker's process, so each start of a broker (its boot) opens a new one: VOLATILE | boot.
+the broker's process, so each start of a broker (its boot) opens a new one: VOLATILE | boot. The last
+durable number is the pubend of what the broker publishes about itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PubendId = NewType("PubendId", int)
 
 ID_BYTES: Final = 16
 VOLATILE: Final = 0x8000_0000
+HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
 _MAX_COUNTER: Final = 0xFFFF
 _MAX_TIME_MS: Final = (1 << 48) - 1
 _TEXT: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{12})-([0-9a-f]{4})")
@@ -109,6 +111,11 @@ def pubend_broker(pubend: int) -> BrokerNumber:
 
 def is_volatile(pubend: int) -> bool:
     return bool(pubend & VOLATILE)
+
+
+def is_history(pubend: int) -> bool:
+    """Whether it has what a broker publishes about itself, which is neither tracked nor reported."""
+    return pubend & 0xFFFF_FFFF == HISTORY
 
 
 def boot_of(pubend: int) -> int:

@@ -192,6 +192,25 @@ def test_a_full_disk_is_an_error_for_its_publishers_and_nothing_is_told() -> Non
     assert subscriber.got() == ["kept", "plain", "again"]
 
 
+def test_a_full_disk_is_not_asked_with_every_turn() -> None:
+    """Each failure is a turn; a turn that asks again at once would never end."""
+    net = DurableNet(2, [(0, 1)])
+    subscriber, publisher = Client(net, 1), DurableClient(net, 0)
+    subscriber.send(encode(Subscribe(number=1, topic="t", where="", durable="s")))
+    net.wait(1)
+    publisher.send(publisher.durable("t", "kept"))
+    net.disks[0].full = net.disks[1].full = True
+    before = [broker.metrics()["turns_total"] for broker in net.brokers if broker is not None]
+    net.wait(20)
+    after = [broker.metrics()["turns_total"] for broker in net.brokers if broker is not None]
+    assert all(one - other < 1000 for one, other in zip(after, before, strict=True))
+    net.disks[0].full = net.disks[1].full = False
+    net.wait(2)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "again"))
+    assert publisher.accepted() == [1]
+
+
 def test_a_broker_without_a_disk_takes_no_durable_events() -> None:
     net = Net(1)
     publisher = DurableClient(net, 0)

@@ -260,3 +260,23 @@ def test_hostile_reports_cost_only_their_sender() -> None:
         with pytest.raises(Exception, match="a report"):
             broker._releasing.received(Release(reports=(row,)))
     assert Kind.RELEASE == 38
+
+
+def test_a_pubend_that_opens_later_is_held_by_those_who_hold_its_siblings() -> None:
+    """The history of a broker has a pubend of its own, opened when it is first wanted."""
+    net = DurableNet(2, [(0, 1)])
+    reader = Reader(net, 1)
+    reader.begin("s", topic="$postroad/#")
+    net.wait(1)
+    net.cut(0, 1)
+    net.wait(30)
+    history = 1 << 32 | 0x7FFF_FFFF
+    held = net.disks[0].records[history]
+    assert held
+    assert net.disks[0].chopped.get(history, 0) < held[0][1]
+    net.link(0, 1)
+    net.wait(5)
+    assert not any(batch.lost for batch in reader.batches)
+    reader.ack()
+    net.wait(30)
+    assert net.disks[0].chopped[history] >= held[0][1], "once it reports, it counts as any other"

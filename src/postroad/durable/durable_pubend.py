@@ -34,6 +34,7 @@ from postroad.wire.frames import Kind, Limits
 TABLE: Final = "durable.pubends"
 PUBLISHERS: Final = "durable.publishers"
 RESERVE_US: Final = 4 * SECOND_US  # silence is asserted at most this far beyond the last save
+RESERVE_RETRY_US: Final = SECOND_US // 2
 MAX_STAGED_BYTES: Final = 64 * MIB  # on their way to disk; then publishers are refused
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
 MAX_READS: Final = 64  # spans being read from the log at a time
@@ -93,6 +94,7 @@ class DurablePubend:
         self._staged_bytes = 0
         self._reserved = now_us  # saved: silence may be asserted up to here
         self._reserving: dict[int, int] = {}  # tag -> reservation on its way
+        self._reserve_us = 0  # not before this is another one asked for
         self._publishers: OrderedDict[bytes, bytes] = OrderedDict()  # prefix -> last id on disk, oldest first
         self._coming: dict[bytes, bytes] = {}  # the same, of what is staged
         self._dirty: dict[bytes, None] = {}  # prefixes that changed since the last checkpoint
@@ -228,6 +230,9 @@ class DurablePubend:
         bound = max([self._reserved, *self._reserving.values()])
         if bound - now >= RESERVE_US // 2 and not self._fresh:
             return []
+        if now_us < self._reserve_us:  # a disk that fails is not asked with every turn
+            return []
+        self._reserve_us = now_us + RESERVE_RETRY_US
         self._fresh = False
         tag = self._new_tag()
         self._reserving[tag] = now + RESERVE_US

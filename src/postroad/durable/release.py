@@ -166,6 +166,15 @@ class ReleaseRoot:
             if key[:8] == prefix:
                 self._owners[int.from_bytes(key[8:], "big")] = msgspec.msgpack.decode(value, type=_Row)
 
+    def inherit(self, sibling: ReleaseRoot) -> None:
+        """A new pubend of the same broker: whoever follows the sibling follows this one too, and holds all
+        of it until it reports, which it may not be able to for a while."""
+        for owner in sibling._holding():
+            if owner not in self._owners:
+                self._owners[owner] = _Row(0, 0, 0)
+                self._dirty[owner] = None
+                self._save_at = 0
+
     def report(self, report: Report) -> bool:
         """True if it is news."""
         held = self._owners.get(report.owner)
@@ -199,6 +208,11 @@ class ReleaseRoot:
 
     def _holding(self) -> dict[int, _Row]:
         return {owner: row for owner, row in self._owners.items() if not row.ended}
+
+    @property
+    def owners(self) -> int:
+        """Brokers that have, or had, durable subscriptions."""
+        return len(self._owners)
 
     @property
     def held(self) -> bool:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from postroad.durable.groups import Assigned, AssignGap, SharedSubscription
 from postroad.durable.hosting import Hosting
 from postroad.durable.outputs import Deliver, DeliverGap
@@ -20,6 +17,7 @@ from postroad.errors import BugError, PostroadError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.overlay.links import Links
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect
+from postroad.tracking.bulletins import Receivers
 from postroad.wire.frames import Kind, Limits
 
 
@@ -34,7 +32,7 @@ class _Group:
 
 
 class DurableGroups:
-    """The groups of one broker, by their subscriber numbers. `record`: these rows went to that name."""
+    """The groups of one broker, by their subscriber numbers. `record`: these were handed this."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class DurableGroups:
         rows: Mapping[bytes, bytes],
         new_tag: Callable[[], int],
         send: Callable[[int, bytes], None],
-        record: Callable[[list[str], int, EventBatch, npt.NDArray[np.uint32] | None], None],
+        record: Callable[[Receivers, Deliver | DeliverGap], None],
     ) -> None:
         self._hosting = hosting
         self._links = links
@@ -150,7 +148,9 @@ class DurableGroups:
     def _carry_out(self, group: _Group, assigned: Assigned) -> None:
         for one in assigned:
             connection, number = group.consumers[one.consumer]
+            told: Deliver | DeliverGap
             if isinstance(one, AssignGap):
+                told = DeliverGap(subscribers=(), pubend=one.pubend, start=one.start, end=one.end)
                 frame = empty_frame(
                     kind=Kind.DELIVERY,
                     pubend=one.pubend,
@@ -161,15 +161,14 @@ class DurableGroups:
                 )
             else:
                 ticks = one.batch.headers["tick"]
-                frame = one.batch.select(
-                    one.rows,
-                    kind=Kind.DELIVERY,
-                    pubend=one.pubend,
-                    start=int(ticks[one.rows[0]]) - 1,
-                    end=int(ticks[one.rows[-1]]),
-                    channel=number,
+                start, end = int(ticks[one.rows[0]]) - 1, int(ticks[one.rows[-1]])
+                told = Deliver(
+                    subscribers=(), pubend=one.pubend, start=start, end=end, batch=one.batch, rows=one.rows
                 )
-                self._record([group.name], one.pubend, one.batch, one.rows)
+                frame = one.batch.select(
+                    one.rows, kind=Kind.DELIVERY, pubend=one.pubend, start=start, end=end, channel=number
+                )
+            self._record([(group.name, one.consumer)], told)
             self._links.spend(connection, len(frame))
             self._send(connection, frame)
 

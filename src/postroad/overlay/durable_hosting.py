@@ -16,9 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from postroad.durable.filtering import filtering_stream
 from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.hosting import Hosting
@@ -28,8 +25,8 @@ from postroad.durable.release import Report
 from postroad.durable.subscriptions import Subscription
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
-from postroad.events.batch import EventBatch, empty_frame
-from postroad.ids import is_volatile, pubend_text
+from postroad.events.batch import empty_frame
+from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.durable_groups import DurableGroups
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.interest import Interest
@@ -38,6 +35,7 @@ from postroad.overlay.reading import Readers
 from postroad.overlay.streams import Stream
 from postroad.selectors import Selector
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored, StreamEnd
+from postroad.tracking.bulletins import Receivers
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
@@ -59,6 +57,7 @@ KEY: Final = 1 << 48  # keys of durable subscriptions in interest and routing li
 PULL_SEGMENTS: Final = 256
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
 FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
+Sent = Callable[[Receivers, Deliver | DeliverGap], None]
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
@@ -93,6 +92,7 @@ class DurableHosting:
         name_of: Callable[[int], str],
         tracking: Tracking | None,
         report: Callable[[int, Report], None],
+        sent: Sent,
         new_tag: Callable[[], int],
         now_us: int,
     ) -> None:
@@ -104,6 +104,7 @@ class DurableHosting:
         self._routing = routing
         self._flood = flood
         self._report = report
+        self._sent = sent
         self._streams = stored.streams
         self._sessions: dict[int, _Session] = {}  # by session number
         self._by_subscriber: dict[int, _Session] = {}  # those that are not shared, by subscription
@@ -195,7 +196,7 @@ class DurableHosting:
 
     def _deliver(self, message: Deliver | DeliverGap) -> None:
         frames: dict[int, bytes] = {}
-        names: list[str] = []
+        receivers: list[tuple[str, int]] = []
         for subscriber in message.subscribers:
             session = self._by_subscriber.get(subscriber)
             if session is None:
@@ -205,15 +206,19 @@ class DurableHosting:
             if number not in frames:
                 frames[number] = _frame(message, number)
             self._out.append(Send(session.connection, frames[number]))
-            names.append(session.name)
-        if names and isinstance(message, Deliver) and message.batch is not None:
-            self._record(names, message.pubend, message.batch, message.rows)
+            receivers.append((session.name, session.id))
+        if receivers:
+            self._record(receivers, message)
 
-    def _record(
-        self, names: list[str], pubend: int, batch: EventBatch, rows: npt.NDArray[np.uint32] | None
-    ) -> None:
-        if self._tracking is not None:
-            self._tracking.delivered(pubend >> 32, names, batch.ids(rows), self.now_us)
+    def _record(self, receivers: Receivers, message: Deliver | DeliverGap) -> None:
+        """These were handed this."""
+        if is_history(message.pubend):
+            return
+        if isinstance(message, Deliver) and message.batch is not None and self._tracking is not None:
+            names = [name for name, _ in receivers]
+            ids = message.batch.ids(message.rows)
+            self._tracking.delivered(message.pubend >> 32, names, ids, self.now_us)
+        self._sent(receivers, message)
 
     def _confirmed(self, output: Confirmed) -> None:
         """What was said of a subscription is on disk: its subscriber may be told so."""
@@ -573,6 +578,13 @@ class DurableHosting:
         return out
 
     # ---- inspection
+
+    def acknowledged(self) -> list[tuple[str, dict[int, int]]]:
+        """What each subscription has acknowledged, by pubend."""
+        return [
+            (one.name, {pubend: cursor.released for pubend, cursor in one.cursors.items()})
+            for one in self.hosting.subscriptions
+        ]
 
     def status(self, now_us: int) -> dict[str, object]:
         return self.hosting.status(now_us) | {"groups": self._groups.status()}

@@ -21,6 +21,7 @@ from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.knowledge import Segment
 from postroad.errors import BugError, PostroadError, StorageError
 from postroad.events.batch import EventBatch
+from postroad.ids import HISTORY
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.links import Links
 from postroad.overlay.publishing import Receipts, Waiting, runs_within
@@ -42,13 +43,17 @@ TICK_US: Final = SECOND_US
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
+Settled = Callable[[bool], None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Frame:
     """A publish frame that is not answered yet."""
 
     batch: EventBatch
     size: int  # of the frame as it came, which is given back as credit
-    receipt: Waiting
+    receipt: Waiting | None  # None: the broker's own
+    settled: Settled | None = None  # who is told of the broker's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,9 @@ class DurablePublishing:
         new_tag: Callable[[], int],
         now_us: int,
     ) -> None:
+        self._me = me
+        self._cache_bytes = cache_bytes
+        self._new_tag = new_tag
         self._limits = limits
         self._links = links
         self._receipts = receipts
@@ -90,29 +98,30 @@ class DurablePublishing:
         self._tick_at = now_us + TICK_US
         self._counters = {"durable_events_total": 0, "durable_failures_total": 0}
         if stored is not None:
-            self._recover(me, stored, cache_bytes, new_tag, now_us)
+            self._recover(stored, now_us)
 
-    def _recover(
-        self, me: int, stored: Stored, cache_bytes: int, new_tag: Callable[[], int], now_us: int
-    ) -> None:
+    def _recover(self, stored: Stored, now_us: int) -> None:
         facts, publishers = (stored.tables.get(table, {}) for table in TABLES)
         # Pubends that an earlier configuration had are still asked about.
         earlier = {int.from_bytes(key, "big") for key in facts}
-        numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == me}
+        numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == self._me}
         for number in sorted(numbers.union(range(self._count))):
-            pubend = DurablePubend(
-                me << 32 | number,
-                limits=self._limits,
-                cache_bytes=cache_bytes,
-                new_tag=new_tag,
-                now_us=now_us,
-            )
+            pubend = self._make(number, now_us)
             end = stored.streams.get(pubend.id, _NEVER_USED)
-            self._pubends[number] = pubend
             self._out += pubend.recover(
                 facts, publishers, last=end.last, chopped=end.chopped, suspect=end.suspect, now_us=now_us
             )
             self._reserve(pubend, now_us)
+
+    def _make(self, number: int, now_us: int) -> DurablePubend:
+        pubend = self._pubends[number] = DurablePubend(
+            self._me << 32 | number,
+            limits=self._limits,
+            cache_bytes=self._cache_bytes,
+            new_tag=self._new_tag,
+            now_us=now_us,
+        )
+        return pubend
 
     def _reserve(self, pubend: DurablePubend, now_us: int) -> None:
         """The first reservation of this start, once all before it is known."""
@@ -132,10 +141,24 @@ class DurablePublishing:
         frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel))
         self._frames.setdefault(publisher % self._count, []).append(frame)
 
+    @property
+    def available(self) -> bool:
+        """Whether durable events are kept here at all."""
+        return self._count > 0
+
+    def publish_own(self, batch: EventBatch, settled: Settled, now_us: int) -> None:
+        """What the broker says about itself, on a pubend of its own, which the first such frame opens."""
+        if HISTORY not in self._pubends:
+            self._reserve(self._make(HISTORY, now_us), now_us)
+        frame = _Frame(batch, len(batch.data), None, settled)
+        self._frames.setdefault(HISTORY, []).append(frame)
+
     def closed(self, connection: int) -> None:
         """What was not staged is not published: its client heard nothing of it, and sends it again."""
         for number, frames in list(self._frames.items()):
-            self._frames[number] = [frame for frame in frames if frame.receipt.connection != connection]
+            self._frames[number] = [
+                frame for frame in frames if frame.receipt is None or frame.receipt.connection != connection
+            ]
 
     def stage(self, now_us: int) -> list[Effect]:
         """Frames of this turn, and those that waited for room, become records."""
@@ -162,15 +185,19 @@ class DurablePublishing:
                 self._staged.setdefault(tag, []).append(frame)
 
     def _settle(self, frame: _Frame, *, accepted: bool) -> None:
+        if frame.settled is not None:
+            frame.settled(accepted)
+        if frame.receipt is None:
+            return
         self._receipts.settle(frame.receipt, accepted=accepted)
         self._out += self._links.consumed(frame.receipt.connection, frame.size)
 
     def _reject(self, frame: _Frame, error: PostroadError) -> None:
         self._counters["durable_failures_total"] += 1
-        connection, sequence = frame.receipt.connection, frame.receipt.sequence
-        if self._links.peer(connection) is not None:
-            message = Rejected(sequence=sequence, code=error.code, reason=str(error))
-            self._out.append(Send(connection, encode(message)))
+        receipt = frame.receipt
+        if receipt is not None and self._links.peer(receipt.connection) is not None:
+            message = Rejected(sequence=receipt.sequence, code=error.code, reason=str(error))
+            self._out.append(Send(receipt.connection, encode(message)))
         self._settle(frame, accepted=False)
 
     # ---- what storage says
@@ -265,5 +292,5 @@ class DurablePublishing:
     def check(self) -> None:
         for pubend in self._pubends.values():
             pubend.check()
-        if not set(self._frames) <= set(range(self._count)):
+        if not set(self._frames) <= {*range(self._count), HISTORY}:
             raise BugError("durable frames wait for a pubend that takes none")

@@ -22,6 +22,7 @@ from typing import Final
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
+from postroad.events.topics import pattern_matches
 from postroad.overlay.covering import Covering, OwnSelector
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
@@ -31,6 +32,7 @@ ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
 TOPIC_BYTES: Final = (1 << 16) - 1  # whatever the limits say
 WHERE_BYTES: Final = 16 << 10
+RESERVED: Final = "$postroad"  # first level of the topics of the network's own history
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
 
@@ -96,9 +98,11 @@ class Interest:
         "_me",
         "_own",
         "_own_text_bytes",
+        "_reserved",
         "_tables",
         "_versions",
         "own_version",
+        "reserved_changes",
     )
 
     def __init__(self, me: int, boot: int, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -117,6 +121,10 @@ class Interest:
         self._assemblies: dict[int, _Assembly] = {}  # by owner, newer than the table held; as many at most
         self._index = MatchIndex()  # entries of all `_tables`, targets are owners
         self._last_key = 0
+        self._reserved: dict[
+            str, int
+        ] = {}  # topic patterns within RESERVED, with the selectors that have them
+        self.reserved_changes = 0  # of `_reserved`'s keys
         self._versions: dict[int, int] | None = None  # what `versions` gave last, None once it is out of date
 
     # Own interest
@@ -134,6 +142,7 @@ class Interest:
         own = OwnSelector(selector)
         self._keys[key] = self._own[selector] = own
         self._own_text_bytes += text_bytes
+        self._count_reserved(selector, 1)
         change = self._begin_change()
         self._place(own, change)
         return self._commit(change)
@@ -149,6 +158,7 @@ class Interest:
         selector = own.selector
         del self._own[selector]
         self._own_text_bytes -= _text_bytes(selector.topic, selector.where)
+        self._count_reserved(selector, -1)
         if own.coverer is not None:
             del own.coverer.covered[selector]
             return []
@@ -305,7 +315,9 @@ class Interest:
         )
         _check_table(owner, len(table.entries) + len(added) - len(removed), text_bytes)
         for entry in update.removed:
-            self._index.remove(table.entries.pop(entry)[0])
+            key, selector = table.entries.pop(entry)
+            self._index.remove(key)
+            self._count_reserved(selector, -1)
         self._fill(owner, table, added)
         table.text_bytes = text_bytes
         table.version = update.version
@@ -352,6 +364,7 @@ class Interest:
             self._last_key += 1
             table.entries[entry] = (self._last_key, selector)
             self._index.add(self._last_key, selector, owner)
+            self._count_reserved(selector, 1)
 
     def _drop_stale_assembly(self, owner: int) -> None:
         assembly = self._assemblies.get(owner)
@@ -364,12 +377,28 @@ class Interest:
         table = self._tables.pop(owner, None)
         if table is not None:
             self._versions = None
-            for key, _ in table.entries.values():
+            for key, selector in table.entries.values():
                 self._index.remove(key)
+                self._count_reserved(selector, -1)
 
     def match(self, batch: EventBatch) -> list[Group]:
         """Which rows which other brokers want; targets are their numbers."""
         return self._index.match(batch)
+
+    # What the network says about itself
+
+    def wants(self, topic: str) -> bool:
+        """Whether anybody anywhere has a subscription to this topic, which is within RESERVED."""
+        return any(pattern_matches(pattern, topic) for pattern in self._reserved)
+
+    def _count_reserved(self, selector: Selector, by: int) -> None:
+        # No pattern that begins with a wildcard matches what is reserved.
+        if selector.topic.split("/", 1)[0] != RESERVED:
+            return
+        count = self._reserved.pop(selector.topic, 0) + by
+        if count:
+            self._reserved[selector.topic] = count
+        self.reserved_changes += 1
 
     # Inspection
 
@@ -415,6 +444,10 @@ class Interest:
         if len(self._index) != sum(len(table.entries) for table in self._tables.values()):
             raise BugError("the index does not hold exactly the tables")
         self._index.check()
+        held = [selector for table in self._tables.values() for _, selector in table.entries.values()]
+        topics = [selector.topic for selector in (*self._own, *held)]
+        if sum(self._reserved.values()) != sum(topic.split("/", 1)[0] == RESERVED for topic in topics):
+            raise BugError("interest in what the network says about itself is miscounted")
 
 
 def _selector_bytes(selector: Selector) -> int:

@@ -30,6 +30,9 @@ from postroad.wire.frames import Limits
 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
 COUNT_BITS: Final = 22  # of a publisher's number count those of one start, the others are the start
+# The first and the last count are never given out: the broker itself publishes with them.
+_COUNTS: Final = (1 << COUNT_BITS) - 2
+FILTERS_PUBLISHER: Final = (1 << COUNT_BITS) - 1  # of stored filters, at every start
 
 
 def runs_within(batches: Sequence[EventBatch], limits: Limits) -> list[list[EventBatch]]:
@@ -122,7 +125,12 @@ class Publishers:
     def new_number(self) -> int:
         """For a publisher that connects (spec T1, traps)."""
         self._count += 1
-        return self._start << COUNT_BITS | self._count % (1 << COUNT_BITS)
+        return self._start << COUNT_BITS | (self._count - 1) % _COUNTS + 1
+
+    @property
+    def own_number(self) -> int:
+        """Of what the broker publishes about itself in this start."""
+        return self._start << COUNT_BITS
 
     def check(self, peer: Peer, batch: EventBatch) -> None:
         """PeerError unless the ids of a publish frame can be this peer's."""

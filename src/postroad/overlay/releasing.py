@@ -62,6 +62,10 @@ class Releasing:
         """An own pubend of which others hear from now on."""
         root = ReleaseRoot(pubend.id, self._policy, new_tag=self._new_tag, now_us=now_us)
         root.recover(self._rows)
+        if not root.owners:
+            for _, sibling in self._pubends.values():
+                root.inherit(sibling)
+        self._mine[pubend.id] = None
         self._pubends[pubend.id] = (pubend, root)
 
     def held(self, pubend: int) -> bool:

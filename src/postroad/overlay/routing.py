@@ -31,7 +31,7 @@ from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, intersect, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
-from postroad.ids import boot_of, is_volatile, pubend_text, volatile_pubend
+from postroad.ids import boot_of, is_history, is_volatile, pubend_text, volatile_pubend
 from postroad.overlay.delivery import MAX_PUBENDS, Delivery
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.feeding import Feeder, Forwarded
@@ -539,7 +539,7 @@ class Routing:
         self._cache_size += stream.knowledge.size - before
         top, stream.top = stream.top, max(stream.top, segment.end)
         for part in news:
-            if part.batch is not None:
+            if part.batch is not None and not is_history(pubend):
                 self._tracking.routed(stream.origin, sender.number, part.batch.ids(), now_us)
             groups: list[Group] | None = None
             for neighbour in self._neighbours.values():

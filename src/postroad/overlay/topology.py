@@ -285,6 +285,11 @@ class Topology:
         self._dirty = False
         return self._ads[self._me]
 
+    @property
+    def own_links(self) -> tuple[tuple[int, int], ...]:
+        """(neighbour, cost) as advertised, sorted."""
+        return self._ads[self._me].neighbours
+
     def advertisements(self) -> list[Advertisement]:
         """The whole database by broker number, for a new neighbour (see topology_frames)."""
         return [self._ads[broker] for broker in sorted(self._ads)]

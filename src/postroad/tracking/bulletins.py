@@ -291,6 +291,11 @@ class DeliveryReport:
             self._done.append(self._encoded())
             self._clear()
 
+    @property
+    def full(self) -> bool:
+        """There is a whole payload, or more."""
+        return bool(self._done)
+
     def take(self) -> list[bytes]:
         """The payloads of all that was collected since the last call."""
         done, self._done = self._done, []

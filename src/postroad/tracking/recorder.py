@@ -290,6 +290,21 @@ class Recorder:
             return "the broker died and its last records of that time with it"
         return ""
 
+    # ---- for the network's own history
+
+    @property
+    def last_sequence(self) -> int:
+        return self._sequence
+
+    def resume_after(self, sequence: int) -> None:
+        self._sequence = max(self._sequence, sequence)
+
+    def stored_after(self, sequence: int) -> list[tuple[int, int]]:
+        return self._shelf.after(sequence)
+
+    def attachments(self, now_us: int) -> bytes:
+        return encode_changes(self._map.snapshot(now_us))
+
     # ---- inspection
 
     def metrics(self) -> dict[str, int | float]:

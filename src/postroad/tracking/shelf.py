@@ -97,6 +97,16 @@ class Shelf:
             return None
         return body if found.sequence == meta.sequence and found.key == meta.key else None
 
+    def after(self, sequence: int) -> list[tuple[int, int]]:
+        """(sequence, size) of the records beyond that one, by sequence."""
+        found: list[tuple[int, int]] = []
+        for one in reversed(self._metas):
+            if one <= sequence:
+                break
+            found.append((one, self._sizes[one]))
+        found.reverse()
+        return found
+
     def cached(self, sequence: int) -> bool:
         return sequence in self._cache
 

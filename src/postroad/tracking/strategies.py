@@ -61,6 +61,19 @@ class Tracking(Protocol):
 
     def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer: ...
 
+    @property
+    def last_sequence(self) -> int:
+        """Of what was ever stored."""
+
+    def resume_after(self, sequence: int) -> None:
+        """Sequences up to this one were used, even if nothing is left of them."""
+
+    def stored_after(self, sequence: int) -> list[tuple[int, int]]:
+        """(sequence, about how many bytes) of the stored records beyond, by sequence."""
+
+    def attachments(self, now_us: int) -> bytes:
+        """The whole attachment map as encoded changes: all that `tick` returned until now."""
+
     def metrics(self) -> dict[str, int | float]: ...
 
     def check(self) -> None: ...
@@ -118,6 +131,19 @@ class NoTracking:
     ) -> TraceAnswer:
         nothing = Finding(lost="this broker does not track messages")
         return TraceAnswer(findings=(nothing,) * len(question.items))
+
+    @property
+    def last_sequence(self) -> int:
+        return 0
+
+    def resume_after(self, sequence: int) -> None:
+        pass
+
+    def stored_after(self, sequence: int) -> list[tuple[int, int]]:  # noqa: ARG002
+        return []
+
+    def attachments(self, now_us: int) -> bytes:  # noqa: ARG002
+        return b""
 
     def metrics(self) -> dict[str, int | float]:
         return {}

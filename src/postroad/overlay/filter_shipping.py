@@ -1,0 +1,220 @@
+"""Stored filters on their way to `$postroad/tracking/filters` (issue 4; spec P4).
+
+They are not queued: there is a cursor over their sequences, and what lies beyond it is read back from where
+it was stored. So a slow or failing disk costs no memory, a restart goes on where the last process was, and a
+state that was replaced meanwhile is left out.
+
+A group of filters is published under ids that were saved before. Whoever is not sure that it was published,
+after a crash or a failure, does so again under the same ids, and the pubend takes only what it has not. So
+each is published once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from postroad.errors import BugError, StorageError
+from postroad.ids import IdSource
+from postroad.overlay.effects import Effect
+from postroad.overlay.press import Press
+from postroad.storage.effects import Save, Saved, SaveFailed, StorageInput
+from postroad.tracking.bulletins import Author, Bulletin, filter_bulletins
+from postroad.tracking.effects import FiltersRead, ReadFilters
+from postroad.tracking.record import decode_meta
+from postroad.tracking.strategies import Tracking
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
+
+ROW: Final = b"filters"
+READ_BYTES: Final = 4 * MIB  # of stored filters, at a time
+MAX_FILTER_BYTES: Final = 64 * MIB  # a larger one is left out
+RETRY_US: Final = 10 * SECOND_US  # after the disk failed
+_COUNTERS: Final = 1 << 16  # ids in one millisecond
+
+
+class _Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What is saved before the group is published."""
+
+    cursor: int = 0  # of filters up to this sequence all is published that ever will be
+    group: tuple[tuple[int, int], ...] = ()  # those that follow and may be published: sequence, parts
+    part_bytes: int = 0  # of those parts
+    time_ms: int = 0  # of the group's first id
+
+
+class FilterShipping:
+    """A group at a time: read, saved, published. `_mark.group` is empty once it is published."""
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        author: Author,
+        publisher: int,
+        press: Press,
+        tracking: Tracking,
+        new_tag: Callable[[], int],
+        rows: Mapping[bytes, bytes],
+    ) -> None:
+        self._table = table
+        self._author = author
+        self._publisher = publisher
+        self._press = press
+        self._tracking = tracking
+        self._new_tag = new_tag
+        self._mark = _Mark()
+        self._reading: int | None = None  # tag of what is being read
+        self._reads = 0
+        self._saving: int | None = None  # tag of the mark on its way to disk
+        self._records: dict[int, bytes] = {}  # those of the group, while its mark is saved
+        self._frames = 0  # of the group that wait for the disk
+        self._failed = False  # the disk failed since the last step
+        self._retry_us = 0
+        if ROW in rows:
+            try:
+                self._mark = msgspec.msgpack.decode(rows[ROW], type=_Mark)
+            except msgspec.DecodeError as error:
+                raise StorageError(
+                    f"what was saved about published filters cannot be read: {error}"
+                ) from None
+        tracking.resume_after(self._last)
+
+    @property
+    def _last(self) -> int:
+        """The last sequence that was ever published, or may have been."""
+        return self._mark.group[-1][0] if self._mark.group else self._mark.cursor
+
+    def begin(self) -> None:
+        """Filters are wanted from now on; `row` is then to be saved."""
+        if not self._busy:
+            self._mark = msgspec.structs.replace(self._mark, cursor=self._tracking.last_sequence, group=())
+
+    @property
+    def row(self) -> tuple[bytes, bytes]:
+        return ROW, msgspec.msgpack.encode(self._mark)
+
+    @property
+    def _busy(self) -> bool:
+        return self._reading is not None or self._saving is not None or self._frames > 0
+
+    # ---- a group, step by step
+
+    def step(self, now_us: int) -> list[Effect]:
+        """Begin with the next group, if there is one and none is under way."""
+        if self._busy:
+            return []
+        if self._failed:
+            self._failed = False
+            self._retry_us = now_us + RETRY_US
+        if now_us < self._retry_us:
+            return []
+        self._retry_us = 0
+        wanted = [sequence for sequence, _ in self._mark.group] or self._next_group()
+        if not wanted:
+            return []
+        self._reads += 1
+        self._reading = -self._reads  # questions of traces have positive tags
+        return [ReadFilters(tag=self._reading, sequences=tuple(wanted))]
+
+    def _next_group(self) -> list[int]:
+        group: list[int] = []
+        size = 0
+        for sequence, record_bytes in self._tracking.stored_after(self._mark.cursor):
+            if record_bytes > MAX_FILTER_BYTES:
+                self._press.dropped(1, f"a filter of {record_bytes} bytes is too large")
+                if not group:
+                    self._mark = msgspec.structs.replace(self._mark, cursor=sequence)
+                    continue
+                break
+            if group and size + record_bytes > READ_BYTES:
+                break
+            group.append(sequence)
+            size += record_bytes
+        return group
+
+    def reads(self, tag: int) -> bool:
+        return tag == self._reading
+
+    def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
+        """The records of a group; the mark of a new one is saved before they are published."""
+        self._reading = None
+        held = {sequence for sequence, _ in self._tracking.stored_after(self._mark.cursor)}
+        self._records = {
+            sequence: record for sequence, record in sorted(item.records.items()) if _sound(sequence, record)
+        }
+        lost = len(held.intersection(item.records).difference(self._records))
+        if lost:  # what is not held any more was replaced, or retention dropped it
+            self._press.dropped(lost, "their stored filters cannot be read")
+        if self._mark.group:
+            self._publish(now_us)
+            return []
+        if not self._records:
+            self._mark = msgspec.structs.replace(self._mark, cursor=max(item.records))
+            return []
+        part_bytes = self._press.part_bytes
+        self._mark = _Mark(
+            cursor=self._mark.cursor,
+            group=tuple((one, -(-len(record) // part_bytes)) for one, record in self._records.items()),
+            part_bytes=part_bytes,
+            time_ms=max(self._mark.time_ms + 1, now_us // MILLISECOND_US),
+        )
+        self._saving = self._new_tag()
+        return [Save(table=self._table, rows=(self.row,), tag=self._saving)]
+
+    def stored(self, item: StorageInput, now_us: int) -> None:
+        if self._saving is None or not isinstance(item, Saved | SaveFailed) or item.tag != self._saving:
+            return
+        self._saving = None
+        if isinstance(item, Saved):
+            self._publish(now_us)
+        else:
+            self._mark = msgspec.structs.replace(self._mark, group=())
+            self._records = {}
+            self._failed = True
+
+    def _publish(self, now_us: int) -> None:
+        records, self._records = self._records, {}
+        self._frames = self._press.publish(self._identified(records), self._settled, now_us)
+        if not self._frames:
+            self._done()
+
+    def _identified(self, records: Mapping[int, bytes]) -> list[tuple[bytes, Bulletin]]:
+        """Every part of the group has its id, whether or not its record is still there."""
+        ids = IdSource(self._publisher, self._author.broker)
+        out: list[tuple[bytes, Bulletin]] = []
+        for sequence, parts in self._mark.group:
+            own = [ids.next(self._mark.time_ms) for _ in range(parts)]
+            if sequence in records:
+                made = filter_bulletins(self._author, sequence, records[sequence], self._mark.part_bytes)
+                out += zip(own, made, strict=True)
+        return out
+
+    def _settled(self, accepted: bool, _count: int) -> None:
+        self._frames -= 1
+        self._failed |= not accepted
+        if not self._frames and not self._failed:
+            self._done()
+
+    def _done(self) -> None:
+        # The mark on disk still has the group: a restart publishes it again, and the pubend knows it.
+        more_ms = sum(parts for _, parts in self._mark.group) // _COUNTERS
+        self._mark = msgspec.structs.replace(
+            self._mark, cursor=self._last, group=(), time_ms=self._mark.time_ms + more_ms
+        )
+
+    def next_deadline(self) -> int | None:
+        return self._retry_us or None
+
+    def check(self) -> None:
+        if self._frames < 0 or (self._frames and not self._mark.group):
+            raise BugError("filters are being published that belong to no group")
+        if any(sequence <= self._mark.cursor for sequence, _ in self._mark.group):
+            raise BugError("filters are published again")
+
+
+def _sound(sequence: int, record: bytes) -> bool:
+    try:
+        return decode_meta(record).sequence == sequence
+    except StorageError:
+        return False

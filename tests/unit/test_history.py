@@ -1,0 +1,522 @@
+"""P4, issue 4 item 6: brokers publish their own history as durable events, with disks in memory."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from tests.unit.test_broker import SECOND_US, Client, Net, numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_subscribers import Reader
+
+from postroad.broker import Broker, Closed
+from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.events.batch import Event, EventBatch
+from postroad.ids import HISTORY, is_history
+from postroad.overlay import history
+from postroad.overlay.effects import Effect, Note
+from postroad.overlay.topology import EXPIRE_US
+from postroad.storage.effects import StorageEffect
+from postroad.tracking.attachment import AttachmentMap, Change, decode_changes
+from postroad.tracking.bulletins import (
+    ATTACHMENTS,
+    DELIVERIES,
+    FILTERS,
+    TOPICS,
+    TOPOLOGY,
+    Deliveries,
+    Links,
+    decode_deliveries,
+    decode_topology,
+    join_parts,
+)
+from postroad.tracking.effects import DropFilters, FiltersRead, Keep, ReadFilters, StoreFilter
+from postroad.tracking.keys import PUBLISH, ROUTING
+from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import make_tracking
+from postroad.wire.frames import Rejected
+
+ALL = "$postroad/#"
+PERSIST_S = 1
+
+
+@dataclass
+class Folder:
+    """A broker's tracking records, and every sequence that was ever among them."""
+
+    records: dict[int, bytes] = field(default_factory=dict)
+    changes: bytes = b""
+    ever: set[int] = field(default_factory=set)
+
+    def keep(self, keep: Keep) -> None:
+        for effect in keep.effects:
+            if isinstance(effect, StoreFilter):
+                self.records[effect.sequence] = effect.record
+                self.ever.add(effect.sequence)
+                if effect.replaces is not None:
+                    self.records.pop(effect.replaces, None)
+            elif isinstance(effect, DropFilters):
+                for sequence in effect.sequences:
+                    self.records.pop(sequence, None)
+            else:
+                self.changes = effect.record if effect.replace else self.changes + effect.record
+
+
+class HistoryNet(DurableNet):
+    def __init__(
+        self,
+        count: int,
+        links: list[tuple[int, int]] = [],  # noqa: B006
+        strategy: str = "bloom",
+    ) -> None:
+        self.tracking = TrackingConfig(strategy=strategy, persist_us=PERSIST_S * SECOND_US)
+        self.folders = [Folder() for _ in range(count)]
+        self.notes: list[str] = []
+        super().__init__(count, links)
+
+    def start(self, at: int) -> None:
+        self.boots[at] += 1
+        self.disks[at].waiting.clear()
+        folder = self.folders[at]
+        tracking = make_tracking(
+            self.tracking,
+            me=at + 1,
+            stored=[decode_meta(record) for record in folder.records.values()],
+            changes=decode_changes(folder.changes)[0],
+            now_us=self.now_us,
+        )
+        self.brokers[at] = Broker(
+            BrokerConfig(tracking=self.tracking),
+            Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at]),
+            draw=random.Random(at).randrange,
+            now_us=self.now_us,
+            tracking=None if self.tracking.strategy == "none" else tracking,
+            stored=self.disks[at].stored(),
+        )
+        self.give(at, [])
+
+    def perform(self, at: int, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Keep):
+                self.folders[at].keep(effect)
+            elif isinstance(effect, ReadFilters):
+                records = self.folders[at].records
+                found = {sequence: records.get(sequence, b"") for sequence in effect.sequences}
+                self.queue.append((at, [FiltersRead(tag=effect.tag, records=found)]))
+            elif isinstance(effect, Note) and effect.level == "error":
+                self.notes.append(effect.text)
+        super().perform(at, effects)
+
+    def metric(self, at: int, name: str) -> int | float:
+        broker = self.brokers[at]
+        assert broker is not None
+        return broker.metrics()[name]
+
+
+def events(reader: Client, topic: str = "", broker: int | None = None) -> list[Event]:
+    found = [event for batch in reader.batches for event in batch.events()]
+    found = [event for event in found if topic in ("", event.topic)]
+    return [event for event in found if broker is None or event.attributes["broker"] == f"{broker + 1:08x}"]
+
+
+def filters(readers: Iterable[Client], broker: int) -> dict[int, tuple[FilterMeta, bytes]]:
+    """The records that came, which must be whole and come once."""
+    parts: dict[int, list[Event]] = {}
+    for reader in readers:
+        for event in events(reader, FILTERS, broker):
+            parts.setdefault(int(event.attributes["sequence"]), []).append(event)
+    found: dict[int, tuple[FilterMeta, bytes]] = {}
+    for sequence, held in parts.items():
+        assert [event.attributes["part"] for event in held] == list(range(int(held[0].attributes["parts"])))
+        meta, body = decode_record(join_parts([event.payload for event in held]))
+        assert meta.sequence == sequence
+        assert held[0].attributes["final"] is meta.final
+        assert held[0].attributes.get("replaces") == meta.replaces
+        found[sequence] = meta, body
+    return found
+
+
+def holds(found: dict[int, tuple[FilterMeta, bytes]], kind: str, ids: bytes) -> bool:
+    """Whether the filters of one kind have all of these ids."""
+    held = [filter_of(meta, body) for meta, body in found.values() if meta.key.kind == kind]
+    singles = [ids[at : at + 16] for at in range(0, len(ids), 16)]
+    return all(any(one.contains(identity)[0] for one in held) for identity in singles)
+
+
+def attachment_map(readers: Iterable[Client], broker: int, *, holes: bool = False) -> AttachmentMap:
+    """The map that the bulletins tell, whose numbers have no holes unless some were dropped."""
+    changes: list[Change] = []
+    numbers: list[int] = []
+    for reader in readers:
+        for event in events(reader, ATTACHMENTS, broker):
+            found, whole = decode_changes(event.payload)
+            assert whole == len(event.payload)
+            changes = found if event.attributes["whole"] else changes + found
+            numbers.append(int(event.attributes["number"]))
+    assert len(set(numbers)) == len(numbers)
+    assert numbers == sorted(numbers)
+    for boot in set() if holes else {number >> 32 for number in numbers}:
+        of_boot = [number & 0xFFFF_FFFF for number in numbers if number >> 32 == boot]
+        assert of_boot == list(range(1, len(of_boot) + 1))
+    made = AttachmentMap()
+    for change in changes:
+        made._apply(change)
+    return made
+
+
+def links(reader: Client, broker: int) -> list[Links]:
+    return [decode_topology(event.payload) for event in events(reader, TOPOLOGY, broker)]
+
+
+def reports(reader: Client, broker: int) -> list[Deliveries]:
+    return [decode_deliveries(event.payload) for event in events(reader, DELIVERIES, broker)]
+
+
+def reported(reader: Client, broker: int, name: str) -> list[tuple[int, int, bytes]]:
+    """(session, tick, id) of what a subscriber is reported to have been sent."""
+    found: list[tuple[int, int, bytes]] = []
+    for one in reports(reader, broker):
+        rows = zip(one.subscriber.tolist(), one.session.tolist(), one.tick.tolist(), one.ids, strict=True)
+        found += [(s, tick, id.tobytes()) for who, s, tick, id in rows if one.names[who] == name]
+    return found
+
+
+def received(reader: Client) -> list[tuple[int, bytes]]:
+    return [(event.tick or 0, bytes(event.id)) for event in events(reader)]
+
+
+def logged(net: HistoryNet, at: int) -> list[Event]:
+    """What a broker has published about itself."""
+    records = net.disks[at].records.get(at + 1 << 32 | HISTORY, [])
+    return [event for *_, data in records for event in EventBatch.parse(data, DEFAULT_LIMITS).events()]
+
+
+def history_records(net: HistoryNet, at: int) -> int:
+    return len(net.disks[at].records.get(at + 1 << 32 | HISTORY, []))
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact", "none"])
+def test_nobody_pays_for_history_that_nobody_reads(strategy: str) -> None:
+    net = HistoryNet(2, [(0, 1)], strategy=strategy)
+    publisher, reader, everything = DurableClient(net, 0), Reader(net, 1), Reader(net, 1)
+    reader.begin("s")
+    everything.begin("all", topic="#")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 10)))
+    publisher.publish("t", "plain")
+    net.wait(5)
+    assert reader.got() == numbers(0, 10)
+    assert everything.got() == numbers(0, 10), "what the network says about itself is not part of #"
+    for at in (0, 1):
+        assert history_records(net, at) == 0
+        assert history.TABLE not in net.disks[at].tables
+        assert net.metric(at, "history_events_total") == 0
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_subscriber_gets_the_history_of_every_broker(at: int) -> None:
+    net = HistoryNet(3, [(0, 1), (1, 2)])
+    pipeline, reader, publisher = Reader(net, at), Reader(net, 2), DurableClient(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    reader.begin("s")
+    plain = Client(net, 1)
+    plain.subscribe(1, "t")
+    net.wait(4)
+    publisher.send(publisher.durable("t", *numbers(0, 10)))
+    publisher.publish("t", "plain")
+    net.wait(4)
+    ids = b"".join(batch.ids() for batch in plain.batches)
+    assert len(ids) == 16 * 11
+    assert holds(filters([pipeline], 0), PUBLISH, ids)
+    assert holds(filters([pipeline], 1), ROUTING, ids)
+    assert holds(filters([pipeline], 2), ROUTING, b"".join(batch.ids() for batch in reader.batches))
+    assert ("neighbour", "2") in list(attachment_map([pipeline], 0))
+    subscribers = {who for kind, who in attachment_map([pipeline], 1) if kind == "subscriber"}
+    assert len(subscribers - {"pipeline"}) == 1, "the plain subscriber"
+    assert ("pipeline" in subscribers) == (at == 1)
+    assert [(link.broker, link.cost) for link in links(pipeline, 1)[-1].links] == [
+        ("00000001", 1),
+        ("00000003", 1),
+    ]
+    assert {event.attributes["name"] for event in events(pipeline, TOPOLOGY, 2)} == {"b2"}
+    told = reported(pipeline, 2, "s")
+    assert [(tick, id) for _, tick, id in told] == received(reader)
+    assert len({session for session, _, _ in told}) == 1
+    assert not any(reported(pipeline, broker, "pipeline") for broker in range(3))
+
+
+def test_history_has_no_history() -> None:
+    """An idle network is quiet, and nobody records or reports the events on $postroad."""
+    net = HistoryNet(2, [(0, 1)])
+    pipeline, publisher = Reader(net, 1), Client(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(2)
+    publisher.publish("t", "x")
+    net.wait(5)
+    counts = [len(events(pipeline)), history_records(net, 0), history_records(net, 1)]
+    net.wait(30)
+    assert [len(events(pipeline)), history_records(net, 0), history_records(net, 1)] == counts
+    stored = [decode_meta(record) for folder in net.folders for record in folder.records.values()]
+    assert {meta.key.kind for meta in stored} == {PUBLISH}, "of the one plain event, at its origin"
+
+
+def test_only_what_is_asked_for() -> None:
+    net = HistoryNet(1)
+    pipeline, publisher = Reader(net, 0), Client(net, 0)
+    pipeline.begin("pipeline", topic=TOPOLOGY)
+    net.wait(1)
+    publisher.publish("t", "x")
+    net.wait(5)
+    assert {event.topic for event in events(pipeline)} == {TOPOLOGY}
+
+
+def test_clients_do_not_write_history() -> None:
+    net = HistoryNet(1)
+    publisher = DurableClient(net, 0)
+    for topic in TOPICS:
+        publisher.send(publisher.durable(topic, "forged"))
+        publisher.publish(topic, "forged")
+    assert len(publisher.rejected()) == 2 * len(TOPICS)
+    assert {code for _, code in publisher.rejected()} == {"denied"}
+
+
+def test_a_broker_without_a_disk_publishes_nothing() -> None:
+    net = Net(1)
+    reader, publisher = Client(net, 0), Client(net, 0)
+    reader.subscribe(1, ALL)
+    publisher.publish("t", "x")
+    net.wait(5)
+    assert reader.batches == []
+    assert not any(isinstance(message, Rejected) for message in publisher.messages)
+
+
+def test_a_plain_subscriber_sees_it_live() -> None:
+    net = HistoryNet(2, [(0, 1)])
+    reader, publisher = Client(net, 1), Client(net, 0)
+    reader.subscribe(1, FILTERS)
+    net.wait(3)
+    publisher.publish("t", "x")
+    net.wait(3)
+    assert [meta.key.kind for meta, _ in filters([reader], 0).values()] == [PUBLISH]
+
+
+def test_part_full_states_come_with_every_interval_and_replace_each_other() -> None:
+    """T8: the lake can answer for the recent past; a later state has all of the earlier one."""
+    net = HistoryNet(1)
+    pipeline, publisher = Reader(net, 0), Client(net, 0)
+    pipeline.begin("pipeline", topic=FILTERS)
+    ids: list[bytes] = []
+    for number in range(4):
+        frame = publisher.frame("t", str(number))
+        ids.append(frame[48:64])
+        publisher.send(frame)
+        net.wait(1.5)
+        assert holds(filters([pipeline], 0), PUBLISH, b"".join(ids))
+    found = filters([pipeline], 0)
+    assert any(meta.replaces in found for meta, _ in found.values())
+    last, body = found[max(found)]
+    assert all(filter_of(last, body).contains(identity)[0] for identity in ids)
+
+
+def test_a_subscriber_whose_broker_is_cut_off_misses_nothing() -> None:
+    net = HistoryNet(2, [(0, 1)])
+    pipeline = Reader(net, 1)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(2)
+    net.cut(0, 1)
+    for _ in range(3):  # brokers are forgotten, and clients that say nothing
+        net.now_us += EXPIRE_US
+        net.wait(1)
+    assert net.metric(0, "interest_owners") == 1
+    publisher = Client(net, 0)
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    net.wait(3)
+    net.link(0, 1)
+    again = Reader(net, 1)
+    again.begin("pipeline", topic=ALL, token=pipeline.token())
+    net.wait(5)
+    assert holds(filters([pipeline, again], 0), PUBLISH, frame[48:64])
+    attachment_map([pipeline, again], 0)
+    told = [*links(pipeline, 0), *links(again, 0)]
+    assert [[link.broker for link in one.links] for one in told] == [["00000002"], [], ["00000002"]]
+
+
+def test_interest_lapses() -> None:
+    net = HistoryNet(1)
+    reader = Client(net, 0)
+    reader.subscribe(1, ALL)
+    net.wait(1)
+    net.ends.pop((0, reader.connection))
+    net.give(0, [Closed(reader.connection)])
+    Client(net, 0).publish("t", "x")
+    net.wait(3)
+    assert FILTERS in {event.topic for event in logged(net, 0)}, "whoever wanted it may come back"
+    net.now_us += history.LINGER_US
+    net.wait(1)
+    lapsed = history_records(net, 0)
+    Client(net, 0).publish("t", "y")
+    net.wait(5)
+    assert history_records(net, 0) == lapsed
+
+
+def test_a_restart_begins_anew_and_says_what_is_acknowledged() -> None:
+    net = HistoryNet(1)
+    pipeline, reader, publisher = Reader(net, 0), Reader(net, 0), DurableClient(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    reader.begin("s")
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    reader.ack()
+    net.wait(3)
+    token = pipeline.token()
+    net.kill(0)
+    net.wait(1)
+    net.start(0)
+    again = Reader(net, 0)
+    again.begin("pipeline", topic=ALL, token=token)
+    net.wait(3)
+    (acknowledged,) = [one.acknowledged for one in reports(again, 0) if len(one.acknowledged)]
+    last = received(reader)[-1][0]
+    assert set(acknowledged.pubend.tolist()) == {1 << 32}
+    assert acknowledged.end.max() >= last
+    wholes = [event.attributes["whole"] for event in events(again, ATTACHMENTS, 0)]
+    assert wholes[0] is True
+    changes = decode_changes(events(again, ATTACHMENTS, 0)[0].payload)[0]
+    assert [change.what for change in changes if change.what in ("lost", "start")][:2] == ["start", "lost"]
+    assert links(again, 0)[0].boot == 2
+    assert not reported(again, 0, "s")
+
+
+def test_a_failing_disk_drops_counts_says_and_makes_good() -> None:
+    net = HistoryNet(2, [(0, 1)])
+    pipeline, publisher = Reader(net, 1), Client(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(2)
+    net.disks[0].full = True
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    late = Client(net, 0)
+    late.subscribe(1, "t")
+    for _ in range(8):
+        Client(net, 0).subscribe(1, "t")
+        net.wait(8)
+    assert net.metric(0, "history_dropped_total") > 0
+    assert net.metric(0, "history_pending_bytes") < history.MAX_PENDING_BYTES
+    assert 1 <= len(net.notes) <= 8
+    assert net.notes[0].endswith("events: the disk does not take them")
+    net.disks[0].full = False
+    net.wait(30)
+    assert holds(filters([pipeline], 0), PUBLISH, frame[48:64])
+    attached = [who for kind, who in attachment_map([pipeline], 0, holes=True) if kind == "subscriber"]
+    assert len(attached) == 9, "the last whole map, and what came after it"
+    numbers = [int(event.attributes["number"]) for event in events(pipeline, ATTACHMENTS, 0)]
+    assert numbers[-1] - numbers[0] >= len(numbers), "a hole tells that some were dropped"
+
+
+class Stepped(HistoryNet):
+    """Disks that sync one effect at a time, when told."""
+
+    def perform(self, at: int, effects: list[Effect]) -> None:
+        super().perform(at, effects)
+        self.slow = set(range(len(self.disks)))
+
+    def one(self, at: int) -> bool:
+        disk = self.disks[at]
+        if not disk.waiting:
+            return False
+        rest: list[StorageEffect] = disk.waiting[1:]
+        disk.waiting = disk.waiting[:1]
+        done = disk.sync()
+        disk.waiting = rest
+        self.give(at, done)
+        return True
+
+    def all(self, at: int) -> None:
+        while self.one(at):
+            pass
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_kill_9_neither_repeats_nor_loses_a_stored_filter(seed: int) -> None:
+    """Whatever is on disk when the process dies: saved and not published, published and not heard of."""
+    draw = random.Random(seed)
+    net = Stepped(1)
+    net.slow = {0}
+    pipeline = Reader(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    net.all(0)
+    readers = [pipeline]
+    token: dict[str, int] = {}
+    wanted_from = net.folders[0].ever.copy()
+    for _ in range(6):
+        publisher = Client(net, 0)
+        for _ in range(draw.randrange(1, 4)):
+            publisher.publish("t", "x")
+            net.wait(draw.choice([0.1, 1.1, 1.1]))
+            for _ in range(draw.randrange(8)):
+                net.one(0)
+        token |= json.loads(readers[-1].token())
+        net.kill(0)
+        net.wait(0.2)
+        net.start(0)
+        again = Reader(net, 0)
+        net.all(0)
+        again.begin("pipeline", topic=ALL, token=json.dumps(token))
+        net.all(0)
+        readers.append(again)
+    for _ in range(10):
+        net.wait(1)
+        net.all(0)
+    found = filters(readers, 0)  # asserts that every part came once
+    live = set(net.folders[0].records) - wanted_from
+    assert live <= set(found), "what is stored and was not replaced is published"
+    assert set(found) <= net.folders[0].ever
+    attachment_map(readers, 0)
+
+
+def test_large_filters_come_in_parts() -> None:
+    net = HistoryNet(1)
+    net.tracking = TrackingConfig(persist_us=PERSIST_S * SECOND_US, adaptive=False)  # 2 MB each
+    net.kill(0)
+    net.start(0)
+    pipeline, publisher = Reader(net, 0), Client(net, 0)
+    pipeline.begin("pipeline", topic=FILTERS)
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    net.wait(3)
+    found = filters([pipeline], 0)
+    assert max(int(event.attributes["parts"]) for event in events(pipeline)) == 8
+    assert holds(found, PUBLISH, frame[48:64])
+
+
+def test_damaged_records_are_left_out_and_said() -> None:
+    net = HistoryNet(1)
+    pipeline, publisher = Reader(net, 0), Client(net, 0)
+    pipeline.begin("pipeline", topic=FILTERS)
+    folder = net.folders[0]
+    keep = folder.keep
+
+    def damage(one: Keep) -> None:
+        keep(one)
+        folder.records = {sequence: bytes(100) for sequence in folder.records}
+
+    folder.keep = damage  # type: ignore[method-assign]
+    publisher.publish("t", "x")
+    net.wait(3)
+    assert events(pipeline) == []
+    assert net.notes == ["the broker's own history lacks 1 events: their stored filters cannot be read"]
+    folder.keep = keep  # type: ignore[method-assign]
+    publisher.publish("t", "y")
+    net.wait(3)
+    assert len(filters([pipeline], 0)) == 1
+
+
+def test_the_pubend_of_history_is_known_by_its_number() -> None:
+    assert is_history(7 << 32 | HISTORY)
+    assert not is_history(7 << 32)
