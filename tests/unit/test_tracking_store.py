@@ -13,14 +13,14 @@ import pytest
 
 from postroad.errors import StorageError
 from postroad.ids import MessageId
-from postroad.tracking.attachment import Change, encode_changes
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter
+from postroad.tracking.attachment import Change, decode_changes, encode_changes
+from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.store import TrackingStore
-from postroad.tracking.strategies import make_tracking
+from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
 
 KEY = HistoryKey(PUBLISH)
@@ -146,6 +146,45 @@ def test_a_damaged_body_is_seen_when_it_is_read(tmp_path: Path) -> None:
     path.write_bytes(bytes(data))
     with pytest.raises(StorageError):
         decode_record(store.read([1])[1])
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("away_s", [-3600, 3600])
+def test_a_late_message_whose_record_died_is_not_missing_silently(strategy: str, away_s: int) -> None:
+    """It was made an hour before the crash, or by a clock an hour ahead: that time is lost, too."""
+    config = TrackingConfig(strategy=strategy)
+    now = 1_700_000_000 * SECOND_US
+    made = now + away_s * SECOND_US
+    changes: list[Change] = []
+
+    def process(at_us: int) -> Tracking:
+        return make_tracking(config, me=1, stored=[], changes=changes, now_us=at_us)
+
+    def keep(effects: list[TrackingEffect]) -> None:
+        for one in effects:
+            assert isinstance(one, StoreAttachments)
+            changes.extend(decode_changes(one.record)[0])
+
+    def lost(tracking: Tracking, at_us: int) -> str:
+        item = TraceItem(id=bytes(MessageId(9, 1, at_us // 1000, 0)), origin=7)
+        (finding,) = tracking.answer(TraceQuestion(items=(item,)), {}, now + 30 * SECOND_US).findings
+        return finding.lost
+
+    before = process(now - 7200 * SECOND_US)
+    keep(before.tick(now - 7200 * SECOND_US))
+    keep(before.close(now - 10 * SECOND_US))
+    other = process(now - 5 * SECOND_US)
+    keep(other.tick(now - 5 * SECOND_US))
+    other.routed(7, 2, bytes(MessageId(9, 7, made // 1000, 0)), now)
+    keep(other.tick(now + SECOND_US // 10))  # its filter is not stored yet, that it was handled is
+    after = process(now + 20 * SECOND_US)
+    assert "died" in lost(after, made)
+    assert "died" in lost(after, now + 10 * SECOND_US)
+    assert lost(after, now - 1800 * SECOND_US) == ""
+    assert lost(after, now + 1800 * SECOND_US) == ""
+    keep(after.tick(now + 21 * SECOND_US))
+    again = process(now + 3 * 3600 * SECOND_US)
+    assert "died" in lost(again, made), "that it is lost is not forgotten"
 
 
 def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ sides, and with the longest way of a message after it. Who is attached only late
 whole minutes, so that a long catch-up costs few changes.
 
 The map starts over with each process: a process that died detached everybody, and from the last thing it
-stored until the next process began, nothing is known (`lost`).
+stored until the next process began, nothing is known (`lost`). What it did then with messages of other times
+is lost as well; so it says of which times it handles messages (`handled`) before it stores what it recorded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ NEIGHBOUR: Final = "neighbour"
 GROUP: Final = "group"  # a set of subscribers that is recorded with one key
 MAX_INTERVALS: Final = 200_000
 MAX_LOST: Final = 1024
+MAX_HANDLED: Final = 256
+HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 
@@ -35,7 +38,8 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One line of the map's log.
 
     what: attach or detach (who, at), late (who, message times from at to until), start and stop of the
-    process (at), lost (from at to until nothing is known), begin (nothing older than at is kept).
+    process (at), lost (from at to until nothing is known), begin (nothing older than at is kept), handled
+    (message times from at to until, out of their time, noted then).
     """
 
     what: str
@@ -43,6 +47,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     kind: str = ""
     who: str = ""
     until_us: int = 0
+    noted_us: int = 0
 
 
 class _Interval(msgspec.Struct):
@@ -92,12 +97,13 @@ def change_extents(data: bytes) -> list[int]:
 class AttachmentMap:
     """Every mutator returns the changes to store, none when nothing changed."""
 
-    __slots__ = ("_count", "_intervals", "_late", "begins_us", "forgot_us", "lost")
+    __slots__ = ("_count", "_handled", "_intervals", "_late", "begins_us", "forgot_us", "lost")
 
     def __init__(self) -> None:
         self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
         self._late: dict[tuple[str, str], list[_Interval]] = {}  # message times delivered late, closed
         self._count = 0  # intervals in both
+        self._handled: list[Change] = []  # noted of late, disjoint, by the message times
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
@@ -106,11 +112,11 @@ class AttachmentMap:
 
     @classmethod
     def restored(
-        cls, changes: Iterable[Change], *, last_stored_us: int, now_us: int
+        cls, changes: Iterable[Change], *, last_stored_us: int, now_us: int, again_us: int = 0
     ) -> tuple[AttachmentMap, list[Change]]:
         """The map at the start of a process, from its log; and the changes that the start itself is.
 
-        What the last process recorded before `last_stored_us` is stored.
+        What the last process recorded before `last_stored_us` is stored. `again_us` is that of `handled`.
         """
         made = cls()
         running_us: int | None = None  # when the last process began, if it has not said goodbye
@@ -122,6 +128,9 @@ class AttachmentMap:
         if running_us is not None:
             lost_us = min(max(running_us, last_stored_us), now_us)
             news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=now_us)))
+            for one in made._handled:
+                if one.noted_us >= lost_us - again_us:
+                    news.append(made._apply(Change(what="lost", at_us=one.at_us, until_us=one.until_us)))
         news.append(Change(what="start", at_us=now_us))
         made._apply(news[-1])
         return made, news
@@ -161,6 +170,15 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="late", at_us=start, until_us=end, kind=kind, who=who))]
 
+    def handled(self, lo_ms: int, hi_ms: int, now_us: int, again_us: int) -> list[Change]:
+        """Messages of these times are handled at this other time; said again after `again_us`."""
+        start = lo_ms * MILLISECOND_US // LATE_ROUND_US * LATE_ROUND_US
+        end = (hi_ms * MILLISECOND_US // LATE_ROUND_US + 1) * LATE_ROUND_US
+        for one in self._handled:
+            if one.at_us <= start and end <= one.until_us and one.noted_us > now_us - again_us:
+                return []
+        return [self._apply(Change(what="handled", at_us=start, until_us=end, noted_us=now_us))]
+
     def _apply(self, change: Change) -> Change:
         name = (change.kind, change.who)
         match change.what:
@@ -175,6 +193,8 @@ class AttachmentMap:
                 self._add_late(name, change.at_us, change.until_us)
             case "lost":
                 self.lost = [*self.lost, (change.at_us, change.until_us)][-MAX_LOST:]
+            case "handled":
+                self._add_handled(change)
             case "begin":
                 self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
@@ -182,6 +202,20 @@ class AttachmentMap:
                 if self.begins_us is None:
                     self.begins_us = change.at_us
         return change
+
+    def _add_handled(self, change: Change) -> None:
+        """Joined with what it touches, and where there are too many, the nearest two are joined."""
+        recent = [one for one in self._handled if one.noted_us > change.noted_us - HANDLED_US]
+        held: list[Change] = []
+        for one in sorted([*recent, change], key=lambda one: one.at_us):
+            if held and one.at_us <= held[-1].until_us:
+                held[-1] = _joined(held[-1], one)
+            else:
+                held.append(one)
+        if len(held) > MAX_HANDLED:
+            at = min(range(1, len(held)), key=lambda at: held[at].at_us - held[at - 1].until_us)
+            held[at - 1 : at + 1] = [_joined(held[at - 1], held[at])]
+        self._handled = held
 
     def _add_late(self, name: tuple[str, str], start: int, end: int) -> None:
         held = self._late.get(name, [])
@@ -275,6 +309,7 @@ class AttachmentMap:
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
         head += [Change(what="lost", at_us=start, until_us=end) for start, end in self.lost]
+        head += self._handled
         return [*head, *changes, Change(what="start", at_us=now_us)]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -291,6 +326,15 @@ class AttachmentMap:
         for spans in self._intervals.values():
             if not spans or any(span.end_us is None for span in spans[:-1]):
                 raise BugError("somebody is attached twice at once")
+
+
+def _joined(one: Change, other: Change) -> Change:
+    return Change(
+        what=one.what,
+        at_us=min(one.at_us, other.at_us),
+        until_us=max(one.until_us, other.until_us),
+        noted_us=max(one.noted_us, other.noted_us),
+    )
 
 
 def _overlaps(spans: list[_Interval], first: int, last: int) -> bool:

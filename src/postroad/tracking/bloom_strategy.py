@@ -163,7 +163,8 @@ class BloomTracking(Recorder):
                 pending.ids.append(ids)
                 pending.tags.append(self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES))
             times = Times(b"".join(pending.ids))
-            if pending.calls and not self._timely(times, self._noted_us, now_us):
+            if not self._timely(times, self._noted_us, now_us):
+                self._note_handled(times, self._noted_us, now_us)
                 for kind, who, ids in pending.calls:
                     names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
                     self._note_late(names, Times(ids), self._noted_us, now_us, kind)

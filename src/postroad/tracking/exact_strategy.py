@@ -83,7 +83,9 @@ class ExactTracking(Recorder):
             rows["id"] = np.frombuffer(ids, "V16")
             rows["what"] = np.array(numbers, np.uint32)[:, None]
             self._entries += rows.tobytes()
-        self._range.include(Times(ids), self._window, now_us)
+        times = Times(ids)
+        self._range.include(times, self._window, now_us)
+        self._note_handled(times, now_us, now_us)
         if len(self._entries) >= self._config.log_bytes or len(known) >= MAX_HAPPENINGS:
             self._flush(now_us)
 

@@ -79,7 +79,10 @@ class Recorder:
         self._expire_us = now_us + EXPIRE_US
         # Filters are stored one by one: what is lost of some is up to one interval older than the last store.
         self._map, news = AttachmentMap.restored(
-            changes, last_stored_us=self._shelf.last_stored_us - config.persist_us, now_us=now_us
+            changes,
+            last_stored_us=self._shelf.last_stored_us - config.persist_us,
+            now_us=now_us,
+            again_us=config.persist_us,
         )
         self._news += news
         self._stored_bytes = self._stored_filters = 0
@@ -123,12 +126,22 @@ class Recorder:
         """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
         if self._timely(times, first_us, now_us):
             return
-        first_ms, after_ms = self._bounds_ms(first_us, now_us)
-        all_ms = times.all_ms()
-        spans = joined(runs(all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]), MAX_LATE_SPANS)
+        spans = self._untimely(times, first_us, now_us)
         for subscriber in subscribers:
             for lo_ms, hi_ms in spans:
                 self._news += self._map.late(kind, subscriber, lo_ms, hi_ms)
+
+    def _note_handled(self, times: Times, first_us: int, now_us: int) -> None:
+        """Messages of another time than now were recorded: should the record die, that is known."""
+        if self._timely(times, first_us, now_us):
+            return
+        for lo_ms, hi_ms in self._untimely(times, first_us, now_us):
+            self._changed(self._map.handled(lo_ms, hi_ms, now_us, self._config.persist_us))
+
+    def _untimely(self, times: Times, first_us: int, now_us: int) -> list[tuple[int, int]]:
+        first_ms, after_ms = self._bounds_ms(first_us, now_us)
+        all_ms = times.all_ms()
+        return joined(runs(all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]), MAX_LATE_SPANS)
 
     # ---- storing
 
