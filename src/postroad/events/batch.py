@@ -8,6 +8,7 @@ headers and heap of some rows into a new frame, `with_ticks` gives rows their pl
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, final
@@ -37,6 +38,7 @@ from postroad.kernel.layout import (
 )
 from postroad.wire.frames import Kind, Limits
 
+_EXTENT: Final = struct.Struct("=I")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_TIME_MS: Final = 253_402_300_799_999  # the end of the year 9999, beyond which datetime does not go
 
@@ -220,13 +222,17 @@ class EventBatch:
             raise BugError(f"row {row} of a batch of {self.count}")
         return FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * row
 
+    def _extent(self, row: int) -> int:
+        begin: int = _EXTENT.unpack_from(self.extents, 4 * row)[0]
+        return begin
+
     def id(self, row: int) -> bytes:
         at = self._header_of(row)
         return self.data[at : at + ID_BYTES]
 
     def topic(self, row: int) -> str:
         _, _, _, length, *_ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))
-        begin = int(self.offsets[row])
+        begin = self._extent(row)
         return self.data[begin : begin + length].decode()
 
     def topics(self) -> list[str]:
@@ -240,11 +246,11 @@ class EventBatch:
 
     def attributes(self, row: int) -> dict[str, Value]:
         _, _, _, topic_length, _, _, _, count, _ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))
-        return kernel.decode_attributes(self.data, int(self.offsets[row]) + topic_length, count)
+        return kernel.decode_attributes(self.data, self._extent(row) + topic_length, count)
 
     def payload(self, row: int) -> bytes:
         _, _, _, _, _, length, *_ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))
-        end = int(self.offsets[row + 1])
+        end = self._extent(row + 1)
         return self.data[end - length : end]
 
     def event(self, row: int) -> Event:

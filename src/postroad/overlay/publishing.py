@@ -143,17 +143,19 @@ class Publishers:
                 raise PeerError("a publish frame with ids of several publishers")
             if not bool((rests[1:] > rests[:-1]).all()):
                 raise PeerError("a publish frame whose ids do not increase")
-        publisher, broker = self._whose(batch)
-        if publisher != peer.publisher and broker == self._me and publisher >> COUNT_BITS == self._start:
+        prefix = batch.id(0)[:8]
+        if prefix == self._prefix(peer):
+            return
+        publisher, broker = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:], "big")
+        if broker == self._me and publisher >> COUNT_BITS == self._start:
             raise PeerError("a publish frame with the ids of another publisher of this broker")
 
     def fresh(self, peer: Peer, batch: EventBatch) -> EventBatch | None:
         """The events of a checked frame that were not accepted before, None if all were."""
         first = batch.id(0)
-        rest = first[8:]
+        key, rest = first[:8], first[8:]
         last = rest if batch.count == 1 else batch.id(batch.count - 1)[8:]
-        key = first[:8]
-        if self._whose(batch) != (peer.publisher, self._me):
+        if key != self._prefix(peer):
             key += peer.publisher.to_bytes(4, "big")
         held = self._last_ids.get(key, b"")
         if last > held:
@@ -167,8 +169,6 @@ class Publishers:
         self.repeated += repeats
         return None if repeats == batch.count else batch.slice(repeats, batch.count)
 
-    @staticmethod
-    def _whose(batch: EventBatch) -> tuple[int, int]:
-        """The publisher and the broker that the ids of a frame name."""
-        prefix = int.from_bytes(batch.id(0)[:8], "big")
-        return prefix >> 32, prefix & 0xFFFF_FFFF
+    def _prefix(self, peer: Peer) -> bytes:
+        """How the ids begin that this peer draws here."""
+        return (peer.publisher << 32 | self._me).to_bytes(8, "big")
