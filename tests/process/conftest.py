@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from cryptography.x509.oid import NameOID
 import postroad
 
 SOURCE = Path(postroad.__path__[0]).parent
-READY_S = 20.0
-STOP_S = 10.0
+# Far more than an idle machine needs: a busy one must not fail a test.
+READY_S = 60.0
+STOP_S = 30.0
+PROXY_S = 30.0
 
 
 @dataclass
@@ -176,7 +178,7 @@ class FaultProxy:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
-        assert started.wait(5)
+        assert started.wait(PROXY_S)
 
     def cut(self) -> None:
         """Drop every connection and refuse new ones until `heal`."""
@@ -203,7 +205,7 @@ class FaultProxy:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(PROXY_S)
 
     def _call(self, action: Callable[[], object]) -> None:
         done = threading.Event()
@@ -213,7 +215,7 @@ class FaultProxy:
             done.set()
 
         self._loop.call_soon_threadsafe(act)
-        assert done.wait(5)
+        assert done.wait(PROXY_S)
 
     def _cut(self) -> None:
         self._refusing = True
@@ -343,7 +345,19 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates(folder)
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+@contextlib.asynccontextmanager
+async def everywhere(
+    client: postroad.Client, topic: str, where: str = ""
+) -> AsyncIterator[postroad.Subscription]:
+    """A subscription that every broker has confirmed: on a busy machine the first try may miss some."""
+    while True:
+        async with client.subscribe(topic, where) as events:
+            if not events.missing:
+                yield events
+                return
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Polls, since processes have no other way to tell."""
     give_up = time.monotonic() + seconds
     while not holds():

@@ -24,7 +24,7 @@ def cli(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env=ENVIRONMENT,
         check=False,
     )
@@ -46,7 +46,16 @@ def subscribe(*arguments: str) -> subprocess.Popen[str]:
 def test_what_pub_publishes_sub_prints(brokers: Brokers) -> None:
     address = brokers.start("b1").address
     reader = subscribe(
-        "orders/#", "--where", "price > 100", "--count", "2", "--timeout", "30", "--json", "--broker", address
+        "orders/#",
+        "--where",
+        "price > 100",
+        "--count",
+        "2",
+        "--timeout",
+        "100",
+        "--json",
+        "--broker",
+        address,
     )
     attributes = ("--attr", "price=120", "--attr", "weight=1.5", "--attr", "gift=true", "--attr-text", "n=7")
     first = cli("pub", "orders/eu", '{"n":1}', *attributes, "--broker", address)
@@ -57,7 +66,7 @@ def test_what_pub_publishes_sub_prints(brokers: Brokers) -> None:
         "pub", "orders/us", "--attr", "price=500", "--stdin", "--json", "--broker", address, stdin="zwei\n"
     )
     assert second.returncode == 0, second.stderr
-    output, errors = reader.communicate(timeout=40)
+    output, errors = reader.communicate(timeout=120)
     assert reader.returncode == 0, errors
     one, two = (json.loads(line) for line in output.splitlines())
     assert one["id"] == first.stdout.strip()
@@ -98,7 +107,7 @@ def test_demo_runs_a_network_and_leaves_nothing_behind(tmp_path: Path) -> None:
         [sys.executable, "-m", "postroad", "demo", "--brokers", "3", "--seconds", "2", "--json"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},
         check=False,
     )
@@ -133,17 +142,17 @@ def test_ctrl_c_ends_a_pub_that_waits_for_standard_input(brokers: Brokers) -> No
     process.stdin.flush()
     assert process.stdout.readline().count(b"-") == 3  # its id comes without waiting for more lines
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == b""
 
 
 def test_a_payload_need_not_be_text(brokers: Brokers) -> None:
     address = brokers.start("b1").address
-    reader = subscribe("a/#", "--count", "1", "--timeout", "30", "--json", "--broker", address)
+    reader = subscribe("a/#", "--count", "1", "--timeout", "100", "--json", "--broker", address)
     published = cli("pub", "a/b", "\udcff\udcfe", "--broker", address)  # bytes that are not UTF-8
     assert published.returncode == 0, published.stderr
-    output, _ = reader.communicate(timeout=40)
+    output, _ = reader.communicate(timeout=120)
     assert json.loads(output)["encoding"] == "base64"
 
 
@@ -151,7 +160,7 @@ def test_closed_descriptors_and_half_a_certificate(brokers: Brokers) -> None:
     address = brokers.start("b1").address
     command = f"{sys.executable} -m postroad pub a/b x --broker {address}"
     for closed in ("0<&-", "1>&-", "0<&- 1>&-"):
-        done = subprocess.run(["sh", "-c", f"{command} {closed}"], env=ENVIRONMENT, check=False, timeout=60)
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], env=ENVIRONMENT, check=False, timeout=120)
         assert done.returncode == 0, closed
     keyed = cli("pub", "a/b", "x", "--tls-key", "nowhere.pem", "--broker", address)
     assert keyed.returncode == 2  # never in the clear to someone who asked for TLS
@@ -172,7 +181,7 @@ def test_output_that_nobody_reads_ends_it_quietly(brokers: Brokers) -> None:
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     assert (done.stdout, done.stderr) == ("141\n", "")
@@ -182,5 +191,5 @@ def test_output_that_nobody_reads_ends_it_quietly(brokers: Brokers) -> None:
     cli("pub", "a/b", "--count", "20000", "--broker", address)
     assert reader.stderr is not None
     assert reader.stderr.read() == ""
-    assert reader.wait(20) == 141
+    assert reader.wait(60) == 141
     reader.stderr.close()

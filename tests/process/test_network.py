@@ -10,8 +10,10 @@ from typing import Any
 
 import postroad
 
+from .conftest import everywhere
 
-def run(test: Coroutine[Any, Any, None], seconds: float = 60.0) -> None:
+
+def run(test: Coroutine[Any, Any, None], seconds: float = 200.0) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(seconds):
             await test
@@ -19,7 +21,7 @@ def run(test: Coroutine[Any, Any, None], seconds: float = 60.0) -> None:
     asyncio.run(bounded())
 
 
-async def reachable(address: str, count: int, seconds: float = 20.0) -> None:
+async def reachable(address: str, count: int, seconds: float = 60.0) -> None:
     """Until that broker sees `count` brokers, itself included."""
     async with asyncio.timeout(seconds), postroad.connect(address, name="watch") as client:
         while len((await client.request("status"))["brokers"]) != count:  # noqa: ASYNC110 -- another process
@@ -87,8 +89,8 @@ def test_three_in_a_line(brokers: Any) -> None:
         async with (
             postroad.connect(b1.address) as one,
             postroad.connect(b3.address) as three,
-            three.subscribe("news/#") as at_three,
-            one.subscribe("news/#", where="n >= 450 AND by = 'three'") as at_one,
+            everywhere(three, "news/#") as at_three,
+            everywhere(one, "news/#", where="n >= 450 AND by = 'three'") as at_one,
         ):
             everything, some = Collector(at_three), Collector(at_one)
             await asyncio.gather(publish(one, "one", 0, 500), publish(three, "three", 0, 500))
@@ -111,7 +113,7 @@ def test_the_middle_one_dies_and_returns(brokers: Any) -> None:
         async with (
             postroad.connect(b1.address) as one,
             postroad.connect(b3.address) as three,
-            three.subscribe("news/#") as at_three,
+            everywhere(three, "news/#") as at_three,
         ):
             events = Collector(at_three)
             await publish(one, "one", 0, 200)
@@ -138,8 +140,8 @@ def test_a_ring_goes_on_without_one(brokers: Any) -> None:
         async with (
             postroad.connect(b1.address) as one,
             postroad.connect(b3.address) as three,
-            three.subscribe("news/#") as at_three,
-            one.subscribe("news/#") as at_one,
+            everywhere(three, "news/#") as at_three,
+            everywhere(one, "news/#") as at_one,
         ):
             here, there = Collector(at_one), Collector(at_three)
             sending = asyncio.gather(
@@ -167,7 +169,7 @@ def test_a_cut_link_heals(brokers: Any, proxied: Callable[[str], Any]) -> None:
         async with (
             postroad.connect(b1.address) as one,
             postroad.connect(b2.address) as two,
-            two.subscribe("news/#") as at_two,
+            everywhere(two, "news/#") as at_two,
         ):
             events = Collector(at_two)
             sending = asyncio.create_task(publish(one, "one", 0, 1000, pause_s=0.002))
@@ -202,7 +204,7 @@ def test_a_stalled_link_is_given_up_and_replaced(brokers: Any, proxied: Callable
         async with (
             postroad.connect(b1.address) as one,
             postroad.connect(b2.address) as two,
-            two.subscribe("news/#") as at_two,
+            everywhere(two, "news/#") as at_two,
         ):
             events = Collector(at_two)
             await publish(one, "one", 0, 100)
@@ -228,7 +230,7 @@ def test_the_publishing_broker_dies_and_the_gap_is_told(brokers: Any) -> None:
         async with (
             postroad.connect(b1.address) as one,
             postroad.connect(b2.address) as two,
-            two.subscribe("news/#") as at_two,
+            everywhere(two, "news/#") as at_two,
         ):
             events = Collector(at_two)
             sending = asyncio.create_task(publish(one, "one", 0, 600, pause_s=0.002))

@@ -38,7 +38,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "postroad", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
         env=os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "200"},
     )
@@ -46,7 +46,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def get(address: str, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -107,7 +107,7 @@ def test_sigterm_is_clean_and_clients_are_told(brokers: Any) -> None:
 def test_sigint_too(brokers: Any) -> None:
     b1 = brokers.start("b1")
     b1.process.send_signal(signal.SIGINT)
-    assert b1.process.wait(10) == 0
+    assert b1.process.wait(60) == 0
 
 
 def test_two_brokers_never_share_a_data_folder(brokers: Any) -> None:

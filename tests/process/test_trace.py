@@ -16,14 +16,14 @@ import postroad
 from postroad.client import aio
 from postroad.ids import MessageId
 
-from .conftest import BrokerProcess, Brokers
+from .conftest import BrokerProcess, Brokers, everywhere
 
 NOBODY = 7  # a broker number that no broker has
 
 
 async def linked(*brokers: Any) -> None:
     for broker in brokers:
-        async with asyncio.timeout(20), postroad.connect(broker.address, name="watch") as client:
+        async with asyncio.timeout(60), postroad.connect(broker.address, name="watch") as client:
             while len((await client.request("status"))["brokers"]) != len(brokers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -33,7 +33,7 @@ async def send_across(brokers: list[Any], count: int) -> list[MessageId]:
     async with (
         postroad.connect(brokers[-1].address, name="reader") as reader,
         postroad.connect(brokers[0].address, name="writer") as writer,
-        reader.subscribe("traced") as events,
+        everywhere(reader, "traced") as events,
     ):
         receipts = [await writer.publish("traced", str(number)) for number in range(count)]
         await writer.flush()
