@@ -94,6 +94,8 @@ class Selector:
         if found is None:
             found = to_boxes(self.condition)
             object.__setattr__(self, "_boxes", found)
+            # Whoever compares selectors keeps their boxes; nobody needs the tree besides, and it is as large.
+            object.__setattr__(self, "_condition", None)
         return found
 
     def matches(self, topic: str, attributes: Mapping[str, tree.Value]) -> bool:
