@@ -203,6 +203,26 @@ def test_a_broker_that_follows_pubends_already_takes_a_subscription_from_elsewhe
     assert reader.got() == numbers(0, 5)
 
 
+def test_memory_that_does_not_know_a_subscription_is_not_taken_for_silence() -> None:
+    """What was matched before it came is refiltered, also if it is recent and its record not yet on disk."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, before = DurableClient(net, 0), Reader(net, 1)
+    before.begin("before", ack="auto")
+    net.wait(1)
+    since = net.now_us
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    net.slow.add(1)
+    publisher.send(publisher.durable("t", *numbers(5, 10)))
+    reader = Reader(net, 1)
+    reader.begin("s", since_us=since, ack="auto")
+    net.wait(1)
+    for _ in range(5):
+        net.sync(1)
+        net.wait(1)
+    assert reader.got() == numbers(0, 10)
+
+
 def test_the_newer_connection_has_the_name_and_another_selector_is_refused() -> None:
     net = DurableNet(1)
     first, second, third = Reader(net, 0), Reader(net, 0), Reader(net, 0)

@@ -381,7 +381,7 @@ class Client:
             durable=durable or "",
             token=token or "",
             ack=ack if durable is not None and token is None else "",
-            since_us=0 if since is None else round(since.timestamp() * SECOND_US),
+            since_us=0 if since is None else max(1, round(since.timestamp() * SECOND_US)),
             shared=shared,
             key=key,
         )

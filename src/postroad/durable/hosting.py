@@ -370,7 +370,7 @@ class Hosting:
             catchup.advance(room, send)
             if not catchup.idle:
                 break
-            if catchup.position >= constream.recent_start:
+            if catchup.position >= max(constream.recent_start, one.cursors[catchup.pubend].since):
                 catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
                 if one.id in constream:
                     del held.catchups[one.id]
