@@ -1,0 +1,147 @@
+"""Durable subscriptions in the client's core: acknowledgements and reconnects (D3, D11; issue 3, part 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.test_client_core import Script, delivery, ticks
+
+from postroad.client import effects as fx
+from postroad.client.inbox import AGAIN_US
+from postroad.errors import UnavailableError, UsageError
+from postroad.ids import pubend_text
+from postroad.overlay.effects import Send
+from postroad.units import SECOND_US
+from postroad.wire import frames as wire
+
+P = 5 << 32
+
+
+def durable(script: Script, **changes: Any) -> int:
+    number, effects = script.core.subscribe(
+        topic="a/#", where="", overflow="drop", buffer=0, durable="s", **({"ack": "manual"} | changes)
+    )
+    script.do(effects)
+    script.say(wire.Subscribed(number=number, token=f'{{"{pubend_text(P)}": 10}}'))
+    return number
+
+
+def lose(script: Script) -> None:
+    """A connection breaks that was up for long enough to be dialled again at once."""
+    script.now += script.core.settings.ping_us
+    script.lose()
+
+
+def again(script: Script) -> None:
+    """The connection breaks and there is another."""
+    lose(script)
+    script.up()
+
+
+def acks(script: Script) -> list[wire.Ack]:
+    return [message for message in script.sent() if isinstance(message, wire.Ack)]
+
+
+def acknowledge(script: Script, number: int, **what: Any) -> int:
+    ticket, effects = script.core.acknowledge(number, **what)
+    script.do(effects)
+    return ticket
+
+
+def test_an_acknowledgement_that_is_not_confirmed_is_said_again() -> None:
+    script = Script()
+    script.up()
+    number = durable(script)
+    ticket = acknowledge(script, number, token={P: 15}, confirm=True)
+    assert [ack.token for ack in acks(script)] == [f'{{"{pubend_text(P)}": 15}}']
+    again(script)
+    assert acks(script) == [], "not before the broker knows the subscription"
+    script.say(wire.Subscribed(number=number))
+    assert [(ack.ticket, ack.token) for ack in acks(script)] == [(ticket, f'{{"{pubend_text(P)}": 15}}')]
+    script.say(wire.Acked(number=number, ticket=ticket))
+    assert script.take(fx.Acknowledged) == [fx.Acknowledged(ticket=ticket, error=None)]
+    again(script)
+    script.say(wire.Subscribed(number=number))
+    assert acks(script) == []
+
+
+def test_without_a_connection_only_what_is_to_be_confirmed_is_kept() -> None:
+    script = Script()
+    script.up()
+    number = durable(script)
+    lose(script)
+    script.take(Send)
+    assert acknowledge(script, number, token={P: 15}) == 0
+    assert acknowledge(script, number, token={P: 16}, confirm=True) == 1
+    script.up()
+    script.say(wire.Subscribed(number=number))
+    assert [ack.ticket for ack in acks(script)] == [1]
+
+
+def test_a_disk_that_fails_is_an_error_for_who_waits() -> None:
+    script = Script()
+    script.up()
+    number = durable(script)
+    ticket = acknowledge(script, number, token={P: 15}, confirm=True)
+    script.say(wire.Acked(number=number, ticket=ticket, code="storage", reason="no space left"))
+    (told,) = script.take(fx.Acknowledged)
+    assert str(told.error) == "no space left"
+
+
+def test_a_shared_one_takes_ticks_in_any_order_and_loses_what_it_had_with_its_connection() -> None:
+    script = Script()
+    script.up()
+    number = durable(script, shared=True, key="k")
+    script.say(delivery(number, P, 20, [21, 23]), delivery(number, P, 10, [11, 12]))
+    assert [ticks(one.batch) for one in script.take(fx.Delivered)] == [[21, 23], [11, 12]]
+    ticket = acknowledge(script, number, events={P: (21,)}, confirm=True)
+    assert [(ack.token, ack.events) for ack in acks(script)] == [("", {P: (21,)})]
+    lose(script)
+    (told,) = script.take(fx.Acknowledged)
+    assert told.ticket == ticket
+    assert isinstance(told.error, UnavailableError)
+    script.open()
+    script.welcome()
+    (request,) = (message for message in script.sent() if isinstance(message, wire.Subscribe))
+    assert (request.shared, request.key, request.token) == (True, "k", "")
+
+
+def test_a_durable_subscription_that_cannot_go_on_is_tried_again_for_a_while() -> None:
+    """Whoever keeps its token may be unreachable: the application is told only if that lasts."""
+    script = Script()
+    script.up()
+    number = durable(script)
+    again(script)
+    refused = wire.Ended(number=number, code="unavailable", reason="its broker is away")
+    script.sent()
+    script.say(refused)
+    assert script.take(fx.Ended) == []
+    script.now += AGAIN_US
+    script.handle()
+    assert [message.durable for message in script.sent() if isinstance(message, wire.Subscribe)] == ["s"]
+    script.say(wire.Subscribed(number=number))
+    again(script)
+    script.say(refused)
+    began_us = script.now
+    while not script.take(fx.Ended):
+        script.now += AGAIN_US
+        script.handle()
+        assert script.sent(), "it is tried again"
+        script.say(wire.Pong(time_us=script.now, at_us=script.now), refused)
+    assert 0 <= script.now - began_us - script.core.settings.outage_us <= SECOND_US
+    assert number not in script.core.inbox
+
+
+def test_one_that_never_began_or_was_deleted_ends_at_once() -> None:
+    script = Script()
+    script.up()
+    number = durable(script)
+    script.say(wire.Ended(number=number, code="usage", reason="deleted"))
+    (ended,) = script.take(fx.Ended)
+    assert isinstance(ended.error, UsageError)
+    other, effects = script.core.subscribe(
+        topic="a", where="", overflow="drop", buffer=0, durable="x", ack="auto"
+    )
+    script.do(effects)
+    script.say(wire.Ended(number=other, code="unavailable", reason="its broker is away"))
+    assert [one.number for one in script.take(fx.Ended)] == [other]
