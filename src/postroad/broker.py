@@ -38,6 +38,7 @@ from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.history import History, Sources
+from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
 from postroad.overlay.press import Press
@@ -154,11 +155,12 @@ class Broker:
         for address in config.dial:
             self._links.dial(address, now_us)
         self._interest = Interest(me, identity.boot, config.limits)
+        self._inquiries = Inquiries(me=me, topology=self._topology, link=self._link_with)
         self._tracer = Tracer(
             tracking or NoTracking(),
             me=me,
             topology=self._topology,
-            link=lambda other: self._by_number.get(other),
+            inquiries=self._inquiries,
         )
         # Only tracking reads the times in ids.
         self._clocks = None if tracking is None else SkewCheck(config.tracking.skew_us, me=me)
@@ -206,7 +208,7 @@ class Broker:
                 grace_us=config.durable.keep_us,
             ),
             topology=self._topology,
-            link=lambda other: self._by_number.get(other),
+            link=self._link_with,
             mine=self._durable.pubends,
             rows={} if stored is None else stored.tables.get(OWNERS, {}),
             new_tag=lambda: next(tags),
@@ -224,6 +226,7 @@ class Broker:
                 routing=self._routing,
                 limits=config.limits,
                 flood=lambda updates: self._flood_interest(updates, None),
+                inquiries=self._inquiries,
                 name_of=self._topology.name,
                 tracking=None if tracking is None else self._tracer.tracking,
                 report=self._releasing.report,
@@ -316,7 +319,9 @@ class Broker:
             self._releasing.forget_origin(gone)
         self._out += self._durable.tick(now_us)
         self._out += self._routing.settle(now_us)
+        heard = self._interest.take_heard()
         if self._host is not None:
+            self._out += self._host.heard(heard, now_us)
             self._out += self._host.tick(now_us)
         self._out += self._releasing.tick(now_us)
         kept = self._tracer.tick(now_us)
@@ -419,6 +424,10 @@ class Broker:
             self._clocks.forget(peer.publisher)
         for key in self._delivery.closed(peer.connection):
             self._end_subscription(key)
+
+    def _link_with(self, broker: int) -> int | None:
+        """The connection of a neighbour."""
+        return self._by_number.get(broker)
 
     def _send(self, connection: int, message: Message) -> None:
         self._out.append(Send(connection, encode(message)))
@@ -626,9 +635,9 @@ class Broker:
                     for update in self._interest.full(owner):
                         self._send(peer.connection, update)
             case Query():
-                self._out += self._tracer.query(message, now_us)
+                self._out += self._inquiries.query(message, now_us)
             case Answer():
-                self._out += self._tracer.answer(message, now_us)
+                self._out += self._inquiries.answer(message, now_us)
             case _:
                 raise BugError(f"{type(message).__name__} from a broker has no handler")
 

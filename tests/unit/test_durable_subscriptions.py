@@ -10,7 +10,7 @@ import pytest
 from postroad.durable.release import ReleaseMerger, ReleaseRoot, Report, RetentionPolicy
 from postroad.durable.subscriptions import HOLD_US, SAVE_US, Attached, Subscription, Subscriptions
 from postroad.durable.token import CheckpointToken
-from postroad.errors import PeerError, StorageError, UsageError
+from postroad.errors import BugError, PeerError, StorageError, UsageError
 from postroad.selectors import Selector
 from postroad.storage.effects import Save
 
@@ -99,36 +99,56 @@ def test_at_two_brokers_the_higher_epoch_has_it_and_the_other_lets_go_later() ->
     old, new = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
     one = hosted(old)
     old.begin(one, P, 50, since=50, matched=0)
-    moved = attach(new, token=one.token(), now_us=1000)
-    handover = old.claimed("billing", moved.epoch, 2, 1000)
-    assert handover is not None
-    assert (handover.ended, handover.token) == (1, CheckpointToken({P: 50}))
+    moved = attach(new, token=one.token(), now_us=1000).subscription
+    assert old.claimed("billing", moved.epoch, 2, 1000) is one
+    assert old.elsewhere.broker("billing") == 2
     assert old.released(P) == 50
     assert old.expired(1000 + HOLD_US - 1) == []
     assert old.expired(1000 + HOLD_US) == ["billing"]
     assert new.claimed("billing", one.epoch, 1, 1001) is None, "an old claim changes nothing"
+    assert new.elsewhere.broker("billing") is None
     old.delete("billing")
     assert old.released(P) is None
+    assert old.elsewhere.broker("billing") == 2
     old.check()
 
 
-def test_a_token_kept_elsewhere_is_asked_for() -> None:
-    """D11: without a token the broker that keeps it must hand it over first."""
-    old, new = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
-    one = hosted(old, ack="auto")
-    old.begin(one, P, 50, since=50, matched=0)
-    new.claimed("billing", old.claims()["billing"], 1, 20)
-    asked = attach(new, ack="auto", now_us=30)
-    assert (asked.subscription, asked.ask) == (None, 1)
-    handover = old.claimed("billing", asked.epoch, 2, 30)
-    assert handover is not None
-    assert attach(new, ack="auto", now_us=30, token=handover.token).subscription is not None
-    assert old.claims() == {}
+def test_what_moved_away_is_over_when_it_is_deleted_there_and_back_when_that_broker_is_retired() -> None:
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held)
+    assert held.claimed("billing", one.epoch + 5, 2, 1000) is one
+    assert held.retired(2) == 1
+    assert held.expired(1000 + HOLD_US) == []
+    assert held.claimed("billing", one.epoch + 6, 2, 1000) is one
+    held.withdrawn("billing", 3, 1001)
+    assert held.expired(1001) == [], "another broker has nothing to say in this"
+    held.withdrawn("billing", 2, 1001)
+    assert held.expired(1001) == ["billing"]
+
+
+def test_heard_claims_survive_a_restart() -> None:
+    """A subscription that moved while its disk had not heard of it has moved after a restart as well."""
+    held = Subscriptions(broker=1, new_tag=tags())
+    one = hosted(held)
+    held.claimed("billing", one.epoch + 5, 2, 1000)
+    held.claimed("other", 7, 3, 1000)
+    tables: dict[str, dict[bytes, bytes]] = {}
+    for save in held.flush(10**9):
+        assert isinstance(save, Save)
+        tables.setdefault(save.table, {}).update({k: v for k, v in save.rows if v is not None})
+    back = Subscriptions(broker=1, new_tag=tags())
+    back.recover(
+        tables["durable.subscriptions"], tables["durable.released"], tables["durable.claims"], now_us=2000
+    )
+    assert (back.elsewhere.broker("billing"), back.elsewhere.broker("other")) == (2, 3)
+    assert back.expired(2000 + HOLD_US) == ["billing"]
+    with pytest.raises(BugError):
+        attach(back, name="other")
 
 
 def test_equal_epochs_go_to_the_higher_broker() -> None:
     low, high = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
-    epochs = attach(low).epoch, attach(high).epoch
+    epochs = attach(low).subscription.epoch, attach(high).subscription.epoch
     assert epochs[0] == epochs[1]
     assert high.claimed("billing", epochs[0], 1, 20) is None
     assert low.claimed("billing", epochs[1], 2, 20) is not None
@@ -206,7 +226,7 @@ def test_a_restart_finds_subscriptions_and_never_reuses_ids() -> None:
         if not at:
             held.delete("gone")
     back = Subscriptions(broker=1, new_tag=tags())
-    back.recover(tables["durable.subscriptions"], tables["durable.released"])
+    back.recover(tables["durable.subscriptions"], tables["durable.released"], {}, now_us=0)
     found = back.get("billing")
     assert found is not None
     assert (found.id, found.selector, found.ack, found.token()) == (1, one.selector, "batch", one.token())

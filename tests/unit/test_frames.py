@@ -90,6 +90,7 @@ MESSAGES: list[Message] = [
         base=1,
         version=2,
         added=(frames.InterestEntry(entry=1, topic="a", where=""),),
+        claims=(frames.InterestClaim(entry=2, name="s", epoch=1 << 40),),
         removed=(3,),
         part=1,
         parts=2,
@@ -212,7 +213,7 @@ def test_what_we_take_can_be_sent_on() -> None:
     assert len(short) == MAX_CONTROL_BYTES
     with pytest.raises(PeerError, match="no room"):
         decode(short)
-    entry[2] = "x" * (70_000 + spare - 2)
+    entry[2] = "x" * (70_000 + spare - 3)
     whole = frame(Kind.INTEREST, msgspec.msgpack.encode([7, 1, 2, [entry], []]))
     assert len(encode(decode(whole))) == MAX_CONTROL_BYTES
 

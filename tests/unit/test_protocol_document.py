@@ -110,6 +110,7 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     "Limits": Limits,
     "Advertisement": frames.Advertisement,
     "InterestEntry": frames.InterestEntry,
+    "InterestClaim": frames.InterestClaim,
 }
 MESSAGES: dict[str, type[msgspec.Struct]] = {kind.name: message for kind, message in CONTROL.items()} | PARTS
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from postroad.durable.catchup import CatchupStream
+from postroad.durable.claims import TABLE as CLAIMS
 from postroad.durable.constream import DELIVERED, Constream, Ledger
 from postroad.durable.filtering import TABLE as FILTERING
 from postroad.durable.filtering import PersistentFiltering
@@ -30,7 +31,6 @@ from postroad.durable.subscriptions import (
     SUBSCRIPTIONS,
     UNFOLLOWED,
     Attached,
-    Handover,
     Subscription,
     Subscriptions,
 )
@@ -54,7 +54,7 @@ REPORT_US: Final = SECOND_US
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
 
-TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING, GROUPS)
+TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING, GROUPS, CLAIMS)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,8 @@ class Hosting:
         """After a restart: the tables of `TABLES`. Then `follow` every pubend of `followed_before`."""
         self._rows = dict(tables)
         self._ledger.recover(tables.get(DELIVERED, {}))
-        self.subscriptions.recover(tables.get(SUBSCRIPTIONS, {}), tables.get(RELEASED, {}))
+        subscriptions, released, claims = (tables.get(one, {}) for one in (SUBSCRIPTIONS, RELEASED, CLAIMS))
+        self.subscriptions.recover(subscriptions, released, claims, now_us=self._save_at)
         for one in self.subscriptions:
             self._index.add(one.id, one.selector, one.id)
         # Where a subscription is on disk and no latestDelivered yet, filtering goes on where it began.
@@ -205,8 +206,6 @@ class Hosting:
         )
         one = attached.subscription
         out: list[Output] = []
-        if one is None:
-            return attached, out
         if attached.created:
             self._index.add(one.id, one.selector, one.id)
         self._disconnect(one.id)
@@ -278,19 +277,17 @@ class Hosting:
             out += held.filtering.forget(one.id)
         return one.id, out
 
-    def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Handover | None:
-        """Another broker hosts this name: what to hand over, and the session to be ended, if it was ours."""
-        handover = self.subscriptions.claimed(name, epoch, broker, now_us)
-        if handover is not None:
-            self._disconnect(handover.subscription)
-        return handover
-
     def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
         """The subscriber consumed everything up to here."""
         one = self.subscriptions.by_session(session)
         if one is None:
             raise UsageError("an acknowledgement without a durable subscription")
         self.subscriptions.ack(one, token, ticket)
+
+    def acknowledged(self, one: Subscription, token: CheckpointToken) -> None:
+        """What the subscription acknowledged at another broker, which kept its token until now."""
+        for pubend, tick in token.items():
+            self.subscriptions.release(one, pubend, tick)
 
     def credit(self, subscriber: int, now_us: int) -> list[Output]:
         """The subscriber has room again."""
@@ -492,8 +489,6 @@ class Hosting:
                     out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
         if now_us >= self._report_at:
             self._report_at = now_us + REPORT_US
-            for name in self.subscriptions.expired(now_us):
-                out += self.delete(name)[1]
             out += self._reports()
         return out
 

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from postroad.durable.claims import Claims
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PostroadError, UsageError
 from postroad.ids import pubend_text
@@ -33,7 +34,6 @@ RELEASED: Final = "durable.released"
 ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its token
 MAX_SUBSCRIPTIONS: Final = 100_000
 MAX_NAME_BYTES: Final = 255
-MAX_ELSEWHERE: Final = 1_000_000  # names known to be hosted by other brokers
 MAX_UNACKED: Final = 256  # deliveries told apart for the lag; neighbours are merged beyond it
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
@@ -109,22 +109,9 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """`ask`: the broker that keeps this subscription's token, to be asked for it; nothing was done yet."""
-
-    subscription: Subscription | None
+    subscription: Subscription
     created: bool
     replaced: int | None  # the session that was taken over
-    ask: int | None
-    epoch: int  # to be claimed with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
-    """What the former broker gives to the one that claims a subscription."""
-
-    subscription: int
-    token: CheckpointToken
-    ended: int | None  # the session to be told that the subscription is elsewhere
 
 
 class Subscriptions:
@@ -137,7 +124,7 @@ class Subscriptions:
         self._by_name: dict[str, Subscription] = {}
         self._by_id: dict[int, Subscription] = {}
         self._sessions: dict[int, Subscription] = {}  # those connected
-        self._elsewhere: dict[str, tuple[int, int]] = {}  # name -> (epoch, broker)
+        self.elsewhere = Claims(new_tag=new_tag)  # of other brokers, higher than what is here
         self._holders: dict[int, dict[int, Cursor]] = {}  # pubend -> subscription -> cursor
         self._minimum: dict[int, int] = {}  # pubend -> least saved; absent: to be found anew
         self._dirty_names: dict[str, None] = {}  # whose row is to be saved or removed
@@ -180,15 +167,18 @@ class Subscriptions:
         shared: bool = False,
         key: str = "",
     ) -> Attached:
-        """A connection takes the subscription, which is created if there is none of that name."""
+        """A connection takes the subscription, which is created if there is none of that name.
+
+        Where another broker has it (`elsewhere`) its token must be known.
+        """
         _check_name(name, ack)
         if session in self._sessions:
             raise BugError(f"session {session} has a subscription already")
         held = self._by_name.get(name)
-        elsewhere, broker = self._elsewhere.get(name, (0, 0))
-        epoch = max(now_us, elsewhere + 1, held.epoch + 1 if held is not None else 1)
+        elsewhere = self.elsewhere.epoch(name)
         if elsewhere and token is None:
-            return Attached(subscription=None, created=False, replaced=None, ask=broker, epoch=epoch)
+            raise BugError(f"{name!r} begins anew while another broker keeps its token")
+        epoch = max(now_us, elsewhere + 1, held.epoch + 1 if held is not None else 1)
         if held is not None:
             held.check_same(selector, shared, key)
             replaced = held.session
@@ -202,10 +192,10 @@ class Subscriptions:
         created = held.epoch == 0
         held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
         self._sessions[session] = held
-        self._elsewhere.pop(name, None)
+        self.elsewhere.drop(name)
         self._dirty_names[name] = None
         self._save_at = 0
-        return Attached(subscription=held, created=created, replaced=replaced, ask=None, epoch=epoch)
+        return Attached(subscription=held, created=created, replaced=replaced)
 
     def _create(self, name: str, selector: Selector, now_us: int, shared: bool, key: str) -> Subscription:
         made = Subscription(self._next, name, selector, "", 0, now_us, shared, key)
@@ -240,35 +230,38 @@ class Subscriptions:
 
     # ---- at two brokers
 
-    def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Handover | None:
-        """Another broker says that it hosts `name` since `epoch`. What to hand over if it was ours.
+    def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Subscription | None:
+        """Another broker says that it hosts `name` since `epoch`. What moved there, if it was ours.
 
-        The same broker may claim again, and asks this way for a token as well. None while it is ours by a
-        higher epoch: then `claims` is the answer. Equal epochs go to the higher broker number.
+        Equal epochs go to the higher broker number. What is ours by a higher claim stays: that one is known
+        to the other as well.
         """
         held = self._by_name.get(name)
-        ours = held is not None and held.moved_at is None and (held.epoch, self._broker) > (epoch, broker)
-        if ours or broker == self._broker:
+        if held is not None and (held.epoch, self._broker) > (epoch, broker):
             return None
-        if epoch >= self._elsewhere.get(name, (0, 0))[0] and len(self._elsewhere) < MAX_ELSEWHERE:
-            self._elsewhere[name] = (epoch, broker)
-        if held is None:
+        self.elsewhere.hear(name, epoch, broker)
+        if held is None or held.moved_at is not None:
             return None
-        ended, held.session = held.session, None
-        if ended is not None:
-            del self._sessions[ended]
-        if held.moved_at is None:
-            held.moved_at = now_us
-        return Handover(subscription=held.id, token=held.token(), ended=ended)
+        held.moved_at = now_us
+        self._save_at = 0
+        return held
 
-    def elsewhere(self, name: str) -> int | None:
-        """The other broker that hosts this name, as far as is known."""
-        found = self._elsewhere.get(name)
-        return None if found is None else found[1]
+    def withdrawn(self, name: str, broker: int, now_us: int) -> None:
+        """That broker does not host `name` any more: it was deleted there, so it is over here as well."""
+        if self.elsewhere.broker(name) == broker:
+            self.elsewhere.drop(name)
+            held = self._by_name.get(name)
+            if held is not None:
+                held.moved_at = now_us - HOLD_US
 
-    def claims(self) -> dict[str, int]:
-        """Name -> epoch of what is hosted here, for brokers that may not have heard."""
-        return {one.name: one.epoch for one in self._by_name.values() if one.moved_at is None}
+    def retired(self, broker: int) -> int:
+        """That broker will not come back: how many names it had. What moved there is here again."""
+        names = self.elsewhere.of(broker)
+        for name in names:
+            self.elsewhere.drop(name)
+            if name in self._by_name:
+                self._by_name[name].moved_at = None
+        return len(names)
 
     def expired(self, now_us: int) -> list[str]:
         """Names that moved long enough ago; they are to be deleted here."""
@@ -346,10 +339,10 @@ class Subscriptions:
 
     def flush(self, now_us: int) -> list[StorageEffect]:
         """Save what was acknowledged, at once if somebody waits for it."""
-        if now_us < self._save_at or not (self._dirty or self._dirty_names or self._tickets):
+        if now_us < self._save_at or not self._unsaved:
             return []
         self._save_at = now_us + SAVE_US
-        effects: list[StorageEffect] = []
+        effects: list[StorageEffect] = self.elsewhere.flush()
         if self._dirty_names:
             tag = self._new_tag()
             rows = [(name.encode(), self._row(name)) for name in self._dirty_names]
@@ -393,11 +386,16 @@ class Subscriptions:
         )
 
     def next_deadline(self) -> int | None:
-        return self._save_at if self._dirty or self._dirty_names or self._tickets else None
+        return self._save_at if self._unsaved else None
+
+    @property
+    def _unsaved(self) -> bool:
+        return bool(self._dirty or self._dirty_names or self._tickets) or self.elsewhere.dirty
 
     def saved(self, tag: int) -> list[tuple[int, int]] | None:
         """Rows are on disk: the (subscription, ticket) to confirm; None if the tag is not ours."""
         self._saving_names.pop(tag, None)
+        self.elsewhere.saved(tag)
         saving = self._saving.pop(tag, None)
         if saving is None:
             return None
@@ -413,14 +411,22 @@ class Subscriptions:
     def save_failed(self, tag: int, error: PostroadError) -> list[tuple[int, int, PostroadError]] | None:
         """The rows are to be saved again; those who wait for them get the error, and may ask again."""
         self._dirty_names.update(dict.fromkeys(self._saving_names.pop(tag, ())))
+        self.elsewhere.save_failed(tag)
         saving = self._saving.pop(tag, None)
         if saving is None:
             return None
         self._dirty.update(dict.fromkeys((number, pubend) for number, pubend, _ in saving))
         return [(number, ticket, error) for number, ticket in self._confirming.pop(tag)]
 
-    def recover(self, subscriptions: Mapping[bytes, bytes], released: Mapping[bytes, bytes]) -> None:
-        """After a restart: both tables. Nobody is connected."""
+    def recover(
+        self,
+        subscriptions: Mapping[bytes, bytes],
+        released: Mapping[bytes, bytes],
+        claims: Mapping[bytes, bytes],
+        now_us: int,
+    ) -> None:
+        """After a restart: the tables. Nobody is connected."""
+        self.elsewhere.recover(claims)
         for name, value in sorted(subscriptions.items()):
             if name == _NEXT:
                 self._next = max(self._next, msgspec.msgpack.decode(value, type=int))
@@ -432,6 +438,13 @@ class Subscriptions:
             )
             self._by_name[held.name] = self._by_id[held.id] = held
             self._next = max(self._next, held.id + 1)
+            if (self.elsewhere.epoch(held.name), self.elsewhere.broker(held.name) or 0) > (
+                held.epoch,
+                self._broker,
+            ):
+                held.moved_at = now_us
+            else:
+                self.elsewhere.drop(held.name)
         for key, value in sorted(released.items()):
             number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
             owner = self._by_id.get(number)

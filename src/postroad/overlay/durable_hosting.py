@@ -12,7 +12,7 @@ routing takes from then on must be filtered with it. A pubend met later begins a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +28,10 @@ from postroad.errors import BugError, PeerError, PostroadError, UnavailableError
 from postroad.events.batch import empty_frame
 from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.durable_groups import DurableGroups
+from postroad.overlay.durable_moving import Moving
 from postroad.overlay.effects import Effect, Send
-from postroad.overlay.interest import Interest
+from postroad.overlay.inquiries import Inquiries
+from postroad.overlay.interest import Heard, Interest
 from postroad.overlay.links import Links
 from postroad.overlay.reading import Readers
 from postroad.overlay.streams import Stream
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
 KEY: Final = 1 << 48  # keys of durable subscriptions in interest and routing lie above those of plain ones
 PULL_SEGMENTS: Final = 256
+EXPIRE_US: Final = SECOND_US  # what moved away is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
 FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
 Sent = Callable[[Receivers, Deliver | DeliverGap], None]
@@ -89,6 +92,7 @@ class DurableHosting:
         routing: Routing,
         limits: Limits,
         flood: Callable[[list[InterestUpdate]], None],
+        inquiries: Inquiries,
         name_of: Callable[[int], str],
         tracking: Tracking | None,
         report: Callable[[int, Report], None],
@@ -115,6 +119,7 @@ class DurableHosting:
         self._version = 0  # of the own interest, that all durable subscriptions rely on
         self._following = False  # there are, or were, durable subscriptions: durable pubends are followed
         self.now_us = now_us  # of the turn under way
+        self._expire_at = now_us + EXPIRE_US
         self._behind: dict[int, Stream] = {}  # streams whose horizon is ahead of what hosting has learned
         self._out: list[Effect] = []
         self.readers = Readers(
@@ -138,6 +143,14 @@ class DurableHosting:
             new_tag=new_tag,
             send=lambda connection, frame: self._out.append(Send(connection, frame)),
             record=self._record,
+        )
+        self._moving = Moving(
+            subscriptions=self.hosting.subscriptions,
+            interest=interest,
+            inquiries=inquiries,
+            name_of=name_of,
+            flood=flood,
+            host=self,
         )
         for one in self.hosting.subscriptions:
             self._interest.subscribe(KEY + one.id, one.selector)
@@ -235,16 +248,18 @@ class DurableHosting:
 
     def _subscribed(self, session: _Session) -> None:
         session.began = True
-        token = self.hosting.subscriptions.by_id(session.subscriber).token()
+        one = self.hosting.subscriptions.by_id(session.subscriber)
+        token = one.token()
         message = Subscribed(number=session.number, missing=session.missing, token=token.to_json())
         self._out.append(Send(session.connection, encode(message)))
+        self._moving.claim(one)
 
     # ---- what clients ask
 
     def subscribe(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
         """UsageError if it cannot be."""
-        token = self._start(message, now_us)
-        known = self.hosting.subscriptions.get(message.durable)
+        subscriptions = self.hosting.subscriptions
+        known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:
             known.check_same(selector, message.shared, message.key)
             session = self._open(connection, message, known)
@@ -252,12 +267,26 @@ class DurableHosting:
                 self.hosting.confirm(known.id, session.id)
             self._groups.join(known.id, session.id, connection, message.number)
             return self.take()
-        elsewhere = self.hosting.subscriptions.elsewhere(message.durable)
+        elsewhere = subscriptions.elsewhere.broker(message.durable)
         if message.shared and elsewhere is not None:
             raise UnavailableError(
                 f"the shared subscription {message.durable!r} is at broker {self._name_of(elsewhere)!r}: "
                 "its consumers connect there"
             )
+        token = self._start(message, now_us)
+        if elsewhere is not None and not message.token:
+            return self._moving.wait(connection, message, selector, now_us)
+        return self.attach(connection, message, selector, token, now_us)
+
+    def attach(
+        self,
+        connection: int,
+        message: Subscribe,
+        selector: Selector,
+        token: CheckpointToken | None,
+        now_us: int,
+    ) -> list[Effect]:
+        """Nobody else has it, or its token is known."""
         attached, outputs = self.hosting.attach(
             name=message.durable,
             selector=selector,
@@ -269,8 +298,6 @@ class DurableHosting:
             key=message.key,
         )
         one = attached.subscription
-        if one is None:
-            raise UnavailableError(f"the durable subscription {message.durable!r} is at another broker")
         if attached.replaced is not None:
             self._end(attached.replaced, UsageError(f"{message.durable!r} was taken by another connection"))
         session = self._open(connection, message, one)
@@ -281,6 +308,9 @@ class DurableHosting:
             self._tracking.attached(one.name, now_us)
         if attached.created:
             outputs += self._created(one, session, token, now_us)
+        elif token is not None and one.kept_here:
+            self.hosting.acknowledged(one, token)  # handed over by another broker
+            self.hosting.confirm(one.id, session.id)
         else:
             self._subscribed(session)
         self._perform(outputs, now_us)
@@ -406,20 +436,24 @@ class DurableHosting:
 
     def count(self, connection: int) -> int:
         """Durable subscriptions and readers of a connection."""
-        return len(self._by_connection.get(connection, {})) + self.readers.count(connection)
+        held = len(self._by_connection.get(connection, {})) + self._moving.count(connection)
+        return held + self.readers.count(connection)
 
     def has(self, connection: int, number: int) -> bool:
-        return self._find(connection, number) is not None or self.readers.has(connection, number)
+        found = self._find(connection, number) is not None or self._moving.has(connection, number)
+        return found or self.readers.has(connection, number)
 
     def unsubscribe(self, connection: int, number: int) -> bool:
         """The subscriber goes, its subscription stays."""
         found = self._find(connection, number)
         if found is not None:
             self._forget(found)
-        return found is not None or self.readers.end(connection, number)
+        waited = self._moving.forget(connection, number)
+        return found is not None or waited or self.readers.end(connection, number)
 
     def closed(self, connection: int) -> None:
         self.readers.closed(connection)
+        self._moving.closed(connection)
         for number in list(self._by_connection.get(connection, {}).values()):
             self._forget(number)
 
@@ -450,11 +484,22 @@ class DurableHosting:
         self._out.append(Send(session.connection, encode(ended)))
         self._forget(number)
 
+    def end(self, one: Subscription, error: PostroadError) -> list[Effect]:
+        """Its subscriber, if there is one, is told that it has it no more; the subscription stays."""
+        if one.session is not None:
+            self._end(one.session, error)
+        return self.take()
+
+    def heard(self, news: Sequence[Heard], now_us: int) -> list[Effect]:
+        """What other brokers claim."""
+        return self._moving.heard(news, now_us)
+
     def delete(self, name: str, now_us: int) -> list[Effect]:
         one = self.hosting.subscriptions.get(name)
         if one is not None and one.session is not None:
             self._end(one.session, UsageError(f"the durable subscription {name!r} was deleted"))
         number, outputs = self.hosting.delete(name)
+        self._moving.unclaim(name)
         self._creating.pop(number, None)
         self._out += self._groups.delete(number)
         self._routing.unsubscribe(KEY + number)
@@ -566,11 +611,19 @@ class DurableHosting:
             self._out += saves
             for ticket in confirmed:
                 self._acked(ticket, None)
-        return self.take() + self.readers.tick(now_us)
+        else:
+            self._out += self.hosting.subscriptions.flush(now_us)
+        if now_us >= self._expire_at:
+            self._expire_at = now_us + EXPIRE_US
+            for name in self.hosting.subscriptions.expired(now_us):
+                self._out += self.delete(name, now_us)
+        return self.take() + self._moving.tick(now_us) + self.readers.tick(now_us)
 
     def next_deadline(self) -> int | None:
-        hosting = self.hosting.next_deadline() if self._following else None
-        due = [one for one in (hosting, self.readers.next_deadline()) if one is not None]
+        idle = self.hosting.subscriptions.next_deadline()
+        hosting = self.hosting.next_deadline() if self._following else idle
+        deadlines = (hosting, self.readers.next_deadline(), self._moving.next_deadline())
+        due = [one for one in deadlines if one is not None]
         return min(due, default=None)
 
     def take(self) -> list[Effect]:

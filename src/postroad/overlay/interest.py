@@ -10,6 +10,9 @@ next, atomically; a receiver that does not hold the version a change starts from
 table. Knowledge is filtered with named versions ("silence is relative to a filter", spec durable.md), so a
 version must mean the same entries everywhere; that is why a change is applied whole or not at all.
 
+A table also holds its owner's claims: the names of the durable subscriptions it hosts, each with an epoch
+(spec D10). They match nothing; they are here because they must be known everywhere, like the selectors.
+
 Covering is an economy, never a condition of correctness: what the search for a coverer overlooks is
 advertised although it need not be (see `covering`).
 """
@@ -17,7 +20,7 @@ advertised although it need not be (see `covering`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
@@ -26,13 +29,21 @@ from postroad.events.topics import pattern_matches
 from postroad.overlay.covering import Covering, OwnSelector
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
-from postroad.wire.frames import MAX_CONTROL_BYTES, InterestEntry, InterestUpdate, Limits
+from postroad.wire.frames import (
+    MAX_CONTROL_BYTES,
+    InterestClaim,
+    InterestEntry,
+    InterestUpdate,
+    Limits,
+)
 
 ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
 TOPIC_BYTES: Final = (1 << 16) - 1  # whatever the limits say
 WHERE_BYTES: Final = 16 << 10
 RESERVED: Final = "$postroad"  # first level of the topics of the network's own history
+NAME_BYTES: Final = 255  # of a durable subscription
+_MAX_EPOCH: Final = (1 << 62) - 1
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
 
@@ -45,13 +56,29 @@ def _text_bytes(topic: str, where: str) -> int:
     return len(topic.encode()) + len(where.encode())
 
 
+class Claim(NamedTuple):
+    name: str
+    epoch: int
+
+
+class Heard(NamedTuple):
+    """What an owner claims; None: no longer. `whole`: and nothing else."""
+
+    owner: int
+    claims: dict[str, int | None]
+    whole: bool
+
+
+_Entry = Selector | Claim
+
+
 class _Change:
-    """What one subscribe or unsubscribe does to the advertised table, net."""
+    """What one change of the own subscriptions does to the advertised table, net."""
 
     __slots__ = ("added", "removed")
 
     def __init__(self) -> None:
-        self.added: dict[int, InterestEntry] = {}  # by entry number, in the order made
+        self.added: dict[int, InterestEntry | InterestClaim] = {}  # by entry number, in the order made
         self.removed: list[int] = []
 
     def withdraw(self, entry: int) -> None:
@@ -67,7 +94,8 @@ class _Table:
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.entries: dict[int, tuple[int, Selector]] = {}  # entry number -> (key in the index, selector)
+        # Entry number -> (key in the index, selector), or (0, claim).
+        self.entries: dict[int, tuple[int, _Entry]] = {}
         self.text_bytes = 0
 
 
@@ -79,7 +107,7 @@ class _Assembly:
     def __init__(self, version: int, parts: int) -> None:
         self.version = version
         self.parts: list[bool] = [False] * parts  # which have come
-        self.entries: dict[int, Selector] = {}
+        self.entries: dict[int, _Entry] = {}
         self.text_bytes = 0
 
 
@@ -88,8 +116,10 @@ class Interest:
 
     __slots__ = (
         "_assemblies",
+        "_claims",
         "_covering",
         "_entries",
+        "_heard",
         "_index",
         "_keys",
         "_last_entry",
@@ -116,6 +146,8 @@ class Interest:
         self._own_text_bytes = 0  # of `_own`
         self._entries: dict[int, OwnSelector] = {}  # those advertised, by entry number, which increases
         self._covering = Covering()  # the same ones, by topic pattern
+        self._claims: dict[str, tuple[int, Claim]] = {}  # own ones by name, with their entry number
+        self._heard: list[Heard] = []  # claims of others that nobody took yet
         self._last_entry = 0
         self._tables: dict[int, _Table] = {}  # by owner, this broker excluded; at most MAX_BROKERS
         self._assemblies: dict[int, _Assembly] = {}  # by owner, newer than the table held; as many at most
@@ -169,6 +201,25 @@ class Interest:
             self._place(orphan, change)
         return self._commit(change)
 
+    def claim(self, changes: Mapping[str, int | None]) -> list[InterestUpdate]:
+        """Claim these names with these epochs, or no longer (None). The updates to flood."""
+        change = self._begin_change()
+        for name, epoch in changes.items():
+            entry, held = self._claims.pop(name, (0, None))
+            if held is not None:
+                change.withdraw(entry)
+            if epoch is not None:
+                self._last_entry += 1
+                claim = Claim(name, epoch)
+                self._claims[name] = (self._last_entry, claim)
+                change.added[self._last_entry] = _wire_entry(self._last_entry, claim)
+        return self._commit(change)
+
+    def take_heard(self) -> list[Heard]:
+        """What others claim, since this was last asked."""
+        heard, self._heard = self._heard, []
+        return heard
+
     def _check_own(self, selector: Selector) -> int:
         text_bytes = _text_bytes(selector.topic, selector.where)
         if len(selector.topic.encode()) > TOPIC_BYTES or len(selector.where.encode()) > WHERE_BYTES:
@@ -218,11 +269,7 @@ class Interest:
                 raise UnavailableError("interest has changed 2^32 times since the broker started: restart it")
             base, self.own_version = self.own_version, self.own_version + 1
             self._versions = None
-            updates.append(
-                InterestUpdate(
-                    owner=self._me, base=base, version=self.own_version, added=added, removed=removed
-                )
-            )
+            updates.append(_update(self._me, base, self.own_version, added, removed))
         return updates
 
     # Everybody's interest
@@ -255,9 +302,12 @@ class Interest:
 
     def full(self, owner: int) -> list[InterestUpdate]:
         """The whole table of `owner` in parts that fit a frame; empty if none is held."""
-        selectors: Iterable[tuple[int, Selector]]
+        selectors: Iterable[tuple[int, _Entry]]
         if owner == self._me:
-            selectors = ((entry, own.selector) for entry, own in self._entries.items())
+            selectors = [
+                *((entry, own.selector) for entry, own in self._entries.items()),
+                *self._claims.values(),
+            ]
         elif owner in self._tables:
             selectors = ((entry, held[1]) for entry, held in self._tables[owner].entries.items())
         else:
@@ -269,15 +319,7 @@ class Interest:
         ]
         packs = list(_pack(entries, ())) or [((), ())]
         return [
-            InterestUpdate(
-                owner=owner,
-                base=0,
-                version=self.version(owner),
-                added=added,
-                removed=(),
-                part=part,
-                parts=len(packs),
-            )
+            _update(owner, 0, self.version(owner), added, (), part, len(packs))
             for part, (added, _) in enumerate(packs)
         ]
 
@@ -314,10 +356,17 @@ class Interest:
             _selector_bytes(table.entries[entry][1]) for entry in update.removed
         )
         _check_table(owner, len(table.entries) + len(added) - len(removed), text_bytes)
+        claims: dict[str, int | None] = {}
         for entry in update.removed:
-            key, selector = table.entries.pop(entry)
-            self._index.remove(key)
-            self._count_reserved(selector, -1)
+            key, gone = table.entries.pop(entry)
+            if isinstance(gone, Claim):
+                claims[gone.name] = None
+            else:
+                self._index.remove(key)
+                self._count_reserved(gone, -1)
+        claims.update(_claims(added.values()))
+        if claims:
+            self._heard.append(Heard(owner, claims, whole=False))
         self._fill(owner, table, added)
         table.text_bytes = text_bytes
         table.version = update.version
@@ -357,10 +406,14 @@ class Interest:
         table.text_bytes = assembly.text_bytes
         self._tables[owner] = table
         self._versions = None
+        self._heard.append(Heard(owner, _claims(assembly.entries.values()), whole=True))
         self._fill(owner, table, assembly.entries)
 
-    def _fill(self, owner: int, table: _Table, added: Mapping[int, Selector]) -> None:
+    def _fill(self, owner: int, table: _Table, added: Mapping[int, _Entry]) -> None:
         for entry, selector in added.items():
+            if isinstance(selector, Claim):
+                table.entries[entry] = (0, selector)
+                continue
             self._last_key += 1
             table.entries[entry] = (self._last_key, selector)
             self._index.add(self._last_key, selector, owner)
@@ -377,9 +430,10 @@ class Interest:
         table = self._tables.pop(owner, None)
         if table is not None:
             self._versions = None
-            for key, selector in table.entries.values():
-                self._index.remove(key)
-                self._count_reserved(selector, -1)
+            for key, entry in table.entries.values():
+                if not isinstance(entry, Claim):
+                    self._index.remove(key)
+                    self._count_reserved(entry, -1)
 
     def match(self, batch: EventBatch) -> list[Group]:
         """Which rows which other brokers want; targets are their numbers."""
@@ -441,32 +495,74 @@ class Interest:
             raise BugError(f"tables of more than {MAX_BROKERS} brokers")
         if any(assembly.version <= self.version(owner) for owner, assembly in self._assemblies.items()):
             raise BugError("parts are kept of a table that is older than the one held")
-        if len(self._index) != sum(len(table.entries) for table in self._tables.values()):
+        indexed = [
+            key
+            for table in self._tables.values()
+            for key, entry in table.entries.values()
+            if not isinstance(entry, Claim)
+        ]
+        if len(self._index) != len(indexed):
             raise BugError("the index does not hold exactly the tables")
         self._index.check()
-        held = [selector for table in self._tables.values() for _, selector in table.entries.values()]
-        topics = [selector.topic for selector in (*self._own, *held)]
+        held = [entry for table in self._tables.values() for _, entry in table.entries.values()]
+        topics = [entry.topic for entry in (*self._own, *held) if not isinstance(entry, Claim)]
         if sum(self._reserved.values()) != sum(topic.split("/", 1)[0] == RESERVED for topic in topics):
             raise BugError("interest in what the network says about itself is miscounted")
 
 
-def _selector_bytes(selector: Selector) -> int:
+def _selector_bytes(selector: _Entry) -> int:
+    if isinstance(selector, Claim):
+        return len(selector.name.encode())
     return _text_bytes(selector.topic, selector.where)
 
 
-def _wire_entry(entry: int, selector: Selector) -> InterestEntry:
+def _claims(entries: Iterable[_Entry]) -> dict[str, int | None]:
+    return {entry.name: entry.epoch for entry in entries if isinstance(entry, Claim)}
+
+
+def _wire_entry(entry: int, selector: _Entry) -> InterestEntry | InterestClaim:
+    if isinstance(selector, Claim):
+        return InterestClaim(entry=entry, name=selector.name, epoch=selector.epoch)
     return InterestEntry(entry=entry, topic=selector.topic, where=selector.where)
 
 
+def _update(
+    owner: int,
+    base: int,
+    version: int,
+    added: Iterable[InterestEntry | InterestClaim],
+    removed: tuple[int, ...],
+    part: int = 0,
+    parts: int = 1,
+) -> InterestUpdate:
+    entries, claims = [], []
+    for one in added:
+        if isinstance(one, InterestClaim):
+            claims.append(one)
+        else:
+            entries.append(one)
+    return InterestUpdate(
+        owner=owner,
+        base=base,
+        version=version,
+        added=tuple(entries),
+        removed=removed,
+        part=part,
+        parts=parts,
+        claims=tuple(claims),
+    )
+
+
 def _pack(
-    added: Iterable[InterestEntry], removed: Iterable[int]
-) -> Iterator[tuple[tuple[InterestEntry, ...], tuple[int, ...]]]:
+    added: Iterable[InterestEntry | InterestClaim], removed: Iterable[int]
+) -> Iterator[tuple[tuple[InterestEntry | InterestClaim, ...], tuple[int, ...]]]:
     """Cut a change into pieces that fit a frame each, additions before removals."""
-    entries: list[InterestEntry] = []
+    entries: list[InterestEntry | InterestClaim] = []
     gone: list[int] = []
     size = 0
     for entry in added:
-        need = _ENTRY_BYTES + _text_bytes(entry.topic, entry.where)
+        texts = (entry.name, "") if isinstance(entry, InterestClaim) else (entry.topic, entry.where)
+        need = _ENTRY_BYTES + _text_bytes(*texts)
         if size + need > _PART_BYTES:
             yield tuple(entries), ()
             entries, size = [], 0
@@ -482,9 +578,9 @@ def _pack(
         yield tuple(entries), tuple(gone)
 
 
-def _parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Selector], int]:
-    """The selectors an update adds, and the bytes of their texts."""
-    parsed: dict[int, Selector] = {}
+def _parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, _Entry], int]:
+    """The selectors and claims an update adds, and the bytes of their texts."""
+    parsed: dict[int, _Entry] = {}
     text_bytes = 0
     for entry in update.added:
         if len(entry.topic.encode()) > TOPIC_BYTES or len(entry.where.encode()) > WHERE_BYTES:
@@ -495,7 +591,12 @@ def _parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Se
             raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest: {error}") from None
         parsed[entry.entry] = selector
         text_bytes += _selector_bytes(selector)
-    if len(parsed) != len(update.added):
+    for claim in update.claims:
+        if not 0 < len(claim.name.encode()) <= NAME_BYTES or not 0 < claim.epoch <= _MAX_EPOCH:
+            raise PeerError(f"a claim of broker {update.owner} with a name or an epoch that cannot be")
+        parsed[claim.entry] = Claim(claim.name, claim.epoch)
+        text_bytes += len(claim.name.encode())
+    if len(parsed) != len(update.added) + len(update.claims):
         raise PeerError(f"interest of broker {update.owner} adds an entry twice")
     return parsed, text_bytes
 

@@ -1,38 +1,29 @@
-"""Tracking at one broker: what happens to messages is recorded, and traces are asked and answered.
-
-Questions and answers between brokers travel hop by hop along the trees that messages take: the next hop to a
-broker is the parent in that broker's tree.
-"""
+"""Tracking at one broker: what happens to messages is recorded, and traces are asked and answered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from postroad.errors import PostroadError, UsageError
 from postroad.overlay.effects import Effect, Send
+from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
 from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
 from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import NOT_REACHABLE, parse_ids
-from postroad.wire.frames import Answer, Query, Reply, Request, encode, json_within_frame
+from postroad.wire.frames import Reply, Request, encode, json_within_frame
 
-MAX_HOPS: Final = 255  # after which a question or an answer is dropped: routes change while it travels
 TRACE: Final = "trace"
 
 
 class Tracer:
-    def __init__(
-        self, tracking: Tracking, *, me: int, topology: Topology, link: Callable[[int], int | None]
-    ) -> None:
-        """`link(broker)` is the connection of a neighbour."""
+    def __init__(self, tracking: Tracking, *, me: int, topology: Topology, inquiries: Inquiries) -> None:
         self.tracking = tracking
-        self._me = me
-        self._topology = topology
-        self._link = link
+        self._inquiries = inquiries
+        inquiries.serve(TRACE, self._asked)
         self._desk = TraceDesk(tracking, me=me, reachable=topology.reachable, names=topology.names)
         self._askers: dict[int, tuple[int, int]] = {}  # ticket of a trace -> (connection, request number)
 
@@ -58,28 +49,8 @@ class Tracer:
 
     # ---- between brokers
 
-    def query(self, message: Query, now_us: int) -> list[Effect]:
-        if message.target != self._me:
-            return self._pass_on(message)
-        if message.what != TRACE:
-            return []  # of a later version; whoever asked gives up in time
-        return self._perform(self._desk.asked(message.source, message.number, message.body, now_us), now_us)
-
-    def answer(self, message: Answer, now_us: int) -> list[Effect]:
-        if message.target != self._me:
-            return self._pass_on(message)
-        return self._perform(self._desk.answered(message.number, message.body, now_us), now_us)
-
-    def _pass_on(self, message: Query | Answer) -> list[Effect]:
-        connection = self._next_hop(message.target)
-        if connection is None or not 0 < message.hops <= MAX_HOPS:
-            return []  # its asker gives up in time
-        passed = msgspec.structs.replace(message, hops=message.hops - 1)
-        return [Send(connection, encode(passed))]
-
-    def _next_hop(self, broker: int) -> int | None:
-        neighbour = self._topology.parent(broker)
-        return None if neighbour is None else self._link(neighbour)
+    def _asked(self, broker: int, number: int, body: bytes, now_us: int) -> list[Effect]:
+        return self._perform(self._desk.asked(broker, number, body, now_us), now_us)
 
     # ---- the driver and time
 
@@ -112,33 +83,19 @@ class Tracer:
                 case Inquire():
                     effects += self._inquire(output, now_us)
                 case Respond():
-                    connection = self._next_hop(output.broker)
-                    if connection is not None:
-                        answer = Answer(
-                            source=self._me,
-                            target=output.broker,
-                            number=output.number,
-                            hops=MAX_HOPS,
-                            body=output.body,
-                        )
-                        effects.append(Send(connection, encode(answer)))
+                    effects += self._inquiries.respond(output.broker, output.number, output.body)
                 case Report():
                     effects += self._report(output)
         return effects
 
     def _inquire(self, output: Inquire, now_us: int) -> list[Effect]:
-        connection = self._next_hop(output.broker)
-        if connection is None:
+        def answered(body: bytes, then_us: int) -> list[Effect]:
+            return self._perform(self._desk.answered(output.number, body, then_us), then_us)
+
+        asked = self._inquiries.ask(output.broker, TRACE, output.body, answered)
+        if asked is None:
             return self._perform(self._desk.failed(output.number, NOT_REACHABLE, now_us), now_us)
-        query = Query(
-            source=self._me,
-            target=output.broker,
-            number=output.number,
-            hops=MAX_HOPS,
-            what=TRACE,
-            body=output.body,
-        )
-        return [Send(connection, encode(query))]
+        return asked
 
     def _report(self, report: Report) -> list[Effect]:
         asker = self._askers.pop(report.ticket, None)

@@ -301,6 +301,14 @@ class InterestEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     where: str
 
 
+class InterestClaim(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The owner hosts a durable subscription. Of several owners that with the highest epoch has the name."""
+
+    entry: int
+    name: str
+    epoch: int
+
+
 class InterestUpdate(Message, frozen=True, kw_only=True):
     """`base` 0 replaces the whole table (possibly in `parts`), else it is a change from that version."""
 
@@ -311,6 +319,7 @@ class InterestUpdate(Message, frozen=True, kw_only=True):
     removed: tuple[int, ...]
     part: int = 0
     parts: int = 1
+    claims: tuple[InterestClaim, ...] = ()  # added, with entry numbers of the same table
 
 
 class InterestPull(Message, frozen=True, kw_only=True):

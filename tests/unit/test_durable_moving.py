@@ -1,0 +1,236 @@
+"""Durable subscriptions that go on at another broker, through whole brokers with disks in memory (D10)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.test_broker import numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_subscribers import Reader
+
+from postroad.wire.frames import Ended, Reply, Request, Unsubscribe, encode
+
+P = 1 << 32
+LINE = [(0, 1), (1, 2)]
+
+
+def names(net: DurableNet, at: int) -> dict[str, bool]:
+    """Durable subscriptions at a broker -> whether another one has it by now."""
+    client = DurableClient(net, at)
+    client.send(encode(Request(number=1, what="subs")))
+    reply = next(message for message in client.messages if isinstance(message, Reply))
+    return {row["name"]: row["moved"] for row in json.loads(reply.body)["subscriptions"]}
+
+
+def reasons(reader: Reader) -> list[str]:
+    return [message.reason for message in reader.messages if isinstance(message, Ended)]
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_token_kept_by_a_broker_is_handed_over_and_back(there: int) -> None:
+    net = DurableNet(3, LINE)
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    first.ack()
+    first.gone()
+    publisher.send(publisher.durable("t", *numbers(5, 10)))
+    second = Reader(net, there)
+    second.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(10, 15)))
+    net.wait(1)
+    assert (second.got(), second.ended()) == (numbers(5, 15), [])
+    assert names(net, 2) == {"s": True}
+    second.ack()
+    second.gone()
+    publisher.send(publisher.durable("t", *numbers(15, 20)))
+    third = Reader(net, 2)
+    third.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(20, 25)))
+    net.wait(1)
+    assert third.got() == numbers(15, 25)
+
+
+def test_the_former_broker_lets_go_of_storage() -> None:
+    net = DurableNet(3, LINE)
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    token = first.token()
+    first.gone()
+    second = Reader(net, 1)
+    second.begin("s", token=token)
+    net.wait(5)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    second.ack()
+    net.wait(20)
+    assert (names(net, 2), names(net, 1)) == ({"s": True}, {"s": False})
+    last = net.disks[0].records[P][-1][1]
+    assert net.disks[0].chopped.get(P, 0) < last, "it holds what was not acknowledged there, for a minute"
+    net.wait(60)
+    assert names(net, 2) == {}
+    assert net.disks[0].chopped[P] == last
+    assert second.got() == ["b"]
+
+
+def test_a_connected_subscriber_is_ended_when_its_name_is_taken_elsewhere() -> None:
+    net = DurableNet(3, LINE)
+    first, second = Reader(net, 2), Reader(net, 0)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    second.begin("s", ack="auto")
+    net.wait(1)
+    assert first.ended() == ["usage"]
+    assert "at broker 'b0'" in reasons(first)[0]
+    assert (second.ended(), bool(second.start)) == ([], True)
+    third = Reader(net, 1)
+    third.begin("s", token=second.token())
+    net.wait(1)
+    assert second.ended() == ["usage"]
+
+
+def test_while_the_former_broker_is_away_nobody_begins_anew() -> None:
+    """Also after a restart of the broker that is asked, before it has heard anything."""
+    net = DurableNet(3, LINE)
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", "a"))
+    net.kill(2)
+    net.wait(1)
+    second = Reader(net, 1)
+    second.begin("s", ack="auto")
+    net.wait(1)
+    assert second.ended() == ["unavailable"]
+    assert "kept by broker 'b2'" in reasons(second)[0]
+    net.kill(1)
+    net.start(1)
+    third = Reader(net, 1)
+    third.begin("s", ack="auto")
+    assert third.ended() == ["unavailable"]
+    net.start(2)
+    net.link(0, 1)
+    net.link(1, 2)
+    net.wait(2)
+    fourth = Reader(net, 1)
+    fourth.begin("s", ack="auto")
+    net.wait(2)
+    assert (fourth.got(), fourth.ended()) == (["a"], [])
+
+
+def test_a_former_broker_that_does_not_answer() -> None:
+    net = DurableNet(3, LINE)
+    Reader(net, 2).begin("s", ack="auto")
+    net.wait(1)
+    held = net.brokers[2]
+    net.brokers[2] = None  # it hangs
+    reader = Reader(net, 0)
+    reader.begin("s", ack="auto")
+    net.wait(4)
+    assert reader.ended() == []
+    net.wait(2)
+    assert reader.ended() == ["unavailable"]
+    reader.begin("s", ack="auto")
+    reader.send(encode(Unsubscribe(number=1)))
+    assert reader.ended() == ["unavailable", ""]
+    reader.begin("s", ack="auto")
+    reader.gone()
+    net.brokers[2] = held
+    net.wait(10)
+    assert names(net, 0) == {}
+
+
+def test_another_selector_is_refused_by_the_former_broker() -> None:
+    net = DurableNet(2, [(0, 1)])
+    Reader(net, 1).begin("s", ack="auto")
+    net.wait(1)
+    reader = Reader(net, 0)
+    reader.begin("s", ack="auto", topic="other")
+    net.wait(1)
+    assert reader.ended() == ["usage"]
+    assert names(net, 1) == {"s": False}
+
+
+def test_deleted_elsewhere_means_begun_anew() -> None:
+    net = DurableNet(3, LINE)
+    publisher, first = DurableClient(net, 0), Reader(net, 2)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "before"))
+    first.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
+    net.wait(1)
+    second = Reader(net, 0)
+    second.begin("s", ack="auto", topic="t")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "after"))
+    net.wait(1)
+    assert (second.got(), second.ended()) == (["after"], [])
+
+
+def test_a_name_made_in_two_partitions_is_that_of_the_later_one() -> None:
+    net = DurableNet(2)
+    one, two = Reader(net, 0), Reader(net, 1)
+    one.begin("s", ack="auto")
+    net.wait(1)
+    two.begin("s", ack="auto")
+    net.wait(1)
+    net.link(0, 1)
+    net.wait(2)
+    assert (one.ended(), two.ended()) == (["usage"], [])
+    assert (names(net, 0), names(net, 1)) == ({"s": True}, {"s": False})
+    net.wait(65)
+    assert names(net, 0) == {}
+
+
+def test_the_new_broker_dies_before_its_disk_has_the_subscription() -> None:
+    """Handing over is not letting go."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, first = DurableClient(net, 0), Reader(net, 0)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    first.gone()
+    net.slow.add(1)
+    second = Reader(net, 1)
+    second.begin("s", ack="auto")
+    net.wait(1)
+    net.slow.clear()
+    net.kill(1)
+    net.wait(70)
+    assert names(net, 0) == {"s": False}
+    third = Reader(net, 0)
+    third.begin("s", ack="auto")
+    net.wait(1)
+    assert third.got() == ["a"]
+
+
+def test_the_former_broker_restarts_and_knows_that_it_moved() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher, first = DurableClient(net, 0), Reader(net, 0)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    second = Reader(net, 1)
+    second.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    second.ack()
+    net.wait(1)
+    net.kill(0)
+    net.start(0)
+    third = Reader(net, 0)
+    third.begin("s", ack="auto")
+    assert third.ended() == ["unavailable"], "nothing is heard of the other broker yet"
+    net.link(0, 1)
+    net.wait(1)
+    third.begin("s", ack="auto")
+    net.wait(2)
+    assert (third.got(), bool(third.start)) == ([], True)
