@@ -108,6 +108,14 @@ class AttachmentMap:
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
 
+    @classmethod
+    def of(cls, changes: Iterable[Change]) -> AttachmentMap:
+        """The map that these changes make, from its beginning or a snapshot on."""
+        made = cls()
+        for change in changes:
+            made._apply(change)
+        return made
+
     # ---- the life of the process
 
     @classmethod
@@ -257,6 +265,13 @@ class AttachmentMap:
             for (of_kind, who), spans in self._intervals.items()
             if of_kind == kind and (spans[-1].end_us is None or first <= spans[-1].end_us)
         )
+
+    def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
+        """(kind, who, from, to or None while it lasts, whether it is of times of messages delivered late)"""
+        for late, table in ((False, self._intervals), (True, self._late)):
+            for (kind, who), spans in sorted(table.items()):
+                for span in spans:
+                    yield kind, who, span.start_us, span.end_us, late
 
     def lost_at(self, time_ms: int, *, skew_us: int, delay_us: int = 0) -> bool:
         """Whether what happened to a message of that time may have died with a process."""

@@ -1,0 +1,96 @@
+"""The one place that makes a Spark session (spec P10).
+
+`local[*]` is the default and needs nothing prepared. Another engine is chosen with `master` (a standalone
+cluster, YARN, Kubernetes) or `remote` (Spark Connect); executors there need Postroad installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from postroad.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL: Final = "local[*]"
+_QUIET: Final = Path(__file__).with_name("log4j2.properties")
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A group of ids and filters is handed to Python as one table; its pieces on the way need not be small.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+}
+_OWN_DRIVER: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "16",
+    "spark.log.structuredLogging.enabled": "false",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET.as_uri()}",
+}
+_LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def make_session(
+    *,
+    master: str = LOCAL,
+    remote: str = "",
+    name: str = "postroad",
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session, or the one there is; UnavailableError says in one line why there can be none."""
+    if remote and master != LOCAL:
+        raise UsageError("--master and --remote exclude each other")
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UnavailableError("the pipeline needs Spark: pip install 'postroad[spark]'") from None
+    # Executors on this machine must be of the same Python, or nothing that is sent to them can be read.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    chosen = dict(_SETTINGS)
+    builder = SparkSession.Builder().appName(name)
+    if remote:
+        builder = builder.remote(remote)
+    else:
+        from postroad.spark.java import java_home
+
+        os.environ["JAVA_HOME"] = str(java_home())
+        chosen |= _OWN_DRIVER
+        if master.startswith("local"):
+            chosen |= _LOOPBACK
+        builder = builder.master(master)
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as error:
+        where = remote or master
+        line = str(error).strip().splitlines()
+        raise UnavailableError(f"no Spark at {where}: {line[0] if line else error!r}") from None
+    except Exception as error:
+        # Py4J wraps whatever the JVM threw, in many lines.
+        if type(error).__module__.startswith("py4j"):
+            raise UnavailableError(f"no Spark at {remote or master}: {_first_line(error)}") from None
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    return next((line for line in lines if "Exception" in line), lines[0] if lines else repr(error))
+
+
+@contextmanager
+def session(*, master: str = LOCAL, remote: str = "", name: str = "postroad") -> Iterator[SparkSession]:
+    """A session that ends with the block."""
+    made = make_session(master=master, remote=remote, name=name)
+    try:
+        yield made
+    finally:
+        made.stop()

@@ -1,0 +1,140 @@
+"""What the lake knows of each broker, in a form that answers for all times at once.
+
+`AttachmentMap` answers for one time and walks through all it has. Here its spans are arrays over the times of
+messages, with the clock skew and the jitter already added (spec T10), so that a whole group of ids is looked
+up by a few comparisons. The answers are the map's: a property test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
+from postroad.tracking.settings import TrackingConfig
+from postroad.units import MILLISECOND_US
+
+Times = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+FOREVER: Final = 1 << 60
+LOST: Final = "the broker died and its last records of that time with it"
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Who may have been handed messages of which times: names[who[i]] those from first[i] to last[i]."""
+
+    names: tuple[str, ...]  # sorted
+    who: npt.NDArray[np.int64]
+    first: Times
+    last: Times
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[str, int, int]]) -> Spans:
+        names = tuple(sorted({name for name, _, _ in found}))
+        number = {name: at for at, name in enumerate(names)}
+        return cls(
+            names,
+            np.array([number[name] for name, _, _ in found], np.int64),
+            np.array([first for _, first, _ in found], np.int64),
+            np.array([last for _, _, last in found], np.int64),
+        )
+
+    def within(self, first_ms: int, last_ms: int) -> Spans:
+        """Only what concerns these times."""
+        kept = (self.first <= last_ms) & (self.last >= first_ms)
+        who = self.who[kept]
+        present, number = np.unique(who, return_inverse=True)
+        names = tuple(self.names[at] for at in present)
+        return Spans(names, number.astype(np.int64), self.first[kept], self.last[kept])
+
+    def at(self, times: Times) -> Flags:
+        """For each time, whether each name was there: an array of (times, names)."""
+        out = np.zeros((len(times), len(self.names)), np.bool_)
+        for who, first, last in zip(self.who.tolist(), self.first, self.last, strict=True):
+            out[:, who] |= (first <= times) & (times <= last)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """One broker's attachment map, read with its settings."""
+
+    number: int
+    name: str
+    begins_ms: int
+    forgot_ms: int  # messages of earlier times may be forgotten; -FOREVER if none are
+    stored_ms: int  # nothing of a later time can be in the lake
+    subscribers: Spans
+    groups: Spans
+    neighbours: Spans  # from for ever to the last time a message can have gone there
+    lost: Spans  # under the name of the reason
+
+    @classmethod
+    def of(
+        cls, number: int, name: str, changes: Iterable[Change], *, config: TrackingConfig, stored_us: int
+    ) -> BrokerView:
+        held = AttachmentMap.of(changes)
+        skew, slack = config.skew_us, config.skew_us + config.jitter_us
+        attached: dict[str, list[tuple[str, int, int]]] = {SUBSCRIBER: [], GROUP: []}
+        linked: dict[str, int] = {}
+        for kind, who, start_us, end_us, late in held.spans():
+            last = FOREVER if end_us is None else (end_us + skew) // MILLISECOND_US
+            if kind == NEIGHBOUR and not late:
+                linked[who] = last  # the last span of a name comes last
+            elif kind in attached:
+                # From the first millisecond whose end, plus the slack, reaches the start.
+                first = -((slack + MILLISECOND_US - 1 - start_us) // MILLISECOND_US)
+                attached[kind].append((who, first, last))
+        lost = [
+            (LOST, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
+            for start, end in held.lost
+        ]
+        forgot = held.forgot_us
+        return cls(
+            number=number,
+            name=name,
+            begins_ms=(held.begins_us or 0) // MILLISECOND_US,
+            forgot_ms=-FOREVER if forgot is None else -(-forgot // MILLISECOND_US),
+            stored_ms=stored_us // MILLISECOND_US,
+            subscribers=Spans.of(attached[SUBSCRIBER]),
+            groups=Spans.of(attached[GROUP]),
+            neighbours=Spans.of([(who, -FOREVER, last) for who, last in sorted(linked.items())]),
+            lost=Spans.of(lost),
+        )
+
+    def within(self, first_ms: int, last_ms: int) -> BrokerView:
+        return BrokerView(
+            self.number,
+            self.name,
+            self.begins_ms,
+            self.forgot_ms,
+            self.stored_ms,
+            self.subscribers.within(first_ms, last_ms),
+            self.groups.within(first_ms, last_ms),
+            self.neighbours.within(first_ms, last_ms),
+            self.lost.within(first_ms, last_ms),
+        )
+
+    def edges(self) -> Times:
+        """The times at which any answer of this broker can change."""
+        spans = (self.subscribers, self.groups, self.neighbours, self.lost)
+        parts = [part for one in spans for part in (one.first, one.last + 1)]
+        parts.append(np.array([self.begins_ms, self.forgot_ms, self.stored_ms + 1], np.int64))
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkView:
+    """All brokers the lake knows of."""
+
+    brokers: Mapping[int, BrokerView]
+    config: TrackingConfig
+
+    @property
+    def names(self) -> dict[int, str]:
+        return {number: view.name for number, view in self.brokers.items()}

