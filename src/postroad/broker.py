@@ -44,6 +44,7 @@ from postroad.overlay.links import Links, Peer
 from postroad.overlay.press import Press
 from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts, runs_within
 from postroad.overlay.releasing import Releasing
+from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
@@ -234,6 +235,9 @@ class Broker:
                 new_tag=lambda: next(tags),
                 now_us=now_us,
             )
+        self._retiring = Retiring(
+            me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
+        )
         self._peers: dict[int, Peer] = {}  # connections that are up
         self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
@@ -324,6 +328,7 @@ class Broker:
             self._out += self._host.heard(heard, now_us)
             self._out += self._host.tick(now_us)
         self._out += self._releasing.tick(now_us)
+        self._out += self._retiring.tick(now_us)
         kept = self._tracer.tick(now_us)
         self._out += kept
         self._out += self._history.tick(kept, now_us)
@@ -332,8 +337,10 @@ class Broker:
 
     def next_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
-        rooms = (self._links, self._tracer, self._durable, self._releasing, self._history, self._host)
-        optional = [room.next_deadline() for room in rooms if room is not None]
+        durable = (self._durable, self._releasing, self._retiring, self._history, self._host)
+        optional = [
+            room.next_deadline() for room in (self._links, self._tracer, *durable) if room is not None
+        ]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
 
     def shutdown(self, now_us: int) -> list[Effect]:
@@ -416,6 +423,7 @@ class Broker:
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
             return
         self._tracer.closed(peer.connection)
+        self._retiring.closed(peer.connection)
         self._receipts.closed(peer.connection)
         self._durable.closed(peer.connection)
         if self._host is not None:
@@ -424,6 +432,13 @@ class Broker:
             self._clocks.forget(peer.publisher)
         for key in self._delivery.closed(peer.connection):
             self._end_subscription(key)
+
+    def _retire(self, broker: int) -> None:
+        """An administrator says that it never comes back."""
+        self._releasing.retire(broker)
+        if self._host is not None:
+            self._host.retire(broker)
+        self._out.append(Note("info", f"broker {self._topology.name(broker)!r} is retired"))
 
     def _link_with(self, broker: int) -> int | None:
         """The connection of a neighbour."""
@@ -539,7 +554,14 @@ class Broker:
             case Request(what="trace"):
                 self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():
-                self._answer(peer, message, now_us)
+                try:
+                    if message.what == "subs.retire":
+                        self._out += self._retiring.request(peer.connection, message, now_us)
+                    else:
+                        self._answer(peer, message, now_us)
+                except (UsageError, UnavailableError) as error:
+                    reply = Reply(number=message.number, code=error.code, body=str(error))
+                    self._send(peer.connection, reply)
             case _:
                 raise BugError(f"{type(message).__name__} from a client has no handler")
 
@@ -691,7 +713,6 @@ class Broker:
     # ---- inspection
 
     def _answer(self, peer: Peer, message: Request, now_us: int) -> None:
-        code, body = "", ""
         if message.what == "status":
             body = json_within_frame(self.status(now_us))
         elif message.what == "heads":
@@ -700,15 +721,11 @@ class Broker:
         elif message.what == "subs" and self._host is not None:
             body = json_within_frame(self._host.status(now_us))
         elif message.what == "subs.delete" and self._host is not None:
-            try:
-                self._out += self._host.delete(message.arguments.get("name", ""), now_us)
-                body = "{}"
-            except UsageError as wrong:
-                code, body = wrong.code, str(wrong)
+            self._out += self._host.delete(message.arguments.get("name", ""), now_us)
+            body = "{}"
         else:
-            error = UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
-            code, body = error.code, str(error)
-        self._send(peer.connection, Reply(number=message.number, code=code, body=body))
+            raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
+        self._send(peer.connection, Reply(number=message.number, code="", body=body))
 
     def status(self, now_us: int) -> dict[str, object]:
         """What `postroad status` shows; fit for JSON."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.process.test_durable import reachable, run
+from tests.process.test_durable import SOURCE, Publisher, reachable, run
 
 import postroad
 
@@ -130,3 +133,76 @@ def test_early_release_is_one_gap_for_who_was_away_and_none_for_who_was_not(
         assert [(gap.start + 1, gap.end) for gap in again.gaps] == [(ticks[1], ticks[-1])]
 
     run(work())
+
+
+def test_a_broker_that_never_comes_back_is_retired(brokers: Any, tmp_path: Path) -> None:
+    extra = configured(tmp_path, '[durable]\nkeep = "2 s"\n')
+    one = brokers.start("b1", extra=extra)
+    two = brokers.start("b2", one.address, extra=extra)
+
+    async def work() -> None:
+        await reachable(two.address, 2)
+        reading = Reading(two.address, "s")
+        await reading.began.wait()
+        async with postroad.connect(one.address) as publisher:
+            await publisher.publish("t", b"a", mode="durable")
+            await until(lambda: len(reading.events) == 1)
+            tick = reading.events[0].tick or 0
+            await reading.stop()
+            two.kill()
+            await publisher.publish("t", b"b", mode="durable")
+            await reachable(one.address, 1)
+        answer = await asyncio.to_thread(command, "subs", "retire", "b2", "--broker", one.address)
+        assert answer == "b2 is retired at b1\n"
+        while await floor(one.address) <= tick:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    run(work())
+
+
+def command(*arguments: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-m", "postroad", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_a_subscriber_fails_over_and_back_and_gets_everything_once(brokers: Any) -> None:
+    """D10: ack="auto". Its token moves from broker to broker, once the former one is back."""
+    one, two, three = brokers.line(3)
+
+    async def work() -> None:
+        await reachable(one.address, 3)
+        both = f"{three.address},{two.address}"
+        reading = Reading(both, "s")
+        await reading.began.wait()
+        publisher = Publisher(one.address)
+        publishing = asyncio.ensure_future(publisher.run())
+
+        async def go_on() -> None:
+            wanted = len(publisher.acknowledged) + 50
+            while len(reading.events) < wanted:
+                assert not reading.task.done(), reading.task.result()
+                await asyncio.sleep(0.1)
+
+        for dying in (three, two, three):
+            await go_on()
+            dying.kill()
+            await asyncio.sleep(1)
+            dying.start()
+        await go_on()
+        publisher.stopped = True
+        await publishing
+        await until(lambda: len(reading.events) >= len(publisher.acknowledged))
+        await asyncio.sleep(0.5)
+        await reading.stop()
+        assert [int(event.payload) for event in reading.events] == publisher.acknowledged
+        assert reading.gaps == []
+
+    run(work(), seconds=120)

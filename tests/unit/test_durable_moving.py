@@ -234,3 +234,68 @@ def test_the_former_broker_restarts_and_knows_that_it_moved() -> None:
     third.begin("s", ack="auto")
     net.wait(2)
     assert (third.got(), bool(third.start)) == ([], True)
+
+
+def retire(net: DurableNet, at: int, broker: str) -> tuple[str, str]:
+    client = DurableClient(net, at)
+    client.send(encode(Request(number=1, what="subs.retire", arguments={"broker": broker})))
+    net.wait(6)
+    reply = next(message for message in client.messages if isinstance(message, Reply))
+    return reply.code, reply.body
+
+
+def test_a_retired_broker_holds_nothing_and_its_names_are_free() -> None:
+    """D7: asked at any broker; also what it says when some cannot be reached, and over restarts."""
+    net = DurableNet(4, [*LINE, (1, 3)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 2)
+    reader.begin("s", ack="auto")
+    net.wait(2)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    assert retire(net, 0, "b2")[0] == "usage", "it is there"
+    assert retire(net, 0, "nobody")[0] == "usage"
+    net.kill(2)
+    net.wait(20)
+    last = net.disks[0].records[P][-1][1]
+    assert net.disks[0].chopped.get(P, 0) < last
+    net.cut(1, 3)
+    code, body = retire(net, 1, "b2")
+    assert (code, json.loads(body)) == ("", {"retired": "b2", "done": ["b0", "b1"], "missing": ["b3"]})
+    net.wait(15)
+    assert net.disks[0].chopped[P] == last
+    for at in (0, 1):
+        net.kill(at)
+        net.start(at)
+    net.link(0, 1)
+    net.link(1, 3)
+    net.wait(15)
+    away = Reader(net, 3)
+    away.begin("s", ack="auto")
+    assert away.ended() == ["unavailable"], "it was not asked"
+    assert retire(net, 0, f"{3:08x}")[0] == ""
+    away.begin("s", ack="auto")
+    net.wait(1)
+    assert away.start, "it begins anew"
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    assert away.got() == ["b"]
+
+
+def test_a_retired_broker_that_comes_back_gets_gaps() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(2)
+    net.cut(0, 1)
+    publisher.send(publisher.durable("t", "lost"))
+    net.wait(1)
+    assert retire(net, 0, "b1")[0] == ""
+    net.wait(15)
+    publisher.send(publisher.durable("t", "kept"))
+    net.link(0, 1)
+    net.wait(2)
+    assert reader.got() == ["GAP", "kept"]
+    publisher.send(publisher.durable("t", "more"))
+    net.wait(15)
+    assert net.disks[0].chopped[P] < net.disks[0].records[P][-1][1], "it is an owner again"

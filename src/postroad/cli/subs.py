@@ -30,6 +30,9 @@ def register(app: typer.Typer) -> None:
 
 def subs(
     name: Annotated[str | None, typer.Argument(help="Show this one; none: list all.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[BROKER]", help="subs retire BROKER: it never comes back.")
+    ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="End it: nothing is kept for it.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     token: TokenOption = None,
@@ -38,7 +41,15 @@ def subs(
     tls_key: TlsKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List, inspect or delete the durable subscriptions that a broker hosts, with their lag."""
+    """List, inspect or delete the durable subscriptions that a broker hosts, with their lag.
+
+    `postroad subs retire BROKER` frees what all others keep for a broker that never comes back.
+    """
+    if target is not None:
+        if name != "retire" or delete:
+            raise UsageError(f"`subs retire {target}` is what takes two words")
+        _retire(client_for(broker, token, tls_ca, tls_cert, tls_key), target, as_json)
+        return
     if delete and name is None:
         raise UsageError("--delete needs the NAME of a subscription")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
@@ -55,6 +66,20 @@ def subs(
             print(_line(row))
         else:
             print("\n".join(_lines(row)))
+
+
+def _retire(client: Client, target: str, as_json: bool) -> None:
+    async def ask() -> dict[str, Any]:
+        async with client:
+            return await client.request("subs.retire", broker=target)
+
+    answer = asyncio.run(ask())
+    if as_json:
+        print(json.dumps(answer))
+        return
+    print(f"{answer['retired']} is retired at {', '.join(answer['done'])}")
+    if answer["missing"]:
+        print(f"not at {', '.join(answer['missing'])}: ask again when they are back")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -490,6 +490,10 @@ class DurableHosting:
             self._end(one.session, error)
         return self.take()
 
+    def retire(self, broker: int) -> None:
+        """That broker never comes back: its names are free, and what moved there is here again."""
+        self.hosting.subscriptions.retired(broker)
+
     def heard(self, news: Sequence[Heard], now_us: int) -> list[Effect]:
         """What other brokers claim."""
         return self._moving.heard(news, now_us)

@@ -1,0 +1,128 @@
+"""Retiring a broker that never comes back, so that nothing is kept for it any more.
+
+An administrator asks any broker; that one asks every other broker it can reach, and says who has done it.
+Each forgets what the retired one reported on its pubends, and the durable names it claimed. Brokers that are
+away are named: for them it is to be asked again when they are back. A retired broker that comes back after
+all is an owner again as soon as it reports, and its subscribers get gaps for what was released meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.errors import UnavailableError, UsageError
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.inquiries import Inquiries
+from postroad.overlay.topology import Topology
+from postroad.units import SECOND_US
+from postroad.wire.frames import Reply, Request, encode
+
+RETIRE: Final = "retire"
+RETIRE_US: Final = 5 * SECOND_US  # others have this long to answer
+MAX_UNDER_WAY: Final = 64
+_DONE: Final = b"\x01"
+
+
+@dataclass(slots=True)
+class _Retirement:
+    connection: int
+    number: int
+    broker: int
+    deadline: int
+    waiting: dict[int, None]  # brokers that have not answered
+    done: list[int] = field(default_factory=list)
+
+
+class Retiring:
+    """`forget(broker)` drops what is kept here for it."""
+
+    def __init__(
+        self, *, me: int, topology: Topology, inquiries: Inquiries, forget: Callable[[int], None]
+    ) -> None:
+        self._me = me
+        self._topology = topology
+        self._inquiries = inquiries
+        self._forget = forget
+        self._under_way: list[_Retirement] = []
+        inquiries.serve(RETIRE, self._asked)
+
+    def request(self, connection: int, message: Request, now_us: int) -> list[Effect]:
+        """UsageError or UnavailableError if it cannot be; else it is answered when all have done it."""
+        broker = self._find(message.arguments.get("broker", ""))
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            raise UnavailableError(f"{MAX_UNDER_WAY} brokers are being retired: try again")
+        self._forget(broker)
+        one = _Retirement(connection, message.number, broker, now_us + RETIRE_US, {}, [self._me])
+        out: list[Effect] = []
+
+        def asked(other: int) -> list[Effect]:
+            def answered(body: bytes, _now_us: int) -> list[Effect]:
+                if one.waiting.pop(other, other) is None and body == _DONE:
+                    one.done.append(other)
+                return self._settle()
+
+            return self._inquiries.ask(other, RETIRE, broker.to_bytes(4, "big"), answered) or []
+
+        for other in self._topology.reachable():
+            if other != self._me:
+                one.waiting[other] = None
+                out += asked(other)
+        self._under_way.append(one)
+        return out + self._settle()
+
+    def _find(self, text: str) -> int:
+        """A broker by its name, or by its number if the name is not known any more."""
+        named = [number for number, name in self._topology.names().items() if name == text]
+        if len(named) > 1:
+            numbers = ", ".join(f"{number:08x}" for number in sorted(named))
+            raise UsageError(f"several brokers are called {text!r}: give a number, {numbers}")
+        if named:
+            broker = named[0]
+        elif len(text) == 8 and all(one in "0123456789abcdef" for one in text):
+            broker = int(text, 16)
+        else:
+            raise UsageError(
+                f"no broker {text!r} is known: give its name, or its number from `postroad status --json`"
+            )
+        if broker in self._topology.reachable():
+            raise UsageError(f"broker {text!r} is there: delete its durable subscriptions instead")
+        return broker
+
+    def _asked(self, broker: int, number: int, body: bytes, _now_us: int) -> list[Effect]:
+        retired = int.from_bytes(body[:4], "big")
+        if len(body) != 4 or retired in self._topology.reachable():
+            return []
+        self._forget(retired)
+        return self._inquiries.respond(broker, number, _DONE)
+
+    def closed(self, connection: int) -> None:
+        """Nobody waits for the answer; it is done all the same."""
+        self._under_way = [one for one in self._under_way if one.connection != connection]
+
+    def tick(self, now_us: int) -> list[Effect]:
+        for one in self._under_way:
+            if one.deadline <= now_us:
+                one.waiting.clear()
+        return self._settle()
+
+    def _settle(self) -> list[Effect]:
+        out: list[Effect] = []
+        for one in [one for one in self._under_way if not one.waiting]:
+            self._under_way.remove(one)
+            names = self._topology.names()
+            missing = sorted(name for number, name in names.items() if number not in (*one.done, one.broker))
+            body = json.dumps(
+                {
+                    "retired": self._topology.name(one.broker),
+                    "done": sorted(self._topology.name(number) for number in one.done),
+                    "missing": missing,
+                }
+            )
+            out.append(Send(one.connection, encode(Reply(number=one.number, code="", body=body))))
+        return out
+
+    def next_deadline(self) -> int | None:
+        return min((one.deadline for one in self._under_way), default=None)
