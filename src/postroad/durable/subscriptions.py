@@ -143,6 +143,9 @@ class Subscriptions:
     def __iter__(self) -> Iterator[Subscription]:
         return iter(self._by_name.values())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
     def get(self, name: str) -> Subscription | None:
         return self._by_name.get(name)
 

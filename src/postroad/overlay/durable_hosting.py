@@ -366,6 +366,10 @@ class DurableHosting:
                 raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
             if tick > now_us + FUTURE_US:
                 raise UsageError(f"the token names a tick of {pubend_text(pubend)} in the future: {tick}")
+        # To begin with the first tick of everything would be to repeat everything.
+        known_here = {*self._routing.durable_streams(), *self.hosting.followed_before()}
+        if token and not token.keys() & known_here and message.durable not in self.hosting.subscriptions:
+            raise UnavailableError("the token names only streams that are not known here, or not yet")
         return token
 
     def _number(self) -> int:
