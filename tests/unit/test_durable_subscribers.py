@@ -296,3 +296,19 @@ def test_hostile_tokens_cost_only_their_sender() -> None:
     other.send(encode(Ack(number=1, token="nonsense")))
     assert other.has(Refuse)
     net.wait(1)
+
+
+def test_a_subscriber_that_comes_back_to_what_must_be_refiltered_is_served() -> None:
+    """D10: nobody but its own arrival would set it going."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    reader.begin("s", token="{}")
+    net.wait(2)
+    assert reader.got() == numbers(0, 5)
+    reader.gone()
+    again = Reader(net, 1)
+    again.begin("s", token="{}")
+    net.wait(5)
+    assert again.got() == numbers(0, 5)

@@ -306,6 +306,7 @@ class DurableHosting:
             self._groups.join(one.id, session.id, connection, message.number)
         if self._tracking is not None:
             self._tracking.attached(one.name, now_us)
+        outputs += self.hosting.credit(one.id, now_us)  # there was no room before there was a session
         if attached.created:
             outputs += self._created(one, session, token, now_us)
         elif token is not None and one.kept_here:
