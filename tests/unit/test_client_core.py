@@ -11,6 +11,7 @@ from postroad.client import effects as fx
 from postroad.client.core import ClientCore, State
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable.token import CheckpointToken
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -887,3 +888,22 @@ def test_close_ends_everything() -> None:
     assert script.core.next_deadline() is None
     script.lose()
     assert script.take(Dial) == [Dial("a:1")]
+
+
+def test_a_subscriber_with_its_own_token_goes_on_after_what_it_acknowledged() -> None:
+    """D3: a broker takes the token for consumed; what the application holds uncommitted must not be in it."""
+    script = Script()
+    script.up()
+    number, effects = script.core.subscribe(topic="t", where="", overflow="drop", buffer=0, durable="s")
+    script.do(effects)
+    script.say(wire.Subscribed(number=number, token=CheckpointToken({5: 3}).to_json()))
+    script.say(delivery(number, 5, 3, [4, 5]))
+    script.do(script.core.acknowledge(number, token={5: 4})[1])
+    script.take(fx.Delivered)
+    script.lose()
+    script.up()
+    again = script.sent()[-1]
+    assert isinstance(again, wire.Subscribe)
+    assert again.token == CheckpointToken({5: 4}).to_json()
+    script.say(wire.Subscribed(number=number, token=again.token), delivery(number, 5, 4, [5, 6]))
+    assert [ticks(found.batch) for found in script.take(fx.Delivered)] == [[6]]

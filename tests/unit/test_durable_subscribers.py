@@ -312,3 +312,22 @@ def test_a_subscriber_that_comes_back_to_what_must_be_refiltered_is_served() -> 
     again.begin("s", token="{}")
     net.wait(5)
     assert again.got() == numbers(0, 5)
+
+
+def test_an_old_token_is_where_it_goes_on() -> None:
+    """D3: the token belongs to the subscriber. One told to go on later would drop what comes again."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s")
+    net.wait(1)
+    start = reader.start
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    reader.ack()
+    net.wait(1)
+    reader.gone()
+    again = Reader(net, 1)
+    again.begin("s", token=json.dumps(start))
+    net.wait(3)
+    assert again.start == start
+    assert again.got() == numbers(0, 5)

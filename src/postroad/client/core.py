@@ -478,11 +478,10 @@ class ClientCore:
         With `confirm` Acknowledged follows, under the ticket returned. Without, and without a connection, it
         is not said: the next acknowledgement says it too.
         """
-        up = self.state is State.UP
-        if number not in self.inbox or not (up or confirm):
+        if number not in self.inbox:
             return 0, self._take()
         ack = self.inbox.acknowledge(number, token or {}, events or {}, confirm=confirm)
-        if up:
+        if self.state is State.UP:
             self._send(ack)
         return ack.ticket, self._take()
 

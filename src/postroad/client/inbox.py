@@ -48,16 +48,18 @@ class _Subscription:
     torn_us: int | None = None  # began, but not in force since then (the broker's clock)
     told: bool = False  # torn, and the application knows it already
     streams: Streams = field(default_factory=Streams)
+    acked: CheckpointToken = field(default_factory=CheckpointToken)  # where it began, or acknowledged since
     acking: dict[int, wire.Ack] = field(default_factory=dict)  # not confirmed, by ticket
     refused_us: int | None = None  # it could not go on since then
     again_us: int | None = None  # when it is tried again
 
     def again(self) -> wire.Subscribe:
-        """What begins it on a new connection. Who keeps its own token goes on after what it was given; if
-        the broker keeps it, the broker repeats what was not acknowledged, and `streams` drops that."""
+        """What begins it on a new connection. It goes on after what was acknowledged, not after what was
+        given out, since a broker takes a token for consumed and an application may crash and come back with
+        an older one. What comes again is dropped by `streams`."""
         if not self.request.durable or self.request.ack or not self.began:
             return self.request
-        return msgspec.structs.replace(self.request, token=CheckpointToken(self.streams.known).to_json())
+        return msgspec.structs.replace(self.request, token=self.acked.to_json())
 
 
 class Inbox:
@@ -156,6 +158,7 @@ class Inbox:
         token = _token(message.token)
         if not subscription.began:
             subscription.streams.go_on(token)
+            subscription.acked = token
         subscription.began = True
         out.append(Began(number=message.number, missing=message.missing, token=token))
         return out, tuple(subscription.acking.values())
@@ -243,6 +246,7 @@ class Inbox:
     ) -> wire.Ack:
         """The message, with a ticket if it is to be confirmed."""
         subscription = self._subscriptions[number]
+        subscription.acked = subscription.acked.maximum(CheckpointToken(token))
         if not confirm:
             return _ack(number, token, events, 0)
         if len(subscription.acking) >= MAX_ACKING:

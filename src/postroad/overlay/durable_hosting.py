@@ -74,6 +74,7 @@ class _Session:
     subscriber: int
     name: str
     shared: bool
+    token: CheckpointToken | None = None  # that it came with
     missing: tuple[str, ...] = ()
     began: bool = False  # SUBSCRIBED was sent
 
@@ -247,9 +248,12 @@ class DurableHosting:
         self._subscribed(session)
 
     def _subscribed(self, session: _Session) -> None:
+        """It goes on after the token it came with, though it may have acknowledged more."""
         session.began = True
         one = self.hosting.subscriptions.by_id(session.subscriber)
         token = one.token()
+        if session.token is not None:
+            token = CheckpointToken({**token, **session.token})
         message = Subscribed(number=session.number, missing=session.missing, token=token.to_json())
         self._out.append(Send(session.connection, encode(message)))
         self._moving.claim(one)
@@ -301,12 +305,12 @@ class DurableHosting:
         if attached.replaced is not None:
             self._end(attached.replaced, UsageError(f"{message.durable!r} was taken by another connection"))
         session = self._open(connection, message, one)
+        session.token = token
         if one.shared and one.session is not None:
             self._groups.begin(one, one.session)
             self._groups.join(one.id, session.id, connection, message.number)
         if self._tracking is not None:
             self._tracking.attached(one.name, now_us)
-        outputs += self.hosting.credit(one.id, now_us)  # there was no room before there was a session
         if attached.created:
             outputs += self._created(one, session, token, now_us)
         elif token is not None and one.kept_here:
