@@ -331,3 +331,20 @@ def test_an_old_token_is_where_it_goes_on() -> None:
     net.wait(3)
     assert again.start == start
     assert again.got() == numbers(0, 5)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_a_broker_keeps_for_switchover_was_not_filtered_for_those_who_come_later(at: int) -> None:
+    """D5, D10: silence is relative to a filter. Before a subscription is known here it is refiltered."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, other = DurableClient(net, 0), Reader(net, at)
+    other.begin("other", topic="u")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    reader = Reader(net, at)
+    reader.begin("s", token=json.dumps(other.start))
+    net.wait(3)
+    publisher.send(publisher.durable("t", *numbers(5, 7)))
+    net.wait(1)
+    assert reader.got() == numbers(0, 7)

@@ -367,7 +367,8 @@ class Hosting:
             catchup.advance(room, send)
             if not catchup.idle:
                 break
-            if catchup.position >= max(constream.recent_start, one.cursors[catchup.pubend].since):
+            # What is kept for switchover was not filtered for those who were not known here yet.
+            if catchup.position >= max(constream.recent_start, one.cursors[constream.pubend].since):
                 catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
                 if one.id in constream:
                     del held.catchups[one.id]
@@ -386,11 +387,11 @@ class Hosting:
         """A plan for the next stretch, at once or after a read. False: nothing to go on with yet."""
         start, end = catchup.position, held.constream.latest_delivered
         since = one.cursors[catchup.pubend].since
+        if start < since:
+            catchup.refilter(since)
+            return True
         if start >= end:
             return False
-        if start < since:
-            catchup.refilter(min(end, since))
-            return True
         buffer, reads = held.filtering.batch_read(one.id, start, end)
         catchup.reading = True
         if buffer is not None:
