@@ -642,3 +642,19 @@ def test_messages_in_odd_order_are_taken() -> None:
     fake.send(knowledge(77 << 32, 0, 9, [4]))
     net.give(0, [Closed(fake.connection), Received(fake.connection, encode(Detach(origin=77)))])
     assert served(net)
+
+
+def test_the_end_of_a_dead_pubend_does_not_answer_for_the_living_ones() -> None:
+    """An attach that was lost is said again, though a new process answered for the old one meanwhile."""
+    net = Net(1)
+    fake = Fake(net, 0, 2)
+    fake.advertise()
+    old = volatile_pubend(2, 0)
+    before = len(fake.of(Attach))
+    fake.send(empty_frame(kind=Kind.KNOWLEDGE, pubend=old, start=50, end=MAX_TICK, channel=0, lost=True))
+    net.wait(8)
+    assert len(fake.of(Attach)) > before
+    fake.say(Silence(spans=((fake.pubend, 50, 60, 0),)))
+    before = len(fake.of(Attach))
+    net.wait(8)
+    assert len(fake.of(Attach)) == before

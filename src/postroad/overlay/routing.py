@@ -528,8 +528,10 @@ class Routing:
         origin = pubend >> 32
         if origin == self._me:
             raise PeerError("a neighbour claims to know our own stream")
-        if origin in self._unanswered and self._upstream.get(origin, (None,))[0] == sender.number:
-            del self._unanswered[origin]
+        if origin in self._unanswered:
+            parent, pubends = self._upstream.get(origin, (None, ()))
+            if parent == sender.number and pubend in pubends:  # the end of a dead one is told to anyone
+                del self._unanswered[origin]
         if stream is None:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
                 return  # from a former parent, about a stream we do not follow
