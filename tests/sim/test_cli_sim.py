@@ -14,12 +14,14 @@ from postroad.sim.scenario import Outcome
 HOLDS = Outcome(
     seed=7,
     minutes=1.5,
+    kind="durable",
     brokers=3,
     pinned=False,
     digest="d1",
     published=10,
     accepted=9,
     deliveries=20,
+    durable_deliveries=5,
     owed=18,
     gaps=1,
     subscriptions=4,
@@ -52,7 +54,7 @@ def test_a_run_that_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert main(["sim", "--seed", "7", "--minutes", "1.5"]) == 0
     assert calls == [(7, 1.5, None)]
     out = capsys.readouterr().out
-    assert "seed 7 holds: 3 brokers, 10 events published, 9 accepted, 20 deliveries (18 owed)" in out
+    assert "seed 7 holds: durable, 3 brokers, 10 events published, 9 accepted, 25 deliveries (18 owed)" in out
     assert "crash 2, cut 1" in out
     assert "d1" in out
 

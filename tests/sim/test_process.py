@@ -9,13 +9,18 @@ import pytest
 from postroad.broker import Closed, DialFailed, Input, Opened, Received
 from postroad.errors import BugError, PeerError
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
-from postroad.sim.disk import Append, CrashStyle, DiskEffect, Sync, Synced
+from postroad.sim.disk import CrashStyle
 from postroad.sim.network import Network
 from postroad.sim.process import Core, Process
 from postroad.sim.violation import Violation
 from postroad.sim.world import EPOCH_US, Clock, World
+from postroad.storage.effects import Append, Appended, AppendFailed, Read, ReadDone, Save, Saved
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Ping, encode
+
+
+def append(tick: int) -> Append:
+    return Append(stream=1, first=tick - 1, last=tick, data=b"x" * 100, tag=tick)
 
 
 class Echo:
@@ -25,10 +30,10 @@ class Echo:
         self.seen: list[object] = []
         self.turns: list[int] = []
         self.deadline: int | None = None
-        self.effects: list[Effect | DiskEffect] = [Dial(address) for address in dial]
+        self.effects: list[Effect] = [Dial(address) for address in dial]
         process.disk.save("boot", bytes(len(process.boots) + 1))
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect | DiskEffect]:
+    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
         self.turns.append(now_us)
         self.seen += inputs
         self.deadline = None
@@ -189,13 +194,65 @@ def test_a_complaint_about_a_peer_is_a_violation() -> None:
         stage.a.perform(current, [Close(2, PeerError("nonsense"))])
 
 
-def test_the_disk_answers_as_an_input() -> None:
+def test_the_storage_answers_as_an_input() -> None:
     stage = started()
     current = stage.a.current
     assert current is not None
-    stage.a.perform(current, [Append(file="log", data=b"x"), Sync(token=7)])
+    stage.a.open_storage()
+    stage.a.perform(current, [append(1), Read(stream=1, start=0, end=1, limit_bytes=9, tag=2)])
     stage.run()
-    assert echo(stage.a).seen[-1] == Synced(token=7)
+    outcomes = [item for item in echo(stage.a).seen if isinstance(item, Appended | ReadDone)]
+    assert [item.tag for item in outcomes] in ([1, 2], [2, 1])
+
+
+@pytest.mark.parametrize(("step", "survives"), [("written", None), ("synced", True), ("saved", True)])
+def test_a_process_dies_at_the_step_of_a_commit_that_is_named(step: str, survives: bool | None) -> None:
+    """D12: before the sync, after it, and after what depends on it; nothing of it was answered."""
+    stage = started()
+    core, current = echo(stage.a), stage.a.current
+    assert current is not None
+    stage.a.open_storage()
+    assert stage.a.crash_at(step, silently=False, style=CrashStyle())
+    stage.a.perform(current, [append(1), Save(table="t", rows=((b"k", b"v"),), tag=2)])
+    stage.run()
+    assert not stage.a.running
+    assert not any(isinstance(item, Appended | Saved) for item in core.seen)
+    storage = stage.a.open_storage()
+    found = 1 in storage.volume.recovered.streams
+    assert survives is None or found
+    assert storage.tables.get("t", {}) == ({b"k": b"v"} if step == "saved" else {})
+
+
+def test_a_sync_that_fails_is_final_until_a_restart() -> None:
+    stage = started()
+    core, current = echo(stage.a), stage.a.current
+    assert current is not None
+    stage.a.open_storage()
+    assert stage.a.crash_at("failing", silently=False, style=CrashStyle())
+    stage.a.perform(current, [append(1)])
+    stage.run()
+    stage.a.perform(current, [append(2)])
+    stage.run()
+    assert [item.tag for item in core.seen if isinstance(item, AppendFailed)] == [1, 2]
+    stage.a.stop()
+    storage = stage.a.open_storage()
+    assert 1 not in storage.volume.recovered.streams
+    storage.perform([append(1)])
+    stage.run()
+    assert storage.take() == [Appended(tag=1)]
+
+
+def test_a_process_that_ends_in_good_order_leaves_nothing_undone() -> None:
+    stage = started()
+    current = stage.a.current
+    assert current is not None
+    stage.a.open_storage()
+    stage.a.perform(current, [append(1), Save(table="t", rows=((b"k", b"v"),), tag=2), append(3)])
+    stage.a.stop()
+    storage = stage.a.open_storage()
+    assert storage.volume.recovered.streams[1].last == 3
+    assert storage.tables["t"] == {b"k": b"v"}
+    assert storage.volume.recovered.damage == ()
 
 
 def test_a_stop_is_in_good_order() -> None:

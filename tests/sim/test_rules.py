@@ -217,7 +217,7 @@ BROKEN: list[tuple[type[Broken], str]] = [
 
 
 def judge(wrap: Callable[[Core, str], Core] | None, *, faults: bool = False, seed: int = SEED) -> Outcome:
-    return Scenario(seed=seed, minutes=0.1, brokers=3, faults=faults, wrap=wrap).run()
+    return Scenario(seed=seed, minutes=0.1, brokers=3, faults=faults, wrap=wrap, durable=False).run()
 
 
 @pytest.mark.parametrize(("broken", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", value))

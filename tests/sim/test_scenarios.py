@@ -21,19 +21,19 @@ FOUND = (
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_rule_holds(seed: int) -> None:
-    outcome = Scenario(seed=seed, minutes=1.6).run()
+    outcome = Scenario(seed=seed, minutes=1.6, durable=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert outcome.published == outcome.accepted > 0
 
 
 @pytest.mark.parametrize(("seed", "minutes"), FOUND)
 def test_what_was_found_stays_repaired(seed: int, minutes: float) -> None:
-    outcome = Scenario(seed=seed, minutes=minutes).run()
+    outcome = Scenario(seed=seed, minutes=minutes, durable=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 
 def test_a_calm_world_delivers_everything_without_gaps() -> None:
-    outcome = Scenario(seed=1, minutes=0.3, brokers=8, faults=False).run()
+    outcome = Scenario(seed=1, minutes=0.3, brokers=8, faults=False, durable=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert outcome.owed > 0
 

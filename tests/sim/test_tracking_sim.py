@@ -28,7 +28,7 @@ SEEDS = (
 @pytest.mark.parametrize(("seed", "strategy", "routing"), SEEDS)
 def test_traces_are_true_whatever_happens(seed: int, strategy: str, routing: str) -> None:
     config = replace(QUICK, strategy=strategy, routing=routing)
-    scenario = Scenario(seed=seed, minutes=1.6, tracking=config)
+    scenario = Scenario(seed=seed, minutes=1.6, tracking=config, durable=False)
     outcome = scenario.run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert scenario.trails is not None
@@ -39,7 +39,7 @@ def test_traces_are_true_whatever_happens(seed: int, strategy: str, routing: str
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_in_a_calm_world_every_answer_is_complete(strategy: str) -> None:
     config = replace(QUICK, strategy=strategy)
-    scenario = Scenario(seed=2, minutes=0.3, brokers=5, faults=False, tracking=config)
+    scenario = Scenario(seed=2, minutes=0.3, brokers=5, faults=False, tracking=config, durable=False)
     outcome = scenario.run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert scenario.trails is not None
@@ -57,7 +57,7 @@ def test_a_broker_that_does_not_record_is_found_out(forgets: str, monkeypatch: p
         return tracking
 
     monkeypatch.setattr(Scenario, "_tracking_of", forgetful)
-    outcome = Scenario(seed=2, minutes=0.3, brokers=3, faults=False, tracking=QUICK).run()
+    outcome = Scenario(seed=2, minutes=0.3, brokers=3, faults=False, tracking=QUICK, durable=False).run()
     assert outcome.rule in ("trace-false", "trace-lost")
 
 

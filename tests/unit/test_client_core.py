@@ -900,6 +900,7 @@ def test_a_subscriber_with_its_own_token_goes_on_after_what_it_acknowledged() ->
     script.say(delivery(number, 5, 3, [4, 5]))
     script.do(script.core.acknowledge(number, token={5: 4})[1])
     script.take(fx.Delivered)
+    script.now += 60 * SECOND_US
     script.lose()
     script.up()
     again = script.sent()[-1]

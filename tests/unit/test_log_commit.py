@@ -7,17 +7,17 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from postroad.errors import BugError, StorageError
-from postroad.sim.disk import Append as DiskAppend
-from postroad.sim.disk import CrashStyle, Disk, DiskInput, Remove, Replace, Sync, Synced
+from postroad.sim.disk import CrashStyle, Disk
+from postroad.sim.storage import VirtualStorage
 from postroad.sim.world import World
-from postroad.storage.commit import LOG_FOLDER, Commit, GroupCommit, Storage, commit_once
+from postroad.storage.commit import LOG_FOLDER, GroupCommit, Storage, commit_once
 from postroad.storage.effects import (
     Append,
     Appended,
@@ -34,7 +34,7 @@ from postroad.storage.effects import (
 from postroad.storage.files import OsFiles
 from postroad.storage.identity import DATABASE
 from postroad.storage.log import LogVolume
-from postroad.storage.metadata import Metadata, Rows
+from postroad.storage.metadata import Metadata
 from postroad.units import MIB
 
 
@@ -347,107 +347,19 @@ def test_a_full_disk_refuses_and_recovers_by_itself(small_disk: Path) -> None:
 # -- the same code on the simulator's disk
 
 
-class DiskFiles:
-    """Files on the virtual disk. The driver asks for the sync itself, since virtual time passes in it."""
-
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
-
-    def list(self) -> list[tuple[str, int]]:
-        return [
-            (name, len(self.disk.read(name) or b"")) for name in self.disk.files() if name.endswith(".log")
-        ]
-
-    def create(self, name: str) -> None:
-        self.disk.save(name, b"")
-
-    def write(self, name: str, at: int, parts: Sequence[bytes]) -> None:
-        self.disk.perform(DiskAppend(file=name, data=b"".join(parts)), _nobody)
-        if len(self.disk.read(name) or b"") < at + sum(map(len, parts)):
-            raise OSError(errno.ENOSPC, "the virtual disk is full")
-
-    def sync(self, name: str) -> None:
-        self.disk.save(name, self.disk.read(name) or b"")  # only while the log is being opened
-
-    def cut(self, name: str, size: int) -> None:
-        self.disk.perform(Replace(file=name, data=(self.disk.read(name) or b"")[:size]), _nobody)
-        self.disk.perform(Sync(token=-1), _nobody)  # takes the failure with it
-
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        content = self.disk.read(name)
-        if content is None:
-            raise FileNotFoundError(name)
-        return content[offset : offset + size]
-
-    def install(self, name: str, parts: Sequence[bytes]) -> None:
-        self.disk.save(name, b"".join(parts))
-
-    def remove(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.disk.perform(Remove(file=name), _nobody)
-
-
-def _nobody(_outcome: DiskInput) -> None:
-    pass
-
-
-class DiskFacts:
-    """Metadata in no time: one row per virtual file would do as well."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, dict[bytes, bytes]] = {}
-
-    def load(self, table: str) -> dict[bytes, bytes]:
-        return dict(self.tables.get(table, {}))
-
-    def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
-        for table, rows in changes:
-            for key, value in rows:
-                if value is None:
-                    self.tables.get(table, {}).pop(key, None)
-                else:
-                    self.tables.setdefault(table, {})[key] = value
-
-
-class VirtualStorage:
+def virtual(disk: Disk) -> VirtualStorage:
     """How a simulated process drives the same group commit, with virtual time passing during each sync."""
-
-    def __init__(self, disk: Disk, facts: DiskFacts) -> None:
-        self.disk, self.facts = disk, facts
-        draw = disk.world.random("markers").getrandbits
-        self.volume = LogVolume(DiskFiles(disk), facts, draw_marker=lambda: draw(32), segment_bytes=4000)
-        self.group = GroupCommit(self.volume, commit_bytes=1500)
-        self.running: Commit | None = None
-
-    def perform(self, effects: Sequence[Append | Save | Chop]) -> None:
-        self.group.submit(effects)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self.running is not None:
-            return
-        self.running = self.group.begin()
-        if self.running is not None:
-            self.disk.perform(Sync(token=1), self._synced)
-
-    def _synced(self, outcome: DiskInput) -> None:
-        commit, self.running = self.running, None
-        assert commit is not None
-        self.group.logged(commit, None if isinstance(outcome, Synced) else OSError(errno.EIO, outcome.reason))
-        self.facts.commit(commit.changes)
-        self.group.finish(commit, None)
-        self.volume.tidy()
-        self._go_on()
+    return VirtualStorage(disk, wake=lambda: None, crash=lambda: None, segment_bytes=4000, commit_bytes=1500)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_log_on_the_virtual_disk_keeps_what_it_acknowledged(seed: int) -> None:
     """D12: crashes tear and scatter what was not synced."""
     world = World(seed)
-    disk, facts, chance = Disk(world, "d"), DiskFacts(), Random(seed)
+    disk, chance = Disk(world, "d"), Random(seed)
     acknowledged, asked, chopped = 0, 0, 0
     for _ in range(6):
-        storage = VirtualStorage(disk, facts)
+        storage = virtual(disk)
         assert all(damage.torn for damage in storage.volume.recovered.damage)
         state = storage.volume.recovered.streams.get(1)
         last = state.last if state else 0
@@ -466,13 +378,14 @@ def test_the_log_on_the_virtual_disk_keeps_what_it_acknowledged(seed: int) -> No
                 storage.perform([Chop(stream=1, tick=chopped)])
         done = storage.volume.read(Read(stream=1, start=chopped, end=acknowledged, limit_bytes=MIB, tag=0))
         assert [one[1] for one in done.records] == list(range(chopped + 1, acknowledged + 1))
+        storage.die()
         disk.crash(CrashStyle(scattered=chance.random() < 0.5, flip_chance=0.2))
 
 
 def test_a_full_virtual_disk_fails_as_a_real_one() -> None:
     world = World(1)
     disk = Disk(world, "d")
-    storage = VirtualStorage(disk, DiskFacts())
+    storage = virtual(disk)
     storage.perform([record(1)])
     world.run(world.now_us + 100_000)
     disk.fill()

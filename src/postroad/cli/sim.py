@@ -82,8 +82,9 @@ def _print(outcome: Outcome, *, json: bool, brief: bool) -> None:
         return
     verdict = f"violates {outcome.rule}" if outcome.rule else "holds"
     print(
-        f"seed {outcome.seed} {verdict}: {outcome.brokers} brokers, {outcome.published} events published, "
-        f"{outcome.accepted} accepted, {outcome.deliveries} deliveries ({outcome.owed} owed), "
+        f"seed {outcome.seed} {verdict}: {outcome.kind}, {outcome.brokers} brokers, "
+        f"{outcome.published} events published, {outcome.accepted} accepted, "
+        f"{outcome.deliveries + outcome.durable_deliveries} deliveries ({outcome.owed} owed), "
         f"{outcome.gaps} gaps, {sum(outcome.faults.values())} faults",
         flush=True,
     )

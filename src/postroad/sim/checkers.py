@@ -164,7 +164,10 @@ class Paths:
         ledger: Ledger,
         processes: Mapping[str, Process],
         connections: Callable[[], list[Connection]],
+        durably_wanted: Callable[[Published, frozenset[str]], bool],
     ) -> None:
+        """`durably_wanted(event, brokers)`: one of these brokers has a durable subscription for it."""
+        self._durably_wanted = durably_wanted
         self._world = world
         self._ledger = ledger
         self._processes = processes
@@ -204,6 +207,8 @@ class Paths:
             wants = subscription.selector.matches(event.topic, event.attributes)
             if subscription.broker in behind and wants and not gone:
                 return
+        if self._durably_wanted(event, behind):
+            return
         raise Violation(
             "path", f"{sender} sent {event.text} to {receiver}, behind which nobody wants it", tags
         )

@@ -86,10 +86,10 @@ class Disk:
         self.capacity = capacity
         self.slow_until_us = 0
         self.slow_factor = 1
-        self._durable: dict[str, bytes] = {}
+        self._durable: dict[str, bytearray] = {}
         self._view: dict[str, bytearray] = {}  # what the running process reads
-        self._pending: list[Operation] = []  # in order, not durable yet
-        self._committed = 0  # operations made durable so far
+        self._pending: list[tuple[int, Operation]] = []  # numbered, in order, not durable yet
+        self._asked = 0  # operations so far
         self._failed: str = ""  # why the next sync fails
         self._busy_until_us = 0
         self._epoch = 0  # completions of an earlier process are nobody's
@@ -103,8 +103,19 @@ class Disk:
         found = self._view.get(file)
         return None if found is None else bytes(found)
 
+    def read_at(self, file: str, offset: int, size: int) -> bytes:
+        return bytes(self._view[file][offset : offset + size])
+
+    def size(self, file: str) -> int | None:
+        found = self._view.get(file)
+        return None if found is None else len(found)
+
     def used(self) -> int:
-        return sum(len(content) for content in self._view.values())
+        return sum(map(len, self._view.values()))
+
+    @property
+    def room(self) -> int:
+        return max(0, self.capacity - self.used())
 
     def perform(self, effect: DiskEffect, tell: Callable[[DiskInput], None]) -> None:
         if isinstance(effect, Sync):
@@ -112,13 +123,20 @@ class Disk:
             return
         operation = self._within_capacity(effect)
         _apply(self._view, operation)
-        self._pending.append(operation)
+        self._asked += 1
+        self._pending.append((self._asked, operation))
 
     def save(self, file: str, data: bytes) -> None:
-        """Replace and sync in no time: for what a process does before it starts to serve."""
-        self._pending.append(Replace(file=file, data=data))
-        _apply(self._view, self._pending[-1])
-        self._commit(len(self._pending))
+        """Replace this file, durably and in no time: for what a process waits for."""
+        self._pending = [one for one in self._pending if one[1].file != file]
+        self._view[file], self._durable[file] = bytearray(data), bytearray(data)
+
+    def settle(self) -> None:
+        """A process ends in good order: all it asked for is durable, nothing is answered any more."""
+        self._commit(self._asked)
+        self._failed = ""
+        self._busy_until_us = 0
+        self._epoch += 1
 
     # -- what happens to it
 
@@ -133,11 +151,10 @@ class Disk:
         """The process and its page cache are gone; what is left is what the next process reads."""
         chance = self.world.random(f"disk/{self.name}")
         survivors = self._scattered(chance) if style.scattered else self._prefix(chance)
-        image = {file: bytearray(content) for file, content in self._durable.items()}
         for operation in survivors:
-            _apply(image, _flipped(operation, chance) if chance.random() < style.flip_chance else operation)
-        self._durable = {file: bytes(content) for file, content in image.items()}
-        self._view = image
+            flipped = chance.random() < style.flip_chance
+            _apply(self._durable, _flipped(operation, chance) if flipped else operation)
+        self._view = {file: bytearray(content) for file, content in self._durable.items()}
         self._pending = []
         self._failed = ""
         self._busy_until_us = 0
@@ -145,9 +162,7 @@ class Disk:
 
     def rot(self, file: str, position: int) -> None:
         """A bit of synced data changes by itself."""
-        content = bytearray(self._durable[file])
-        content[position] ^= 1
-        self._durable[file] = bytes(content)
+        self._durable[file][position] ^= 1
         self._view[file][position] ^= 1
 
     # -- inside
@@ -172,7 +187,7 @@ class Disk:
             delay *= self.slow_factor
         self._busy_until_us = max(self._busy_until_us, self.world.now_us) + delay
         failed, self._failed = self._failed, ""
-        asked, epoch = self._committed + len(self._pending), self._epoch
+        asked, epoch = self._asked, self._epoch
 
         def finish() -> None:
             if epoch != self._epoch:
@@ -180,29 +195,28 @@ class Disk:
             if failed:
                 tell(DiskFailed(token=token, reason=failed))
                 return
-            self._commit(max(0, asked - self._committed))
+            self._commit(asked)
             tell(Synced(token=token))
 
         self.world.at(self._busy_until_us, finish)
 
-    def _commit(self, count: int) -> None:
-        image = {file: bytearray(content) for file, content in self._durable.items()}
-        for operation in self._pending[:count]:
-            _apply(image, operation)
-        self._durable = {file: bytes(content) for file, content in image.items()}
-        del self._pending[:count]
-        self._committed += count
+    def _commit(self, asked: int) -> None:
+        for number, operation in self._pending:
+            if number <= asked:
+                _apply(self._durable, operation)
+        self._pending = [one for one in self._pending if one[0] > asked]
 
     def _prefix(self, chance: Random) -> list[Operation]:
-        kept = chance.randint(0, len(self._pending))
-        survivors = self._pending[:kept]
-        if kept < len(self._pending):
-            survivors += _torn(self._pending[kept], chance)
+        pending = [operation for _, operation in self._pending]
+        kept = chance.randint(0, len(pending))
+        survivors = pending[:kept]
+        if kept < len(pending):
+            survivors += _torn(pending[kept], chance)
         return survivors
 
     def _scattered(self, chance: Random) -> list[Operation]:
         survivors: list[Operation] = []
-        for operation in self._pending:
+        for _, operation in self._pending:
             fate = chance.randrange(3)
             if fate == 0:
                 survivors.append(operation)

@@ -10,14 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from postroad.sim.applications import Application
 from postroad.sim.clients import Client
 from postroad.sim.disk import CrashStyle
 from postroad.sim.network import Network, Raw
 from postroad.sim.process import Process
+from postroad.sim.storage import STEPS
 from postroad.sim.world import World
-from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.units import GIB, MILLISECOND_US, SECOND_US
 
 LONGEST_STEP_US: Final = 3 * SECOND_US
+DISK_BYTES: Final = GIB  # of a disk that is not full
 
 
 class Faults:
@@ -34,12 +37,15 @@ class Faults:
         pause_us: int,
         raw: bool,
         steps: bool,
+        applications: Sequence[Application] = (),
     ) -> None:
+        """With `applications` things are durable: nobody leaves for good, and disks are harmed as well."""
         self._world = world
         self._network = network
         self._processes = list(processes)
         self._clients = list(clients)
         self._links = list(links)
+        self._applications = list(applications)
         self._pause_us = pause_us
         self._chance = world.random("faults")
         self._going_on = True
@@ -53,10 +59,18 @@ class Faults:
             ("refuse", 1, self._refuse),
             ("crash", 3, self._crash),
             ("stop", 1, self._stop_broker),
-            ("leave", 1, self._leave),
             ("client-cut", 3, self._cut_client),
             ("client-stall", 1, self._stall_client),
         ]
+        if applications:
+            self._kinds += [
+                ("application", 4, self._application),
+                ("commit", 4, self._commit),
+                ("disk-full", 1, self._fill_disk),
+                ("disk-slow", 1, self._slow_disk),
+            ]
+        else:
+            self._kinds.append(("leave", 1, self._leave))
         if raw:
             self._kinds.append(("raw", 3, self._raw))
         if steps:
@@ -69,6 +83,7 @@ class Faults:
         self._network.heal()
         for process in self._processes:
             process.spare()
+            process.disk.capacity = max(process.disk.capacity, DISK_BYTES)
             if not process.running and process.name not in self._left:
                 process.start()
 
@@ -174,6 +189,49 @@ class Faults:
         self._restart_later(process)
         return True
 
+    def _commit(self) -> bool:
+        """A broker dies at the worst step of a commit, or its sync fails and it is started anew."""
+        process, step = self._chance.choice(self._processes), self._chance.choice(STEPS)
+        style = CrashStyle(scattered=self._chance.random() < 0.3, flip_chance=self._chance.choice((0.0, 0.1)))
+        self._world.note("fault", f"commit of {process.name}: {step}")
+        if not process.crash_at(step, silently=self._chance.random() < 0.3, style=style):
+            return False
+        if step == "failing":
+            until = self._later(SECOND_US, 20 * SECOND_US)
+            self._world.at(until, lambda: self._replace(process))
+        else:
+            self._restart_later(process)
+        return True
+
+    def _replace(self, process: Process) -> None:
+        if self._going_on and process.running:
+            process.stop()
+            self._restart_later(process)
+
+    def _fill_disk(self) -> bool:
+        process = self._chance.choice(self._processes)
+        self._world.note("fault", f"the disk of {process.name} is full")
+        process.disk.fill()
+
+        def empty() -> None:
+            process.disk.capacity = DISK_BYTES
+
+        self._world.at(self._later(SECOND_US, 15 * SECOND_US), empty)
+        return True
+
+    def _slow_disk(self) -> bool:
+        process = self._chance.choice(self._processes)
+        self._world.note("fault", f"the disk of {process.name} is slow")
+        process.disk.slow(self._later(SECOND_US, 15 * SECOND_US), self._chance.choice((10, 200)))
+        return True
+
+    def _application(self) -> bool:
+        application = self._chance.choice(self._applications)
+        if application.life is None:
+            return False
+        application.crash()
+        return True
+
     def _stop_broker(self) -> bool:
         process = self._chance.choice(self._processes)
         if not process.running:
@@ -193,7 +251,10 @@ class Faults:
 
     def _restart_later(self, process: Process) -> None:
         def restart() -> None:
-            if self._going_on and not process.running and process.name not in self._left:
+            if not self._going_on:
+                return
+            process.spare()
+            if not process.running and process.name not in self._left:
                 process.start()
 
         self._world.at(self._later(50 * MILLISECOND_US, 25 * SECOND_US), restart)
@@ -206,11 +267,12 @@ class Faults:
     # -- clients
 
     def _client_pair(self) -> tuple[str, str] | None:
-        connected = [c for c in self._network.connections() if c.ends[0].name in self._client_names()]
+        names = self._client_names()
+        connected = [c for c in self._network.connections() if c.ends[0].name in names]
         return self._chance.choice(connected).pair if connected else None
 
     def _client_names(self) -> set[str]:
-        return {client.name for client in self._clients}
+        return {one.name for one in self._clients} | {one.name for one in self._applications}
 
     def _cut_client(self) -> bool:
         pair = self._client_pair()

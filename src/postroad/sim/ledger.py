@@ -42,6 +42,7 @@ class Published:
     client: str
     sent: dict[int, int] = field(default_factory=dict)  # pubend it was sent to -> when first
     accepted: int = 0  # pubend that accepted it
+    rejected: bool = False  # its publisher was told that it is not kept
     accepted_us: int = 0
 
     @property

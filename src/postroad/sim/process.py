@@ -14,26 +14,30 @@ from typing import Final, Protocol
 from postroad.broker import Closed, DialFailed, Input, Opened, Received
 from postroad.errors import BugError, PeerError
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
-from postroad.sim.disk import Append, CrashStyle, Disk, DiskEffect, DiskInput, Remove, Replace, Sync
+from postroad.sim.disk import CrashStyle, Disk
 from postroad.sim.network import Network
+from postroad.sim.storage import VirtualStorage
 from postroad.sim.tracking import Histories
 from postroad.sim.violation import Violation
 from postroad.sim.world import Clock, Timer, World
+from postroad.storage.effects import Append, Chop, Read, Save
 from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
-from postroad.units import MILLISECOND_US
+from postroad.units import KIB, MILLISECOND_US
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
 SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that never comes to rest
 SPIN_US: Final = 10 * MILLISECOND_US
+SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many
+COMMIT_BYTES: Final = 8 * KIB
 
 
 class Core(Protocol):
     """What a process runs: the product's Broker, or a small one in a test."""
 
-    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect | DiskEffect]: ...
+    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]: ...
     def next_deadline(self) -> int | None: ...
     def check(self) -> None: ...
-    def shutdown(self, now_us: int) -> Sequence[Effect | DiskEffect]: ...
+    def shutdown(self, now_us: int) -> Sequence[Effect]: ...
     def status(self, now_us: int) -> dict[str, object]: ...
     def metrics(self) -> dict[str, int | float]: ...
 
@@ -48,7 +52,7 @@ class Incarnation:
         self.boot = boot
         self.turns = 0
         self._process = process
-        self._inputs: list[Input | DiskInput] = []
+        self._inputs: list[Input] = []
         self._turn_timer: Timer | None = None
         self._wake_timer: Timer | None = None
         self._die_after: int | None = None  # effects of the next turn that are still performed
@@ -71,7 +75,7 @@ class Incarnation:
 
     # -- turns
 
-    def put(self, item: Input | DiskInput) -> None:
+    def put(self, item: Input) -> None:
         if not self.alive:
             return
         self._inputs.append(item)
@@ -98,13 +102,14 @@ class Incarnation:
         process = self._process
         inputs, self._inputs = self._inputs, []
         self._watch_for_spinning(bool(inputs))
-        effects = self._guard(lambda: self.core.handle(inputs, process.clock.now_us()))  # type: ignore[arg-type]
+        effects = self._guard(lambda: self.core.handle(inputs, process.clock.now_us()))
         self.turns += 1
+        process.perform(self, effects if self._die_after is None else effects[: self._die_after])
+        if not self.alive:
+            return  # it died in the midst of them
         if self._die_after is not None:
-            process.perform(self, effects[: self._die_after])
             process.crash_now()
             return
-        process.perform(self, effects)
         if self.turns % process.check_every == 0:
             self._guard(lambda: self.core.check() or ())  # type: ignore[func-returns-value]
         self.wake()
@@ -132,7 +137,7 @@ class Incarnation:
         if self._idle_turns > SPIN_TURNS:
             raise Violation("rest", f"{self.name} asks for turn after turn with nothing to do", (self.name,))
 
-    def _guard(self, call: Callable[[], Sequence[Effect | DiskEffect]]) -> Sequence[Effect | DiskEffect]:
+    def _guard(self, call: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
         try:
             return call()
         except Exception as error:
@@ -159,6 +164,7 @@ class Process:
         self.name = name
         self.address = address
         self.disk = Disk(world, name)
+        self.storage: VirtualStorage | None = None  # of the present incarnation, if it keeps anything
         self.histories = Histories(world, name)
         self.crashes: list[int] = []  # when, in true time
         self.clock = clock
@@ -191,6 +197,24 @@ class Process:
         self.network.listen(self.address, self.current)
         self.current.schedule()
 
+    def open_storage(self) -> VirtualStorage:
+        """What an earlier process left on disk, recovered; for whoever builds a core."""
+        self.storage = VirtualStorage(
+            self.disk,
+            wake=self._storage_woke,
+            crash=self.crash_now,
+            segment_bytes=SEGMENT_BYTES,
+            commit_bytes=COMMIT_BYTES,
+        )
+        for damage in self.storage.volume.recovered.damage:
+            self.world.note(self.name, f"log: {damage}")
+        return self.storage
+
+    def _storage_woke(self) -> None:
+        if self.current is not None and self.storage is not None:
+            for outcome in self.storage.take():
+                self.current.put(outcome)
+
     def crash(self, *, silently: bool, style: CrashStyle, within_turn: int | None = None) -> None:
         """Die now, or in the middle of the next turn after `within_turn` of its effects."""
         if self.current is None:
@@ -201,10 +225,20 @@ class Process:
         else:
             self.current.die_within_turn(within_turn)
 
+    def crash_at(self, step: str, *, silently: bool, style: CrashStyle) -> bool:
+        """Die at this step of the next commit; False if it keeps nothing on disk."""
+        if self.storage is None:
+            return False
+        self._crash_style, self._crash_silently = style, silently
+        self.storage.strike = step
+        return True
+
     def spare(self) -> None:
-        """A crash that was to strike in the next turn does not."""
+        """A crash that was to strike in the next turn or commit does not."""
         if self.current is not None:
             self.current.die_within_turn(None)
+        if self.storage is not None:
+            self.storage.strike = ""
 
     def crash_now(self) -> None:
         self._end("crashes", silently=self._crash_silently)
@@ -217,6 +251,8 @@ class Process:
         """Shut down in good order."""
         if self.current is not None:
             self.perform(self.current, self.current.core.shutdown(self.clock.now_us()))
+            if self.storage is not None:
+                self.storage.close()
             self._end("stops", silently=False)
             self.histories.ended(crashed=False)
 
@@ -226,7 +262,11 @@ class Process:
         if self.current is not None:
             self.current.wake()
 
-    def perform(self, incarnation: Incarnation, effects: Sequence[Effect | DiskEffect]) -> None:
+    def perform(self, incarnation: Incarnation, effects: Sequence[Effect]) -> None:
+        if self.storage is not None:
+            self.storage.perform(one for one in effects if isinstance(one, Append | Chop | Read | Save))
+            if not incarnation.alive:
+                return
         for effect in effects:
             match effect:
                 case Send(connection=connection, data=data):
@@ -242,8 +282,6 @@ class Process:
                     self.histories.keep(kept)
                 case ReadFilters(tag=tag, sequences=sequences):
                     self._read(incarnation, tag, sequences)
-                case Append() | Replace() | Remove() | Sync():
-                    self.disk.perform(effect, incarnation.put)
 
     def _read(self, incarnation: Incarnation, tag: int, sequences: tuple[int, ...]) -> None:
         self.histories.read(sequences, lambda found: incarnation.put(FiltersRead(tag=tag, records=found)))
@@ -260,6 +298,9 @@ class Process:
             raise BugError(f"{self.name} does not run")
         self.world.note(self.name, how)
         self.current.die()
+        if self.storage is not None:
+            self.storage.die()
+            self.storage = None
         self.network.unlisten(self.address)
         self.network.abandon(self.current, silently=silently)
         boot, started, _ = self.boots[-1]

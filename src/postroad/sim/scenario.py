@@ -16,13 +16,14 @@ from typing import Final
 import msgspec
 
 from postroad.broker import Broker
-from postroad.config import BrokerConfig, DeliveryConfig, Identity, StreamConfig
+from postroad.config import BrokerConfig, DeliveryConfig, DurableConfig, Identity, StreamConfig
 from postroad.errors import UsageError
-from postroad.ids import volatile_pubend
+from postroad.ids import is_volatile, volatile_pubend
 from postroad.sim.checkers import Completeness, Origin, Paths, check_agreement, check_memory
 from postroad.sim.clients import Publisher, Subscriber
 from postroad.sim.connectivity import Connectivity
 from postroad.sim.disk import Disk
+from postroad.sim.durable_life import DurableLife, stored_in
 from postroad.sim.faults import Faults
 from postroad.sim.ledger import Ledger, Subscription
 from postroad.sim.network import Network, Quality
@@ -41,6 +42,7 @@ CALM_SETTLE_US: Final = 10 * SECOND_US  # when there was nothing to heal
 REST_US: Final = 10 * SECOND_US
 DRAIN_US: Final = 8 * SECOND_US
 LEAST_HARM_US: Final = 5 * SECOND_US
+DURABLE_SHARE: Final = 0.6  # of all seeds
 MEMORY_EVERY_US: Final = 5 * SECOND_US
 _IDENTITY: Final = "identity"
 
@@ -95,12 +97,14 @@ class Outcome:
 
     seed: int
     minutes: float
+    kind: str  # "plain", or "durable": with disks, and clients that publish and subscribe durably
     brokers: int
     pinned: bool  # the number of brokers was asked for, not drawn
     digest: str
     published: int
     accepted: int
     deliveries: int
+    durable_deliveries: int  # events handed to durable subscribers
     owed: int
     gaps: int
     subscriptions: int
@@ -123,8 +127,13 @@ class Scenario:
         faults: bool = True,
         wrap: Wrap | None = None,
         tracking: TrackingConfig | None = None,
+        durable: bool | None = None,
     ) -> None:
-        """With `tracking` brokers record paths and clients ask for them; clocks are then right."""
+        """With `tracking` brokers record paths and clients ask for them; clocks are then right.
+
+        With `durable` brokers have disks and some clients publish and subscribe durably; None: the seed
+        decides.
+        """
         if brokers is not None and not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"between 1 and {MAX_BROKERS} brokers, not {brokers}")
         if minutes <= 0:
@@ -141,7 +150,13 @@ class Scenario:
         if tracking is not None:
             self._character = replace(self._character, skew_us=0)
         self.connectivity = Connectivity(self.world, self.network, self.processes)
-        self._paths = Paths(self.world, self.ledger, self.processes, self.network.connections)
+        self._paths = Paths(
+            self.world,
+            self.ledger,
+            self.processes,
+            self.network.connections,
+            lambda event, behind: self.durable is not None and self.durable.records.wanted(event, behind),
+        )
         self.network.observers.append(self._paths.observe)
         self._origins: dict[int, Origin] = {}
         self._publishers: list[Publisher] = []
@@ -151,7 +166,20 @@ class Scenario:
         self._faults: Faults | None = None
         self._owed = 0
         self._resting = False  # everything is healed, and has been for long enough
+        self._rest_us = 0  # since when
         self.trails: Trails | None = None
+        self.durable: DurableLife | None = None
+        if self.world.random("kind").random() < DURABLE_SHARE if durable is None else durable:
+            pause_us = 3 * self._character.publish_pause_us  # there are twice as many publishers, and disks
+            self._character = replace(self._character, publish_pause_us=pause_us)
+            self.durable = DurableLife(
+                self.world,
+                self.network,
+                self.ledger,
+                self.processes,
+                addresses=self._addresses,
+                publish_pause_us=self._character.publish_pause_us,
+            )
         self._add_brokers()
         self._add_clients()
         if tracking is not None:
@@ -183,6 +211,7 @@ class Scenario:
                 pause_us=character.fault_pause_us,
                 raw=character.raw,
                 steps=character.skew_us > 0,
+                applications=() if self.durable is None else self.durable.applications,
             )
         world.run(EPOCH_US + harm_us)
         world.note("world", "heals")
@@ -192,14 +221,19 @@ class Scenario:
             mind.stop()
         for subscriber in self._subscribers:
             subscriber.hurry()
+        if self.durable is not None:
+            self.durable.heal()
         world.run(world.now_us + settle_us)
         world.note("world", "rests")
+        self._rest_us = world.now_us
         check_agreement(self.connectivity, self.processes)
         self._paths.begin()
         self._resting = True
         world.run(world.now_us + REST_US)
         for habit in self._habits:
             habit.stop()
+        if self.durable is not None:
+            self.durable.drain()
         world.note("world", "drains")
         world.run(world.now_us + DRAIN_US)
         self._paths.end()
@@ -214,24 +248,29 @@ class Scenario:
         completeness = Completeness(self.world, self.ledger, self.connectivity, self._all_origins())
         completeness.check()
         self._owed = completeness.owed
+        if self.durable is not None:
+            self._owed += self.durable.judge(self._joined, self._rest_us)
         check_agreement(self.connectivity, self.processes)
 
     def _watch_memory(self) -> None:
-        check_memory(self.processes, self._config(0), len(self._origins))
+        durable = 0 if self.durable is None else len(self.durable.records.pubends)
+        check_memory(self.processes, self._config(0), len(self._origins) + durable)
         self.world.after(MEMORY_EVERY_US, self._watch_memory)
 
     def _outcome(self, rule: str, text: str, story: tuple[str, ...]) -> Outcome:
         return Outcome(
             seed=self.world.seed,
             minutes=self.minutes,
+            kind="plain" if self.durable is None else "durable",
             brokers=self._character.brokers,
             pinned=self._pinned,
             digest=self.world.trace.digest(),
             published=len(self.ledger.events),
             accepted=self.ledger.accepted,
             deliveries=self.ledger.deliveries,
+            durable_deliveries=0 if self.durable is None else self.durable.records.handed,
             owed=self._owed,
-            gaps=self.ledger.gaps,
+            gaps=self.ledger.gaps + (0 if self.durable is None else self.durable.records.gaps),
             subscriptions=len(self.ledger.subscriptions),
             frames=self.network.frames,
             faults=dict(sorted(self._faults.counts.items())) if self._faults is not None else {},
@@ -345,9 +384,18 @@ class Scenario:
         draw = self.world.random(f"draws/{process.name}").randrange
         now_us = process.clock.now_us()
         tracking = self._tracking_of(process, identity.number, now_us)
-        core: Core = Broker(self._config(index), identity, draw=draw, now_us=now_us, tracking=tracking)
+        stored = None if self.durable is None else stored_in(process)
+        core: Core = Broker(
+            self._config(index), identity, draw=draw, now_us=now_us, tracking=tracking, stored=stored
+        )
+        if self.durable is not None:
+            core = self.durable.built(process, identity.number, core)
         pubend = volatile_pubend(identity.number, identity.boot)
         self._origins[pubend] = Origin(process.name, pubend, self.world.now_us, 0)
+        if self.durable is not None:
+            for one in self.durable.records.pubends:
+                if one >> 32 == identity.number and one not in self._origins:
+                    self._origins[one] = Origin(process.name, one, self.world.now_us, 0)
         return self._wrap(core, process.name), identity.boot
 
     def _tracking_of(self, process: Process, number: int, now_us: int) -> Tracking | None:
@@ -370,14 +418,17 @@ class Scenario:
 
     def _config(self, index: int) -> BrokerConfig:
         dial = tuple(_address(b) for a, b in self._character.links if a == index)
+        pubends = 1 if self.durable is None else self.durable.pubends
+        config = BrokerConfig(
+            dial=dial, tracking=self._tracking or TrackingConfig(), durable=DurableConfig(pubends=pubends)
+        )
         if not self._character.tight:
-            return BrokerConfig(dial=dial, tracking=self._tracking or TrackingConfig())
-        streams = StreamConfig(plain_bytes=64 * KIB, cache_bytes=64 * KIB)
-        return BrokerConfig(
-            dial=dial,
-            streams=streams,
+            return config
+        return replace(
+            config,
+            streams=StreamConfig(plain_bytes=64 * KIB, cache_bytes=64 * KIB),
             delivery=DeliveryConfig(buffer_bytes=64 * KIB),
-            tracking=self._tracking or TrackingConfig(),
+            durable=DurableConfig(pubends=pubends, cache_bytes=16 * KIB),
         )
 
     def _broker_name(self, number: int) -> str:
@@ -392,6 +443,9 @@ class Scenario:
         """Every start of every broker, with its end."""
         found: dict[int, Origin] = {}
         for pubend, origin in self._origins.items():
+            if not is_volatile(pubend):
+                found[pubend] = origin
+                continue
             boots = self.processes[origin.broker].boots
             ended = next(end for boot, _, end in boots if boot == pubend & 0x7FFF_FFFF)
             found[pubend] = Origin(origin.broker, pubend, origin.started_us, ended)

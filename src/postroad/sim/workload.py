@@ -7,6 +7,7 @@ from typing import Final
 
 from postroad.events import Value
 from postroad.selectors import Selector
+from postroad.sim.applications import DurablePublisher
 from postroad.sim.clients import Publisher, Subscriber
 from postroad.sim.world import World
 
@@ -51,7 +52,7 @@ def random_event(chance: Random) -> tuple[str, dict[str, Value], bytes]:
 class PublishingHabit:
     """Bursts of events at random intervals around `pause_us`, until told to stop."""
 
-    def __init__(self, world: World, publisher: Publisher, *, pause_us: int) -> None:
+    def __init__(self, world: World, publisher: Publisher | DurablePublisher, *, pause_us: int) -> None:
         self._world = world
         self._publisher = publisher
         self._chance = world.random(f"publishes/{publisher.name}")

@@ -1,0 +1,406 @@
+"""Applications on the product's client core: durable publishers, and durable subscribers of both kinds.
+
+An application is a process: it may crash, losing all that it holds in memory, and start again with what it
+keeps. Its client core is driven as `client/aio.py` drives it, and what a subscription does with batches,
+tokens and acknowledgements is what `client/subscription.py` does.
+
+A subscriber with `ack=""` keeps its own token: events and token are committed in one transaction, and only
+then acknowledged. One with "auto" acknowledges what it has when it asks for more, one with "batch" every now
+and then; their brokers keep the token.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from postroad.client import effects as fx
+from postroad.client.core import ClientCore
+from postroad.client.settings import ClientSettings
+from postroad.durable.token import CheckpointToken
+from postroad.errors import PeerError, UnavailableError
+from postroad.events import EventBatch, Gap, Value
+from postroad.ids import parse_pubend
+from postroad.overlay.effects import Close, Dial, Send
+from postroad.sim.durable import Reader
+from postroad.sim.frames import BatchView, split
+from postroad.sim.ledger import Ledger, Published
+from postroad.sim.network import Network
+from postroad.sim.violation import Violation
+from postroad.sim.world import Timer, World
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Kind
+
+RETRY_US: Final = (
+    100 * MILLISECOND_US,
+    2 * SECOND_US,
+)  # an application that failed tries again after, from .. to
+AWAY_US: Final = (50 * MILLISECOND_US, 20 * SECOND_US)  # one that crashed is back after
+MAX_UNSETTLED: Final = 500  # events of a publisher; it pauses when it has that many
+
+
+class Life:
+    """One process of an application: an endpoint of the network and the driver of a client core."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        settings: ClientSettings,
+        told: Callable[[fx.Effect], None],
+    ) -> None:
+        self.name = settings.name
+        self.alive = True
+        self.core = ClientCore(settings, draw=world.random(f"application/{settings.name}").randrange)
+        self._world = world
+        self._network = network
+        self._told = told
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        self.perform(self.core.start(self._world.now_us))
+
+    def end(self, *, silently: bool) -> None:
+        self.alive = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._network.abandon(self, silently=silently)
+
+    # -- the network's side
+
+    def opened(self, connection: int, dialled: str | None) -> None:
+        del dialled
+        self._handle(fx.Opened(connection=connection))
+
+    def received(self, connection: int, frame: bytes) -> None:
+        self._handle(fx.Received(connection=connection, frame=frame))
+
+    def closed(self, connection: int) -> None:
+        self._handle(fx.Closed(connection=connection))
+
+    def dial_failed(self, address: str) -> None:
+        self._handle(fx.DialFailed(address=address, reason="refused"))
+
+    def _handle(self, *items: fx.Input) -> None:
+        if self.alive:
+            self.perform(self.core.handle(items, self._world.now_us))
+
+    def perform(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._network.send(self, effect.connection, effect.data)
+            elif isinstance(effect, Close):
+                self._close(effect)
+            elif isinstance(effect, Dial):
+                self._network.dial(self, effect.address)
+            if self.alive:
+                self._told(effect)
+        if self.alive:
+            self._schedule()
+
+    def _close(self, effect: Close) -> None:
+        self._world.note(self.name, f"closes: {effect.error or 'done'}", connection=effect.connection)
+        if isinstance(effect.error, PeerError):
+            tags = (self.name, f"connection {effect.connection}")
+            raise Violation("protocol", f"{self.name} closed {effect.connection}: {effect.error}", tags)
+        self._network.close(effect.connection)
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.core.next_deadline()
+        self._timer = None if deadline is None else self._world.at(deadline, self._handle)
+
+
+class Application:
+    """What stays while its processes come and go."""
+
+    def __init__(
+        self, world: World, network: Network, *, name: str, addresses: tuple[str, ...], window: int
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.name = name
+        self.life: Life | None = None
+        self.broker = ""  # the one it is connected to
+        self.addresses = addresses
+        self._window = window
+        self._chance = world.random(f"habits/{name}")
+        self._staying = False  # it crashes no more
+
+    def start(self) -> None:
+        if self.life is not None:
+            return
+        settings = ClientSettings(addresses=self.addresses, name=self.name, window=self._window)
+        self.world.note(self.name, "starts")
+        self.life = Life(self.world, self.network, settings, self._told)
+        self._begin()
+        self.life.start()
+
+    def crash(self) -> None:
+        """The process dies, and comes back after a while, perhaps at another broker first."""
+        if self.life is None or self._staying:
+            return
+        self.world.note(self.name, "crashes")
+        self._die(silently=self._chance.random() < 0.3)
+        self._back_after(AWAY_US)
+
+    def move(self) -> None:
+        """Its next process dials another broker first."""
+        self.addresses = (*self.addresses[1:], self.addresses[0])
+
+    def stay(self) -> None:
+        self._staying = True
+        self.start()
+
+    def _die(self, *, silently: bool) -> None:
+        if self.life is not None:
+            self.life.end(silently=silently)
+            self.life, self.broker = None, ""
+            self._forget()
+
+    def _back_after(self, after_us: tuple[int, int]) -> None:
+        if self._chance.random() < 0.5:
+            self.move()
+        low, high = after_us
+        self.world.after(low + int(self._chance.random() ** 2 * (high - low)), self.start)
+
+    def _told(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Up(broker=broker):
+                self.broker = broker
+                self._up()
+            case fx.Down():
+                self.broker = ""
+            case fx.Failed(error=error):
+                if not isinstance(error, UnavailableError):
+                    raise Violation("protocol", f"{self.name} was refused: {error}", (self.name,))
+                self._die(silently=False)
+                self._back_after(RETRY_US)
+            case _:
+                self._hear(effect)
+
+    # -- what the two kinds do
+
+    def _begin(self) -> None:
+        """A process begins."""
+
+    def _forget(self) -> None:
+        """A process is gone."""
+
+    def _up(self) -> None:
+        """There is a broker."""
+
+    def _hear(self, effect: fx.Effect) -> None:
+        raise NotImplementedError
+
+
+class DurablePublisher(Application):
+    """Publishes durable events; an event is accepted when its receipt is there."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        ledger: Ledger,
+        *,
+        name: str,
+        addresses: tuple[str, ...],
+        pubend_of: Callable[[str, bytes], int],
+    ) -> None:
+        """`pubend_of(broker, id)`: where an event sent to this broker belongs."""
+        super().__init__(world, network, name=name, addresses=addresses, window=MIB)
+        self._ledger = ledger
+        self._pubend_of = pubend_of
+        self._frames: dict[int, list[Published]] = {}  # by ordinal: what waits for its receipt
+        self._welcome = False
+
+    @property
+    def ready(self) -> bool:
+        return self.life is not None and self.life.core.outbox.room and self.waiting < MAX_UNSETTLED
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._frames.values()))
+
+    def publish(self, events: list[tuple[str, dict[str, Value], bytes]]) -> None:
+        if self.life is None:
+            return
+        core = self.life.core
+        for topic, attributes, payload in events:
+            id = core.publish(topic, payload, attributes, self.world.now_us, durable=True)
+            event = Published(id=id, topic=topic, attributes=attributes, payload=payload, client=self.name)
+            self._ledger.publish(event)
+            self._frames.setdefault(core.outbox.ordinal, []).append(event)
+        self.life.perform(core.flush())
+
+    def _forget(self) -> None:
+        self._frames.clear()  # their fate is unknown for ever
+
+    def _hear(self, effect: fx.Effect) -> None:
+        match effect:
+            case Send(data=data):
+                self._sent(data)
+            case fx.Stored(ordinals=ordinals, error=error):
+                for ordinal in ordinals:
+                    for event in self._frames.pop(ordinal, []):
+                        if error is None:
+                            pubend = self._pubend_of(self.broker, event.id)
+                            self._ledger.accept(event, pubend, self.world.now_us)
+                        else:
+                            self.world.note(self.name, f"rejected: {error}", tags=(event.text,))
+                            event.rejected = True
+            case fx.Lost(error=error):
+                raise Violation("protocol", f"{self.name}: {error}", (self.name,))
+            case _:
+                pass
+
+    def _sent(self, data: bytes) -> None:
+        for frame in split(data):
+            if frame[4] == Kind.PUBLISH:
+                for id in BatchView(frame).ids():
+                    pubend = self._pubend_of(self.broker, id)
+                    self._ledger.events[id].sent.setdefault(pubend, self.world.now_us)
+
+
+class DurableSubscriber(Application):
+    """A durable subscription, and an application that reads it."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        *,
+        name: str,
+        addresses: tuple[str, ...],
+        reader: Reader,
+        window: int,
+        consume: int,
+    ) -> None:
+        """`consume` is the rate in bytes a second at which a slow one works, 0 for at once."""
+        super().__init__(world, network, name=name, addresses=addresses, window=window)
+        self.reader = reader
+        self._consume = consume
+        self._number = 0  # of the subscription in this process; 0: none
+        self._queue: deque[tuple[EventBatch | Gap, int]] = deque()
+        self._token: dict[int, int] = {}  # everything handed out is consumed
+        self._unsaid = 0  # items handed out since the last acknowledgement or transaction
+        self._working = False
+
+    def hurry(self) -> None:
+        self._consume = 0
+
+    # -- one process
+
+    def _begin(self) -> None:
+        self.reader.begin(self.world.now_us)
+        self._token = dict(self.reader.committed)
+
+    def _forget(self) -> None:
+        self.reader.end()
+        self._number, self._unsaid, self._working = 0, 0, False
+        self._queue.clear()
+
+    def _up(self) -> None:
+        self.reader.hosts[self.broker] = None
+        if not self._number:
+            self._subscribe()
+
+    def _subscribe(self) -> None:
+        life, reader = self.life, self.reader
+        if life is None or self._number or not self.broker:
+            return
+        token = CheckpointToken(reader.committed).to_json() if reader.began and not reader.ack else ""
+        self._number, effects = life.core.subscribe(
+            topic=reader.selector.topic,
+            where=reader.selector.where,
+            overflow="drop",
+            buffer=0,
+            durable=reader.name,
+            token=token,
+            ack=reader.ack,
+        )
+        life.perform(effects)
+
+    def _hear(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Began(token=token, missing=missing):
+                self.world.note(
+                    self.name,
+                    f"{self.reader.name} began at {self.broker} after {dict(token)}, missing {missing}",
+                )
+                self.reader.subscribed(self.broker, token, missing, self.world.now_us)
+                for pubend, tick in token.items():
+                    self._token.setdefault(pubend, tick)
+            case fx.Delivered(batch=batch, size=size):
+                self._queue.append((batch, size))
+                self._work()
+            case fx.Missed(gap=gap, size=size):
+                self._queue.append((gap, size))
+                self._work()
+            case fx.Ended(error=error):
+                self._ended(error)
+            case _:
+                pass
+
+    def _ended(self, error: Exception | None) -> None:
+        self.world.note(self.name, f"{self.reader.name} was ended: {error}")
+        if not self.reader.may_end(error):
+            raise Violation("ended", f"{self.reader.name} was ended: {error}", (self.name,))
+        # As an application would: what it has not read is gone with its subscription, it begins again.
+        self._die(silently=False)
+        self._back_after(RETRY_US)
+
+    # -- reading
+
+    def _work(self) -> None:
+        """Take what has come, at once or in its own time."""
+        while self._queue and self.life is not None and not self._consume and not self._working:
+            self._take()
+        if self._queue and self.life is not None and not self._working:
+            self._working = True
+            self._work_later(self.life, max(1, self._queue[0][1]) * SECOND_US // self._consume)
+
+    def _work_later(self, life: Life, delay_us: int) -> None:
+        def work() -> None:
+            if life is self.life:
+                self._working = False
+                self._take()
+                self._work()
+
+        self.world.after(delay_us, work)
+
+    def _take(self) -> None:
+        life = self.life
+        if life is None:
+            return
+        if self._unsaid and self.reader.ack == "auto":
+            self._acknowledge()  # who asks for more is done with what it had
+        item, size = self._queue.popleft()
+        if isinstance(item, Gap):
+            pubend, end = int(parse_pubend(item.pubend)), item.end
+            self.reader.gap(pubend, item.start, item.end)
+        else:
+            pubend, end = item.pubend, item.end
+            self.reader.events(item)
+        self._token[pubend] = max(end, self._token.get(pubend, 0))
+        self._unsaid += 1
+        life.core.consumed(size)
+        if self.reader.ack != "auto" and (self._unsaid >= 20 or self._chance.random() < 0.3):
+            self._acknowledge()
+        if self.reader.ack == "auto" and not self._queue:
+            self._acknowledge()  # it asks for more, and waits
+        if life is self.life:
+            life.perform(life.core.flush())
+
+    def _acknowledge(self) -> None:
+        self._unsaid = 0
+        self.reader.commit(self._token, self.world.now_us)
+        if self.life is not None and self._number:
+            self.life.perform(self.life.core.acknowledge(self._number, token=self._token)[1])
+
+    def finish(self) -> None:
+        """The end of all work: everything it has is acknowledged."""
+        if self._unsaid:
+            self._acknowledge()

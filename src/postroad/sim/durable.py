@@ -1,0 +1,373 @@
+"""What durable subscribers were promised and what they got (spec D12), judged from outside.
+
+A `Reader` is a durable subscription as its application knows it, over all its processes and brokers. It is
+judged as events are handed to the application:
+
+- `known`, `match`  as for plain subscriptions
+- `once`, `order`   ticks of a pubend only increase. Who keeps its own token has what it committed exactly
+                    once, for ever. If the broker keeps the token, a new process of the application may get
+                    again what lies above the token it was told it goes on after, and nothing else
+- `tick`            an event has the tick it was logged with
+- `reject`          what a publisher was told is not in the log reaches nobody
+- `gap`             a gap is reported only where ticks were released early or lost with a damaged disk
+
+and at the end:
+
+- `kept`            what was acknowledged to its publisher is in the log, or was released
+- `copy`            one log in the whole network holds an event, once
+- `missed`          a subscription has every matching event of every pubend after the tick it began at, or a
+                    gap where it was
+- `repeated`        what was acknowledged long ago does not come again
+- `reclaimed`       storage is given back once everybody has everything
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.broker import Input
+from postroad.errors import StorageError, UnavailableError
+from postroad.events import EventBatch
+from postroad.ids import MessageId, is_volatile, pubend_text
+from postroad.overlay.effects import Effect
+from postroad.selectors import Selector
+from postroad.sim.frames import BatchView
+from postroad.sim.ledger import Ledger, Published
+from postroad.sim.process import Core, Process
+from postroad.sim.violation import Violation
+from postroad.sim.world import World
+from postroad.storage.effects import MAX_TICK, Append, Appended, AppendFailed, Read
+from postroad.units import GIB
+
+_NO_TICK: Final = -1
+
+
+@dataclass(slots=True)
+class _Got:
+    """What a subscription has of one pubend."""
+
+    ticks: dict[int, bytes] = field(default_factory=dict)  # tick -> event, in the order handed out
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    kept_ticks: int = 0  # of `ticks`, those committed by who keeps its own token
+    kept_gaps: int = 0
+
+    def in_gap(self, tick: int) -> bool:
+        return any(start < tick <= end for start, end in self.gaps)
+
+
+class Reader:
+    """One durable subscription and all that its application was given."""
+
+    def __init__(self, records: Records, *, name: str, selector: Selector, ack: str) -> None:
+        self.name = name
+        self.selector = selector
+        self.ack = ack
+        self.began = False
+        self.began_us = 0
+        self.broker = ""  # where it was told last that it had begun
+        self.hosts: dict[str, None] = {}  # brokers that it ever asked
+        self.committed: dict[int, int] = {}  # the token that an application keeps
+        self.begins: dict[int, int] = {}  # pubend -> everything after this tick is for it
+        self.repeats = 0
+        self.got: dict[int, _Got] = {}
+        self._records = records
+        self._position: dict[int, int] = {}  # this process was given everything up to here
+        self._fresh = True  # this process was not told yet where it goes on
+        self.strict = False  # nothing may be repeated any more
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (self.name, self.broker)
+
+    # -- the application's life
+
+    def begin(self, now_us: int) -> None:
+        del now_us
+        self._position = dict(self.committed)
+        self._fresh = True
+
+    def end(self) -> None:
+        """The process is gone, and with it what it had not committed."""
+        if self.ack:
+            return
+        for got in self.got.values():
+            for tick in list(got.ticks)[got.kept_ticks :]:
+                del got.ticks[tick]
+            del got.gaps[got.kept_gaps :]
+
+    def commit(self, token: Mapping[int, int], now_us: int) -> None:
+        """In one transaction with what it did; where the broker keeps the token, what it acknowledges."""
+        del now_us
+        if self.ack:
+            return
+        self.committed = dict(token)
+        for got in self.got.values():
+            got.kept_ticks, got.kept_gaps = len(got.ticks), len(got.gaps)
+
+    def subscribed(
+        self, broker: str, token: Mapping[int, int], missing: tuple[str, ...], now_us: int
+    ) -> None:
+        del missing
+        self.broker = broker
+        if not self.began:
+            self.began, self.began_us = True, now_us
+            self.begins.update(token)
+        if self._fresh and (self.ack or not self.committed):
+            self._position.update(token)
+            if not self.ack:
+                self.committed = dict(token)  # an application stores the token it begins with
+        self._fresh = False
+
+    def may_end(self, error: Exception | None) -> bool:
+        return isinstance(error, UnavailableError | StorageError)  # what passes by itself
+
+    # -- what it is given
+
+    def events(self, batch: EventBatch) -> None:
+        got = self.got.setdefault(batch.pubend, _Got())
+        ticks = batch.headers["tick"].tolist()
+        self.begins.setdefault(batch.pubend, min(batch.start, ticks[0] - 1))
+        for event, tick in zip(batch.events(), ticks, strict=True):
+            known = self._records.known(self, batch.pubend, bytes(event.id), tick)
+            if (known.topic, known.attributes, known.payload) != (
+                event.topic,
+                dict(event.attributes),
+                event.payload,
+            ):
+                raise Violation("known", f"{self.name} got {event.id} with other content", self._about(known))
+            self._event(got, batch.pubend, known, tick)
+        self._position[batch.pubend] = max(batch.end, self._position.get(batch.pubend, 0))
+
+    def _event(self, got: _Got, pubend: int, event: Published, tick: int) -> None:
+        tags = (pubend_text(pubend), *self._about(event))
+        if not self.selector.matches(event.topic, event.attributes):
+            text = f"{self.name} got {event.text}, which {self.selector} does not match"
+            raise Violation("match", text, tags)
+        before = self._position.get(pubend, 0)
+        if tick <= before:
+            text = f"{self.name} got {event.text} at tick {tick}, and had everything up to {before}"
+            raise Violation("order", text, tags)
+        if got.in_gap(tick):
+            text = f"{self.name} got {event.text} at tick {tick} inside a reported gap"
+            raise Violation("gap", text, tags)
+        if tick in got.ticks:
+            self.repeats += 1
+            if not self.ack or self.strict:
+                rule = "repeated" if self.strict else "once"
+                raise Violation(rule, f"{self.name} got {event.text} again", tags)
+        elif len(event.sent) == 1 and any(event.id in other.ticks.values() for other in self._others(pubend)):
+            raise Violation("once", f"{self.name} got {event.text} from two pubends", tags)
+        got.ticks[tick] = event.id
+        self._position[pubend] = tick
+        self._records.handed += 1
+
+    def _others(self, pubend: int) -> Iterable[_Got]:
+        return (got for other, got in self.got.items() if other != pubend)
+
+    def _about(self, event: Published) -> tuple[str, ...]:
+        return (event.text, *self.tags)
+
+    def gap(self, pubend: int, start: int, end: int) -> None:
+        self._records.judge_gap(self, pubend, start, end)
+        got = self.got.setdefault(pubend, _Got())
+        self.begins.setdefault(pubend, start)
+        got.gaps.append((start, end))
+        self._position[pubend] = max(end, self._position.get(pubend, 0))
+
+
+class Records:
+    """What brokers logged, and everything that is durable."""
+
+    def __init__(
+        self,
+        world: World,
+        ledger: Ledger,
+        processes: Mapping[str, Process],
+        *,
+        explains: Callable[[Reader, int, int, int], bool],
+    ) -> None:
+        """`explains(reader, pubend, start, end)`: the world knows a reason for a gap there."""
+        self._world = world
+        self._ledger = ledger
+        self._processes = processes
+        self._explains = explains
+        self.readers: list[Reader] = []
+        self.pubends: dict[int, str] = {}  # durable pubend -> its broker
+        self.handed = 0
+        self.gaps = 0
+        self._asked: dict[tuple[int, bytes], int] = {}  # (pubend, event) -> tick it was sent to the log with
+        self._logged: dict[int, dict[bytes, int]] = {}  # pubend -> event -> tick: known to be in the log
+
+    # -- what brokers do
+
+    def ask(self, append: Append) -> list[bytes]:
+        """A record is on its way to the log: the events in it."""
+        if is_volatile(append.stream):
+            return []
+        view = BatchView(append.data)
+        ids = view.ids()
+        for id, tick in zip(ids, view.ticks(), strict=True):
+            self._asked[append.stream, id] = tick
+        return ids
+
+    def logged(self, pubend: int, ids: Iterable[bytes]) -> None:
+        """A record is on disk."""
+        logged = self._logged.setdefault(pubend, {})
+        for id in ids:
+            tick = self._asked[pubend, id]
+            before = logged.setdefault(id, tick)
+            event = self._ledger.events[id]
+            if before != tick:
+                text = f"{event.text} is in the log of {pubend_text(pubend)} at {before} and at {tick}"
+                raise Violation("copy", text, (event.text, pubend_text(pubend)))
+            if len(event.sent) == 1 and pubend not in event.sent:
+                text = f"{event.text} is in the log of {pubend_text(pubend)}, where it was not sent"
+                raise Violation("copy", text, (event.text, pubend_text(pubend)))
+
+    # -- what subscribers get
+
+    def known(self, reader: Reader, pubend: int, id: bytes, tick: int) -> Published:
+        event = self._ledger.events.get(id)
+        text = str(MessageId.from_bytes(id))
+        tags = (text, pubend_text(pubend), *reader.tags)
+        if event is None:
+            raise Violation("known", f"{reader.name} got {text}, which nobody published", tags)
+        if pubend not in event.sent:
+            where = pubend_text(pubend)
+            raise Violation("known", f"{reader.name} got {text} from {where}, where it was not sent", tags)
+        if event.rejected and len(event.sent) == 1:
+            raise Violation("reject", f"{reader.name} got {text}, which was rejected", tags)
+        asked = self._asked.get((pubend, id), _NO_TICK)
+        if tick != asked:
+            raise Violation("tick", f"{reader.name} got {text} at {tick}, it was logged at {asked}", tags)
+        return event
+
+    def judge_gap(self, reader: Reader, pubend: int, start: int, end: int) -> None:
+        self.gaps += 1
+        if not self._explains(reader, pubend, start, end):
+            text = f"{reader.name} was told of a gap ({start}, {end}] of {pubend_text(pubend)}"
+            raise Violation("gap", f"{text} that nothing explains", (pubend_text(pubend), *reader.tags))
+
+    def wanted(self, event: Published, brokers: frozenset[str]) -> bool:
+        """A durable subscription at one of these brokers wants this event, or did."""
+        return any(
+            not brokers.isdisjoint(one.hosts) and one.selector.matches(event.topic, event.attributes)
+            for one in self.readers
+        )
+
+    # -- the end
+
+    def check(self, reachable: Callable[[str, str], bool], rest_us: int) -> int:
+        """Everything that must hold when all is quiet; how many events subscribers were owed."""
+        universe: dict[int, dict[bytes, int]] = {}
+        for pubend, name in self.pubends.items():
+            process = self._processes[name]
+            if process.running:
+                universe[pubend] = self._check_log(pubend, process)
+        self._check_accepted(universe)
+        owed = 0
+        for reader in self.readers:
+            for pubend, events in universe.items():
+                if reader.began and reachable(self.pubends[pubend], reader.broker):
+                    owed += self._check_reader(reader, pubend, events, rest_us)
+        return owed
+
+    def _check_log(self, pubend: int, process: Process) -> dict[bytes, int]:
+        """Every event of a pubend, with its tick; those that were released among them."""
+        if process.storage is None:
+            return {}
+        done = process.storage.volume.read(Read(stream=pubend, start=0, end=MAX_TICK, limit_bytes=GIB, tag=0))
+        chopped = done.missing[0][1] if done.missing and done.missing[0][0] == 0 else 0
+        found: dict[bytes, int] = {}
+        for _, _, data in done.records:
+            view = BatchView(data)
+            for id, tick in zip(view.ids(), view.ticks(), strict=True):
+                if id in found:
+                    event = self._ledger.events[id]
+                    text = f"{event.text} is twice in the log of {pubend_text(pubend)}"
+                    raise Violation("copy", text, (event.text, pubend_text(pubend)))
+                found[id] = tick
+        for id, tick in self._logged.get(pubend, {}).items():
+            if tick <= chopped:
+                found[id] = tick
+            elif found.get(id) != tick:
+                event = self._ledger.events[id]
+                text = f"{event.text} was logged by {process.name} at {tick} and is no longer there"
+                raise Violation("kept", text, (event.text, process.name, pubend_text(pubend)))
+        return found
+
+    def _check_accepted(self, universe: Mapping[int, Mapping[bytes, int]]) -> None:
+        homes: dict[bytes, int] = {}
+        for pubend, events in universe.items():
+            for id in events:
+                event = self._ledger.events[id]
+                if id in homes and len(event.sent) == 1:
+                    raise Violation("copy", f"{event.text} is in two logs", (event.text,))
+                homes[id] = pubend
+        for event in self._ledger.events.values():
+            home = event.accepted
+            if home in universe and home in self.pubends and event.id not in universe[home]:
+                text = f"{event.text} was accepted by {self.pubends[home]} and is not in its log"
+                raise Violation("kept", text, (event.text, self.pubends[home], pubend_text(home)))
+
+    def _check_reader(self, reader: Reader, pubend: int, events: Mapping[bytes, int], rest_us: int) -> int:
+        got, begins = reader.got.get(pubend, _Got()), reader.begins.get(pubend)
+        owed = 0
+        for id, tick in events.items():
+            event = self._ledger.events[id]
+            late = begins is None and event.accepted_us >= max(rest_us, reader.began_us)
+            if not late and (begins is None or tick <= begins):
+                continue
+            if not reader.selector.matches(event.topic, event.attributes):
+                continue
+            owed += 1
+            if tick in got.ticks or got.in_gap(tick):
+                continue
+            if len(event.sent) > 1 and any(id in other.ticks.values() for other in reader.got.values()):
+                continue
+            text = (
+                f"{reader.name} ({reader.selector}, ack {reader.ack!r}) at {reader.broker} never got "
+                f"{event.text} on {event.topic}, tick {tick} of {pubend_text(pubend)}; begun after {begins}"
+            )
+            raise Violation("missed", text, (event.text, pubend_text(pubend), *reader.tags))
+        return owed
+
+
+class Watched:
+    """A broker whose appends are written down."""
+
+    def __init__(self, core: Core, records: Records) -> None:
+        self.core = core
+        self._records = records
+        self._under_way: dict[int, tuple[int, list[bytes]]] = {}  # tag -> pubend and events
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
+        for item in inputs:
+            if isinstance(item, Appended):
+                pubend, ids = self._under_way.pop(item.tag, (0, []))
+                if ids:
+                    self._records.logged(pubend, ids)
+            elif isinstance(item, AppendFailed):
+                self._under_way.pop(item.tag, None)
+        effects = self.core.handle(inputs, now_us)
+        for effect in effects:
+            if type(effect) is Append:
+                self._under_way[effect.tag] = (effect.stream, self._records.ask(effect))
+        return effects
+
+    def next_deadline(self) -> int | None:
+        return self.core.next_deadline()
+
+    def check(self) -> None:
+        self.core.check()
+
+    def shutdown(self, now_us: int) -> Sequence[Effect]:
+        return self.core.shutdown(now_us)
+
+    def status(self, now_us: int) -> dict[str, object]:
+        return self.core.status(now_us)
+
+    def metrics(self) -> dict[str, int | float]:
+        return self.core.metrics()

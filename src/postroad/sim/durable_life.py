@@ -1,0 +1,136 @@
+"""The durable part of a world: who publishes and subscribes durably, and how that is judged at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Final
+
+from postroad.ids import pubend_id
+from postroad.sim.applications import Application, DurablePublisher, DurableSubscriber
+from postroad.sim.durable import Reader, Records, Watched
+from postroad.sim.ledger import Ledger
+from postroad.sim.network import Network
+from postroad.sim.process import Core, Process
+from postroad.sim.violation import Violation
+from postroad.sim.workload import PublishingHabit, random_selector
+from postroad.sim.world import World
+from postroad.storage.effects import Stored, StreamEnd
+from postroad.units import KIB, MIB
+
+WINDOW_BYTES: Final = 64 * KIB  # of a slow subscriber: the smallest there is
+
+
+class DurableLife:
+    """Durable publishers, durable subscribers and the records they are judged by."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        ledger: Ledger,
+        processes: Mapping[str, Process],
+        *,
+        addresses: Callable[[Random], tuple[str, ...]],
+        publish_pause_us: int,
+    ) -> None:
+        self._world = world
+        chance = world.random("durable")
+        self.pubends = chance.choice((1, 1, 2, 3))  # of each broker
+        self.records = Records(world, ledger, processes, explains=self._explains)
+        self._numbers: dict[str, int] = {}  # broker -> its number
+        self.publishers: list[DurablePublisher] = []
+        self.subscribers: list[DurableSubscriber] = []
+        for index in range(chance.randint(1, 3)):
+            publisher = DurablePublisher(
+                world,
+                network,
+                ledger,
+                name=f"dp{index}",
+                addresses=addresses(chance),
+                pubend_of=self._pubend_of,
+            )
+            self.publishers.append(publisher)
+        self.habits = [PublishingHabit(world, one, pause_us=publish_pause_us) for one in self.publishers]
+        for index in range(chance.randint(1, 6)):
+            self.subscribers.append(self._subscriber(chance, f"ds{index}", network, addresses))
+        for one in self.applications:
+            one.start()
+
+    @property
+    def applications(self) -> list[Application]:
+        return [*self.publishers, *self.subscribers]
+
+    def _subscriber(
+        self,
+        chance: Random,
+        name: str,
+        network: Network,
+        addresses: Callable[[Random], tuple[str, ...]],
+    ) -> DurableSubscriber:
+        ack = chance.choice(("", "", "auto", "batch"))
+        reader = Reader(self.records, name=f"{name}-durable", selector=random_selector(chance), ack=ack)
+        self.records.readers.append(reader)
+        slow = chance.random() < 0.3
+        known = addresses(chance)
+        return DurableSubscriber(
+            self._world,
+            network,
+            name=name,
+            addresses=known[:1] if ack else known,
+            reader=reader,
+            window=WINDOW_BYTES if slow else MIB,
+            consume=chance.choice((2_000, 20_000)) if slow else 0,
+        )
+
+    # -- brokers
+
+    def built(self, process: Process, number: int, core: Core) -> Core:
+        """A broker with this number starts."""
+        self._numbers[process.name] = number
+        for index in range(self.pubends):
+            self.records.pubends[pubend_id(number, index)] = process.name
+        return Watched(core, self.records)
+
+    def _pubend_of(self, broker: str, id: bytes) -> int:
+        return pubend_id(self._numbers[broker], int.from_bytes(id[:4], "big") % self.pubends)
+
+    def _explains(self, reader: Reader, pubend: int, start: int, end: int) -> bool:
+        del reader, pubend, start, end
+        return False
+
+    # -- the course of a run
+
+    def heal(self) -> None:
+        """Nobody crashes any more, and nobody is slow."""
+        for one in self.applications:
+            one.stay()
+        for subscriber in self.subscribers:
+            subscriber.hurry()
+
+    def drain(self) -> None:
+        for habit in self.habits:
+            habit.stop()
+
+    def judge(self, reachable: Callable[[str, str], bool], rest_us: int) -> int:
+        for publisher in self.publishers:
+            if publisher.waiting:
+                text = f"{publisher.name} still waits for {publisher.waiting} receipts"
+                raise Violation("accept", text, (publisher.name, publisher.broker))
+        for subscriber in self.subscribers:
+            if not subscriber.reader.began:
+                text = f"{subscriber.reader.name} was never confirmed"
+                raise Violation("confirm", text, (subscriber.name,))
+        return self.records.check(reachable, rest_us)
+
+
+def stored_in(process: Process) -> Stored:
+    """What a start finds on its disk."""
+    storage = process.open_storage()
+    return Stored(
+        tables=storage.tables,
+        streams={
+            stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
+            for stream, found in storage.volume.recovered.streams.items()
+        },
+    )
