@@ -348,3 +348,28 @@ def test_what_a_broker_keeps_for_switchover_was_not_filtered_for_those_who_come_
     publisher.send(publisher.durable("t", *numbers(5, 7)))
     net.wait(1)
     assert reader.got() == numbers(0, 7)
+
+
+def test_a_new_subscription_begins_also_on_pubends_that_cannot_be_reached() -> None:
+    """D12: what it begins after is in its token and on disk, whatever restarts before they are back."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, other = DurableClient(net, 0), Reader(net, 1)
+    other.begin("other", topic="u", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    net.cut(0, 1)
+    net.wait(1)
+    reader = Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(8)
+    assert reader.start.keys() == other.start.keys(), "every pubend that is known"
+    publisher.send(publisher.durable("t", *numbers(5, 8)))
+    net.kill(1)
+    net.start(1)
+    net.link(0, 1)
+    net.wait(2)
+    again = Reader(net, 1)
+    again.begin("s", ack="auto")
+    net.wait(3)
+    assert again.got() == numbers(5, 8)

@@ -398,11 +398,24 @@ class DurableHosting:
         subscriber = key - KEY
         self._creating.pop(subscriber, None)
         one = self.hosting.subscriptions.find(subscriber)
+        if one is not None:
+            self._begin_unreached(one)
         if one is not None and one.session is not None:
             for number in self._groups.consumers(one.session) if one.shared else [one.session]:
                 self._sessions[number].missing = missing
                 self.hosting.confirm(subscriber, number)
         return []
+
+    def _begin_unreached(self, one: Subscription) -> None:
+        """Pubends that are known here and cannot be reached: it begins after what hosting has of them.
+
+        Not noted down, it would begin at their first tick should this broker restart before they are back.
+        """
+        self._routing.host_subscription(KEY + one.id, self._version)
+        for pubend in self._routing.durable_streams():
+            position = self.hosting.position(pubend)
+            if position is not None and pubend not in one.cursors:
+                self._perform(self.hosting.begin(one.id, pubend, position, self.now_us), self.now_us)
 
     def ack(self, connection: int, message: Ack, now_us: int) -> list[Effect]:
         session = self._sessions.get(self._find(connection, message.number) or 0)
