@@ -38,7 +38,7 @@ from postroad.sim.ledger import Ledger, Published
 from postroad.sim.process import Core, Process
 from postroad.sim.violation import Violation
 from postroad.sim.world import World
-from postroad.storage.effects import MAX_TICK, Append, Appended, AppendFailed, Read
+from postroad.storage.effects import MAX_TICK, Append, Appended, AppendFailed, Chop, Read
 from postroad.units import GIB
 
 _NO_TICK: Final = -1
@@ -66,6 +66,8 @@ class Reader:
         self.ack = ack
         self.began = False
         self.began_us = 0
+        self.connected_us = 0  # since when it is, as far as it knows
+        self.slow = False
         self.broker = ""  # where it was told last that it had begun
         self.hosts: dict[str, None] = {}  # brokers that it ever asked
         self.committed: dict[int, int] = {}  # the token that an application keeps
@@ -110,7 +112,7 @@ class Reader:
         self, broker: str, token: Mapping[int, int], missing: tuple[str, ...], now_us: int
     ) -> None:
         del missing
-        self.broker = broker
+        self.broker, self.connected_us = broker, now_us
         if not self.began:
             self.began, self.began_us = True, now_us
             self.begins.update(token)
@@ -197,6 +199,7 @@ class Records:
         self.pubends: dict[int, str] = {}  # durable pubend -> its broker
         self.handed = 0
         self.gaps = 0
+        self.chopped: dict[int, int] = {}  # pubend -> everything up to here was released
         self._asked: dict[tuple[int, bytes], int] = {}  # (pubend, event) -> tick it was sent to the log with
         self._logged: dict[int, dict[bytes, int]] = {}  # pubend -> event -> tick: known to be in the log
 
@@ -355,6 +358,9 @@ class Watched:
         for effect in effects:
             if type(effect) is Append:
                 self._under_way[effect.tag] = (effect.stream, self._records.ask(effect))
+            elif type(effect) is Chop:
+                chopped = self._records.chopped
+                chopped[effect.stream] = max(effect.tick, chopped.get(effect.stream, 0))
         return effects
 
     def next_deadline(self) -> int | None:

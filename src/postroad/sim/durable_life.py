@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final
 
+from postroad.config import DurableConfig
 from postroad.ids import pubend_id
 from postroad.sim.applications import Application, DurablePublisher, DurableSubscriber
 from postroad.sim.durable import Reader, Records, Watched
@@ -16,8 +17,9 @@ from postroad.sim.violation import Violation
 from postroad.sim.workload import PublishingHabit, random_selector
 from postroad.sim.world import World
 from postroad.storage.effects import Stored, StreamEnd
-from postroad.units import KIB, MIB
+from postroad.units import KIB, MIB, SECOND_US
 
+SKEW_US: Final = 15 * SECOND_US  # no tick is further from true time
 WINDOW_BYTES: Final = 64 * KIB  # of a slow subscriber: the smallest there is
 
 
@@ -36,7 +38,11 @@ class DurableLife:
     ) -> None:
         self._world = world
         chance = world.random("durable")
-        self.pubends = chance.choice((1, 1, 2, 3))  # of each broker
+        self.config = DurableConfig(
+            pubends=chance.choice((1, 1, 2, 3)),
+            keep_us=chance.choice((5, 10, 10)) * SECOND_US,
+            max_age_us=chance.choice((0, 0, 0, 15)) * SECOND_US,
+        )
         self.records = Records(world, ledger, processes, explains=self._explains)
         self._numbers: dict[str, int] = {}  # broker -> its number
         self.publishers: list[DurablePublisher] = []
@@ -71,7 +77,7 @@ class DurableLife:
         ack = chance.choice(("", "", "auto", "batch"))
         reader = Reader(self.records, name=f"{name}-durable", selector=random_selector(chance), ack=ack)
         self.records.readers.append(reader)
-        slow = chance.random() < 0.3
+        slow = reader.slow = chance.random() < 0.3
         known = addresses(chance)
         return DurableSubscriber(
             self._world,
@@ -88,16 +94,24 @@ class DurableLife:
     def built(self, process: Process, number: int, core: Core) -> Core:
         """A broker with this number starts."""
         self._numbers[process.name] = number
-        for index in range(self.pubends):
+        for index in range(self.config.pubends):
             self.records.pubends[pubend_id(number, index)] = process.name
         return Watched(core, self.records)
 
     def _pubend_of(self, broker: str, id: bytes) -> int:
-        return pubend_id(self._numbers[broker], int.from_bytes(id[:4], "big") % self.pubends)
+        return pubend_id(self._numbers[broker], int.from_bytes(id[:4], "big") % self.config.pubends)
 
     def _explains(self, reader: Reader, pubend: int, start: int, end: int) -> bool:
-        del reader, pubend, start, end
-        return False
+        """Ticks that were released although a subscriber might have wanted them.
+
+        By early release, but never to one that was there when they came and kept up; or of a pubend that
+        nobody could know of when the subscription began, since it was out of reach.
+        """
+        if end > self.records.chopped.get(pubend, 0):
+            return False
+        if self.config.max_age_us and (reader.slow or end <= reader.connected_us + SKEW_US):
+            return True
+        return pubend not in reader.begins and start < reader.connected_us + SKEW_US
 
     # -- the course of a run
 

@@ -418,17 +418,15 @@ class Scenario:
 
     def _config(self, index: int) -> BrokerConfig:
         dial = tuple(_address(b) for a, b in self._character.links if a == index)
-        pubends = 1 if self.durable is None else self.durable.pubends
-        config = BrokerConfig(
-            dial=dial, tracking=self._tracking or TrackingConfig(), durable=DurableConfig(pubends=pubends)
-        )
+        durable = DurableConfig() if self.durable is None else self.durable.config
+        config = BrokerConfig(dial=dial, tracking=self._tracking or TrackingConfig(), durable=durable)
         if not self._character.tight:
             return config
         return replace(
             config,
             streams=StreamConfig(plain_bytes=64 * KIB, cache_bytes=64 * KIB),
             delivery=DeliveryConfig(buffer_bytes=64 * KIB),
-            durable=DurableConfig(pubends=pubends, cache_bytes=16 * KIB),
+            durable=replace(durable, cache_bytes=16 * KIB),
         )
 
     def _broker_name(self, number: int) -> str:
@@ -452,8 +450,13 @@ class Scenario:
         return found
 
     def _explains(self, subscription: Subscription, pubend: int) -> bool:
-        """Whether there is a reason for a gap: a slow subscriber, little memory, or the end of a process."""
+        """Whether there is a reason for a gap: a slow subscriber, little memory, or the end of a process.
+
+        What is durable is kept for durable subscriptions, not for plain ones.
+        """
         if subscription.slow or self._character.tight or pubend not in self._origins:
+            return True
+        if not is_volatile(pubend):
             return True
         process = self.processes[self._origins[pubend].broker]
         return any(end for boot, _, end in process.boots if boot == pubend & 0x7FFF_FFFF)
