@@ -1,0 +1,3 @@
+from postroad.kernel.columns_reference import Columns
+
+def columns(data: bytes) -> Columns: ...
