@@ -386,6 +386,15 @@ class Client:
             key=key,
         )
 
+    def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
+        """The durable events between two checkpoint tokens, filtered; then it ends. Nothing is held for it,
+        and what was released meanwhile is a Gap. `request("heads")` tells how far every pubend is."""
+        if not until:
+            raise UsageError("a range ends somewhere: `until` is a checkpoint token")
+        return Subscription(
+            self, topic=topic, where=where, overflow="drop", buffer=0, token=after, until=until
+        )
+
     async def _acknowledge(
         self,
         number: int,

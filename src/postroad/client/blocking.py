@@ -184,6 +184,12 @@ class Client:
         self._thread.call(inner._open())
         return Subscription(inner, self._thread, timeout)
 
+    def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
+        """The durable events between two checkpoint tokens, filtered; then it ends."""
+        inner = self._client.read(until, after=after, topic=topic, where=where)
+        self._thread.call(inner._open())
+        return Subscription(inner, self._thread, None)
+
     def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
         return self._thread.call(self._client.request(what, **arguments))
@@ -236,6 +242,12 @@ class Subscription:
             if item is None:
                 return
             yield item
+
+    def batches(self) -> Iterator[list[EventBatch | Gap]]:
+        """All that has come, a list at a time, as the encoded batches it came in."""
+        source = self._inner.batches()
+        while (items := self._thread.call(anext(source, None))) is not None:
+            yield items
 
     def get(self, timeout: float | None = None) -> Event | Gap:
         """The next one; TimeoutError if none comes in `timeout` seconds."""

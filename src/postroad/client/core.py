@@ -432,11 +432,12 @@ class ClientCore:
         since_us: int = 0,
         shared: bool = False,
         key: str = "",
+        until: str = "",
     ) -> tuple[int, list[Effect]]:
         """A new subscription's number; Began or Ended follows."""
         if len(self.inbox) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
-        check_texts("subscription", topic, where, overflow, durable, token, ack, key)
+        check_texts("subscription", topic, where, overflow, durable, token, ack, key, until)
         if not 0 <= buffer <= MAX_BUFFER:
             raise UsageError(f"a buffer of {buffer} bytes")
         request = self.inbox.add(
@@ -452,6 +453,7 @@ class ClientCore:
                 since_us=since_us,
                 shared=shared,
                 key=key,
+                until=until,
             )
         )
         if self.state is State.UP:

@@ -6,8 +6,8 @@ again. A plain subscription begins again only once that debt is within one windo
 than two windows and a frame, however often its connections break.
 
 After a reconnect a plain subscription begins anew, and what it missed meanwhile is unknown, and said so
-(`streams`). A durable one goes on where it was. A consumer of a shared one begins with nothing: what it held
-is with others now.
+(`streams`). A durable one, and a reader of a range, go on where they were. A consumer of a shared one begins
+with nothing: what it held is with others now.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class _Subscription:
         """What begins it on a new connection. It goes on after what was acknowledged, not after what was
         given out, since a broker takes a token for consumed and an application may crash and come back with
         an older one. What comes again is dropped by `streams`."""
+        if self.request.until and self.began:
+            known = {**self.acked, **self.streams.known}
+            return msgspec.structs.replace(self.request, token=CheckpointToken(known).to_json())
         if not self.request.durable or self.request.ack or not self.began:
             return self.request
         return msgspec.structs.replace(self.request, token=self.acked.to_json())
@@ -120,7 +123,7 @@ class Inbox:
             subscription.again_us = None
             if subscription.request.shared:
                 out += _lost_acks(subscription)
-            if subscription.request.durable:
+            if subscription.request.durable or subscription.request.until:
                 continue
             subscription.streams.tear()
             subscription.told = False
@@ -178,7 +181,8 @@ class Inbox:
         if subscription is None:
             return []
         error = _ended_error(message, subscription.request.where) if message.code else None
-        if isinstance(error, UnavailableError) and subscription.request.durable and subscription.began:
+        resumes = subscription.began and (subscription.request.durable or subscription.request.until)
+        if isinstance(error, UnavailableError) and resumes:
             # Whoever keeps its token may be away for a while: it goes on when that one is back.
             if subscription.refused_us is None:
                 subscription.refused_us = now_us

@@ -47,6 +47,7 @@ class Subscription:
         since_us: int = 0,
         shared: bool = False,
         key: str = "",
+        until: str = "",
     ) -> None:
         self.topic = topic
         self.where = where
@@ -56,6 +57,7 @@ class Subscription:
         self._ack = ack
         self._since_us = since_us
         self._start = token
+        self._until = until
         self._token: dict[int, int] = dict(CheckpointToken.from_json(token)) if token else {}
         self._reading = (0, 0)  # pubend and end of the batch being read
         self._lock = threading.Lock()  # for the next six
@@ -113,6 +115,7 @@ class Subscription:
                 since_us=self._since_us,
                 shared=self.shared,
                 key=self._key,
+                until=self._until,
             )
             loop = asyncio.get_running_loop()
             self._began = loop.create_future()
