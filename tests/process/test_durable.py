@@ -43,7 +43,7 @@ class Publisher:
         self._address = address
 
     async def run(self) -> None:
-        async with postroad.connect(self._address, name="publisher") as client:
+        async with postroad.connect(self._address, name="publisher", timeout=120) as client:
             number = 0
             while not self.stopped:
                 await client.publish("t", str(number), mode="durable")
@@ -81,7 +81,7 @@ def test_kill_9_of_the_publishing_broker_loses_nothing_acknowledged(brokers: Any
                     await asyncio.sleep(0.02)
                 one.kill()
                 await asyncio.sleep(0.3)
-                one.start()
+                await asyncio.to_thread(one.start)
             before = len(publisher.acknowledged)
             while len(publisher.acknowledged) < before + 100:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -116,7 +116,7 @@ def test_what_was_published_while_a_broker_stood_still_comes_out_of_the_log(brok
                 await publisher.publish_many(sent, mode="durable")
             one.kill()
             two.unpause()
-            one.start()
+            await asyncio.to_thread(one.start)
             while len(got) < 5_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             reading.cancel()
@@ -171,11 +171,11 @@ def test_a_durable_subscriber_gets_each_event_once_whoever_dies(brokers: Any, wh
         if who == "publishing broker":
             one.kill()
             await asyncio.sleep(0.2)
-            one.start()
+            await asyncio.to_thread(one.start)
         elif who == "subscriber's broker":
             three.kill()
             await asyncio.sleep(0.5)
-            three.start()
+            await asyncio.to_thread(three.start)
         else:
             reading.cancel()
             await asyncio.wait([reading])
@@ -220,7 +220,7 @@ def test_the_broker_keeps_the_token(brokers: Any) -> None:
                 await publisher.publish("t", str(n), mode="durable")
         assert await take(30) == list(range(30))
         two.kill()
-        two.start()
+        await asyncio.to_thread(two.start)
         assert await take(70) == list(range(30, 100))
 
     run(work())

@@ -120,7 +120,7 @@ def test_early_release_is_one_gap_for_who_was_away_and_none_for_who_was_not(
             while await floor(one.address) < ticks[-1]:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             two.kill()  # or it would still have them in memory
-            two.start()
+            await asyncio.to_thread(two.start)
             await reachable(two.address, 2)
             again = Reading(two.address, "away")
             await again.began.wait()
@@ -195,7 +195,7 @@ def test_a_subscriber_fails_over_and_back_and_gets_everything_once(brokers: Any)
             await go_on()
             dying.kill()
             await asyncio.sleep(1)
-            dying.start()
+            await asyncio.to_thread(dying.start)
         await go_on()
         publisher.stopped = True
         await publishing

@@ -122,7 +122,7 @@ def test_the_middle_one_dies_and_returns(brokers: Any) -> None:
             await asyncio.sleep(0.2)
             b2.kill()
             await asyncio.sleep(0.5)
-            b2.start()
+            await asyncio.to_thread(b2.start)
             await sending
             await linked(b1, b2, b3)
             await publish(one, "one", 600, 700)
@@ -150,7 +150,7 @@ def test_a_ring_goes_on_without_one(brokers: Any) -> None:
             await asyncio.sleep(0.3)
             b2.kill()
             await asyncio.sleep(0.3)
-            b2.start()
+            await asyncio.to_thread(b2.start)
             await sending
             for events in (here, there):
                 await events.reach(1000)
@@ -237,7 +237,7 @@ def test_the_publishing_broker_dies_and_the_gap_is_told(brokers: Any) -> None:
             await asyncio.sleep(0.5)
             b1.kill()
             await asyncio.sleep(0.2)
-            b1.start()
+            await asyncio.to_thread(b1.start)
             await sending
             await linked(b1, b2)
             await publish(one, "one", 600, 700)
