@@ -197,6 +197,31 @@ def test_a_name_is_shared_or_it_is_not() -> None:
     net.brokers[0].check()
 
 
+def test_a_group_is_at_one_broker_and_others_say_which() -> None:
+    """A broker that comes later knows it too; once it is deleted it may be anywhere."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    net.kill(2)
+    publisher, one = DurableClient(net, 0), Consumer(net, 0).begin()
+    net.wait(1)
+    net.start(2)
+    net.link(1, 2)
+    net.wait(1)
+    elsewhere = ["the shared subscription 'g' is at broker 'b0': its consumers connect there"]
+    for at in (1, 2):
+        assert Consumer(net, at).begin().ended() == elsewhere
+    publisher.send(publisher.durable("t", *numbers(0, 3)))
+    net.wait(1)
+    assert one.got() == numbers(0, 3), "the group is where it was"
+    publisher.send(encode(Request(number=2, what="subs.delete", arguments={"name": "g"})))
+    net.wait(1)
+    other = Consumer(net, 2).begin()
+    net.wait(1)
+    assert other.has(Subscribed)
+    for broker in net.brokers:
+        assert broker is not None
+        broker.check()
+
+
 def test_deleting_a_group_ends_its_consumers_and_leaves_nothing_on_disk() -> None:
     net = DurableNet(1)
     publisher = DurableClient(net, 0)
