@@ -222,6 +222,26 @@ def test_a_group_is_at_one_broker_and_others_say_which() -> None:
         broker.check()
 
 
+def test_a_group_made_in_two_partitions_is_at_one_broker_once_they_meet() -> None:
+    """The higher epoch has the name, as with any durable name; the consumers of the other are told."""
+    net = DurableNet(2, [(0, 1)])
+    net.cut(0, 1)
+    publisher, first = DurableClient(net, 0), Consumer(net, 0).begin()
+    net.wait(1)
+    second, third = Consumer(net, 1).begin(), Consumer(net, 1).begin()
+    net.wait(3)
+    net.link(0, 1)
+    net.wait(3)
+    assert (len(first.ended()), second.ended(), third.ended()) == (1, [], [])
+    publisher.send(publisher.durable("t", *numbers(0, 4)))
+    net.wait(1)
+    assert sorted(second.got() + third.got()) == numbers(0, 4)
+    assert first.got() == []
+    for broker in net.brokers:
+        assert broker is not None
+        broker.check()
+
+
 def test_deleting_a_group_ends_its_consumers_and_leaves_nothing_on_disk() -> None:
     net = DurableNet(1)
     publisher = DurableClient(net, 0)
