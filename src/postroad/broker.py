@@ -32,7 +32,6 @@ from postroad.errors import (
 from postroad.events.batch import EventBatch
 from postroad.ids import VOLATILE, is_history, pubend_text
 from postroad.overlay.delivery import Delivery
-from postroad.overlay.durable_hosting import KEY as DURABLE_KEY
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
@@ -46,6 +45,7 @@ from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts,
 from postroad.overlay.releasing import Releasing
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
+from postroad.overlay.streams import DURABLE_KEY
 from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
 from postroad.selectors import Selector
 from postroad.storage.effects import StorageInput, Stored

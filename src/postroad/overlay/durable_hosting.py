@@ -34,7 +34,7 @@ from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Heard, Interest
 from postroad.overlay.links import Links
 from postroad.overlay.reading import Readers
-from postroad.overlay.streams import Stream
+from postroad.overlay.streams import DURABLE_KEY, Stream
 from postroad.selectors import Selector
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored, StreamEnd
 from postroad.tracking.bulletins import Receivers
@@ -55,7 +55,6 @@ from postroad.wire.frames import (
 if TYPE_CHECKING:
     from postroad.overlay.routing import Routing
 
-KEY: Final = 1 << 48  # keys of durable subscriptions in interest and routing lie above those of plain ones
 PULL_SEGMENTS: Final = 256
 EXPIRE_US: Final = SECOND_US  # what moved away is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
@@ -154,14 +153,14 @@ class DurableHosting:
             host=self,
         )
         for one in self.hosting.subscriptions:
-            self._interest.subscribe(KEY + one.id, one.selector)
+            self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
         self._following = bool(len(self.hosting.subscriptions))
         if not self._following:
             self._perform(self.hosting.leave(), now_us)
         self._version = self._interest.own_version if self._following else 0
         routing.host = self
         for one in self.hosting.subscriptions:
-            routing.host_subscription(KEY + one.id, self._version)
+            routing.host_subscription(DURABLE_KEY + one.id, self._version)
         for pubend, tick in sorted(self.hosting.followed_before().items()):
             if pubend >> 32 != me and self._following:
                 routing.follow_from(pubend, tick)
@@ -328,7 +327,7 @@ class DurableHosting:
     ) -> list[Output]:
         """Others are to know of a new subscription, and it begins."""
         try:
-            updates = self._interest.subscribe(KEY + one.id, one.selector)
+            updates = self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
         except UsageError:
             self._forget(session.id)
             self._groups.delete(one.id)
@@ -339,11 +338,11 @@ class DurableHosting:
         self._following = True
         if token is None:
             self._creating[one.id] = None
-            self._out += self._routing.subscribe(KEY + one.id, self._version, now_us)
+            self._out += self._routing.subscribe(DURABLE_KEY + one.id, self._version, now_us)
             self._routing.follow_all()
             return []
         self._routing.follow_all()
-        self._routing.host_subscription(KEY + one.id, self._version)
+        self._routing.host_subscription(DURABLE_KEY + one.id, self._version)
         outputs: list[Output] = []
         for pubend in self._routing.durable_streams():
             if self.hosting.position(pubend) is not None:
@@ -395,7 +394,7 @@ class DurableHosting:
 
     def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
         """Routing has begun a new subscription everywhere it could."""
-        subscriber = key - KEY
+        subscriber = key - DURABLE_KEY
         self._creating.pop(subscriber, None)
         one = self.hosting.subscriptions.find(subscriber)
         if one is not None:
@@ -528,8 +527,8 @@ class DurableHosting:
         self._moving.unclaim(name)
         self._creating.pop(number, None)
         self._out += self._groups.delete(number)
-        self._routing.unsubscribe(KEY + number)
-        self._flood(self._interest.unsubscribe(KEY + number))
+        self._routing.unsubscribe(DURABLE_KEY + number)
+        self._flood(self._interest.unsubscribe(DURABLE_KEY + number))
         self._perform(outputs, now_us)
         return self.take()
 
@@ -571,7 +570,7 @@ class DurableHosting:
         position = self.hosting.position(stream.id)
         if position is None or stream.id in self._behind:
             return False
-        self._perform(self.hosting.begin(key - KEY, stream.id, position, self.now_us), self.now_us)
+        self._perform(self.hosting.begin(key - DURABLE_KEY, stream.id, position, self.now_us), self.now_us)
         return True
 
     def learn(self, stream: Stream, segment: Segment) -> None:
@@ -616,7 +615,7 @@ class DurableHosting:
     def _begin_late(self, stream: Stream) -> None:
         """A pubend that a subscription did not know of begins for it at its first tick."""
         for one in list(self.hosting.subscriptions):
-            if stream.id not in one.cursors and KEY + one.id not in stream.waiting:
+            if stream.id not in one.cursors and DURABLE_KEY + one.id not in stream.waiting:
                 self._perform(self.hosting.begin(one.id, stream.id, 0, self.now_us), self.now_us)
 
     # ---- storage and time

@@ -37,7 +37,7 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.feeding import Feeder, Forwarded
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
-from postroad.overlay.streams import MAX_NACK_SPANS, Asked, Neighbour, Stream
+from postroad.overlay.streams import DURABLE_KEY, MAX_NACK_SPANS, Asked, Neighbour, Stream
 from postroad.overlay.topology import MAX_BROKERS, Topology
 from postroad.selectors import Group
 from postroad.storage.effects import ReadDone
@@ -48,7 +48,6 @@ from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, S
 if TYPE_CHECKING:
     from postroad.overlay.durable_hosting import DurableHosting
 
-HOST_KEY: Final = 1 << 48  # keys of durable subscriptions lie above those of plain ones
 MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
 MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
 MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
@@ -126,7 +125,7 @@ class Routing:
         self._streams[stream.id] = self._by_origin[self._me][stream.id] = stream
         self._durable[stream.id] = (stream, pubend)
         for key, version in self._subscriptions.items():
-            if key < HOST_KEY:
+            if key < DURABLE_KEY:
                 self._delivery.activate(key, stream.id, stream.horizon)
             elif key in self._unconfirmed:
                 stream.waiting[key] = version
@@ -190,7 +189,7 @@ class Routing:
 
     def activate_waiting(self, stream: Stream) -> None:
         """Hosting has caught up with a stream: durable subscriptions in force there begin."""
-        for key, version in [item for item in stream.waiting.items() if item[0] >= HOST_KEY]:
+        for key, version in [item for item in stream.waiting.items() if item[0] >= DURABLE_KEY]:
             if stream.pubend is not None or version <= stream.version:
                 self._activate(stream, key, version, stream.horizon)
 
@@ -253,7 +252,7 @@ class Routing:
         return tuple(pubend for pubend in self._topology.pubends(origin) if pubend >> 32 == origin)
 
     def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
-        if key < HOST_KEY:
+        if key < DURABLE_KEY:
             self._delivery.activate(key, stream.id, start)
         elif self.host is not None and not is_volatile(stream.id) and not self.host.begin(key, stream):
             stream.waiting[key] = version
@@ -379,7 +378,7 @@ class Routing:
         stream.waiting = dict(self._subscriptions)
         if not is_volatile(pubend):
             for key, version in self._subscriptions.items():
-                if key >= HOST_KEY and key not in self._unconfirmed:
+                if key >= DURABLE_KEY and key not in self._unconfirmed:
                     del stream.waiting[key]
                     stream.need = max(stream.need, version)
         if former is not None:

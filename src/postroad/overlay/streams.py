@@ -23,6 +23,7 @@ from postroad.wire.frames import Stamp
 MAX_STAMPS: Final = 1_024  # the newest stamps of a link that may still be named
 MAX_WANTS: Final = 1_024  # spans one neighbour may wait for in one stream
 MAX_NACK_SPANS: Final = 256
+DURABLE_KEY: Final = 1 << 48  # keys of durable subscriptions lie above those of plain ones
 _MAX_U32: Final = (1 << 32) - 1
 
 
