@@ -410,7 +410,7 @@ class DurableHosting:
 
         Not noted down, it would begin at their first tick should this broker restart before they are back.
         """
-        self._routing.host_subscription(KEY + one.id, self._version)
+        self._routing.host_subscription(DURABLE_KEY + one.id, self._version)
         for pubend in self._routing.durable_streams():
             position = self.hosting.position(pubend)
             if position is not None and pubend not in one.cursors:
