@@ -373,3 +373,31 @@ def test_a_new_subscription_begins_also_on_pubends_that_cannot_be_reached() -> N
     again.begin("s", ack="auto")
     net.wait(3)
     assert again.got() == numbers(5, 8)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_plain_subscription_gets_nothing_older_though_its_broker_is_catching_up(
+    restarted: bool,
+) -> None:
+    """It begins at the first tick filtered with it, and never before it was made: what its broker missed
+    while it was down, or cut off, is read again with the interest of now, and is not for it."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    publisher, other = DurableClient(net, 0), Reader(net, 2)
+    other.begin("other", ack="auto")
+    net.wait(2)
+    if restarted:
+        net.kill(2)
+    else:
+        net.cut(1, 2)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    publisher.send(publisher.durable("u", *numbers(0, 5)))
+    net.wait(1)
+    if restarted:
+        net.start(2)
+    new = Reader(net, 2)
+    new.subscribe(1, "u")
+    net.link(1, 2)
+    net.wait(3)
+    publisher.send(publisher.durable("u", *numbers(5, 8)))
+    net.wait(2)
+    assert [one for one in new.got() if one != "GAP"] == numbers(5, 8)

@@ -84,10 +84,12 @@ class Feeder:
             self._coverages[key] = found
         return found
 
-    def begin(self, neighbour: Neighbour, stream: Stream, tick: int, *, announce: bool = True) -> None:
+    def begin(self, neighbour: Neighbour, stream: Stream, tick: int, *, announce: int | None = None) -> None:
+        """The neighbour is told everything after `tick`. It hears first how far the stream is, if it knew it
+        before, or that there is one (`announce`)."""
         feed = neighbour.feeds[stream.id] = Feed(told=tick, quiet=tick)
-        if announce:
-            self._queue_silence(neighbour, stream, tick, tick, NOTHING)
+        at = tick if announce is None else announce
+        self._queue_silence(neighbour, stream, at, at, NOTHING)
         self.replay(neighbour, feed, stream)
 
     def replay(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:

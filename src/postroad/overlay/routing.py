@@ -220,7 +220,10 @@ class Routing:
         """A local subscription that relies on this version of the own interest."""
         self._subscriptions[key] = version
         for stream in self._streams.values():
-            if stream.pubend is not None or stream.version >= version:
+            current = stream.announced and stream.origin in self._upstream
+            if key < DURABLE_KEY and stream.pubend is None:
+                stream.floors[key] = stream.top if current else None
+            if stream.pubend is not None or (stream.version >= version and current):
                 self._activate(stream, key, version, stream.horizon)
             else:
                 stream.waiting[key] = version
@@ -234,6 +237,7 @@ class Routing:
         self._unconfirmed.pop(key, None)
         for stream in self._streams.values():
             stream.waiting.pop(key, None)
+            stream.floors.pop(key, None)
             if not self._subscriptions:
                 stream.need = 0
 
@@ -253,7 +257,7 @@ class Routing:
 
     def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
         if key < DURABLE_KEY:
-            self._delivery.activate(key, stream.id, start)
+            self._delivery.activate(key, stream.id, max(start, stream.floors.pop(key, None) or 0))
         elif self.host is not None and not is_volatile(stream.id) and not self.host.begin(key, stream):
             stream.waiting[key] = version
             return
@@ -361,6 +365,7 @@ class Routing:
         known = {stream.id: stream.horizon for stream in streams.values() if stream.horizon < MAX_TICK}
         self._say(self._neighbours[parent], Attach(origin=origin, known=known))
         for stream in streams.values():
+            stream.announced = stream.id not in known
             stream.asked.clear()
             self._nack_gaps(stream, now_us)
 
@@ -424,7 +429,8 @@ class Routing:
             if stream.id not in message.known and self._has_ended(stream):
                 continue  # over for the neighbour, or never known there
             tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
-            self._feeder.begin(neighbour, stream, tick, announce=stream.id not in message.known)
+            known = stream.id in message.known
+            self._feeder.begin(neighbour, stream, tick, announce=stream.top if known else tick)
         return self._take()
 
     def _adopt(self, pubend: int, tick: int) -> None:
@@ -535,6 +541,10 @@ class Routing:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
                 return  # from a former parent, about a stream we do not follow
             stream = self._create_stream(pubend, 0 if self._follows(pubend) else segment.start)
+        if not stream.announced:
+            stream.announce(segment.end)
+            if segment.start == segment.end:
+                return  # what is up to there follows
         before = stream.knowledge.size
         news = stream.knowledge.accumulate(segment)
         self._cache_size += stream.knowledge.size - before

@@ -128,8 +128,10 @@ class Stream:
     """This broker's view of one pubend; its own pubend when `pubend` is given."""
 
     __slots__ = (
+        "announced",
         "asked",
         "ended_at",
+        "floors",
         "horizon",
         "id",
         "knowledge",
@@ -155,12 +157,21 @@ class Stream:
         self.top = start  # the highest tick heard of
         self.need = 0  # the own interest version that active local subscriptions rely on
         self.version = 0  # the own interest version in force at the horizon
+        self.announced = True  # the parent said how far the stream is, since we attached
+        # Plain subscription not active here yet -> where the stream was when it was made; None: not known.
+        self.floors: dict[int, int | None] = {}
         self.waiting: dict[int, int] = {}  # subscription not active here yet -> version it waits for
         self.asked: list[Asked] = []  # nacks sent upstream and not yet timed out
         self.nack_at: int | None = None  # when to look at the gaps again
         self.partly_asked = False  # there were more gaps than one nack asks for
         self.ended_at: int | None = None  # when its broker was seen to have a newer process
         self.lost_at: int | None = None  # when the horizon last passed an L; of a dead pubend, its end
+
+    def announce(self, top: int) -> None:
+        """The parent says how far the stream is: subscriptions made meanwhile get nothing from before."""
+        self.announced = True
+        for key in [key for key, floor in self.floors.items() if floor is None]:
+            self.floors[key] = max(top, self.top)
 
     def find(
         self,
