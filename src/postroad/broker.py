@@ -325,7 +325,7 @@ class Broker:
         self._out += self._routing.settle(now_us)
         heard = self._interest.take_heard()
         if self._host is not None:
-            self._out += self._host.heard(heard, now_us)
+            self._out += self._host.moving.heard(heard, now_us)
             self._out += self._host.tick(now_us)
         self._out += self._releasing.tick(now_us)
         self._out += self._retiring.tick(now_us)
@@ -437,7 +437,7 @@ class Broker:
         """An administrator says that it never comes back."""
         self._releasing.retire(broker)
         if self._host is not None:
-            self._host.retire(broker)
+            self._host.moving.retire(broker)
         self._out.append(Note("info", f"broker {self._topology.name(broker)!r} is retired"))
 
     def _link_with(self, broker: int) -> int | None:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from postroad.durable.release import Report
 from postroad.durable.spans import Span
 from postroad.errors import PostroadError
-from postroad.events.batch import EventBatch
+from postroad.events.batch import EventBatch, empty_frame
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
 from postroad.storage.effects import StorageEffect
+from postroad.wire.frames import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +100,14 @@ class Reported:
 
 Message = Deliver | DeliverGap
 Output = Deliver | DeliverGap | Wants | Confirmed | Reported | StorageEffect
+
+
+def delivery_frame(message: Message, number: int) -> bytes:
+    """As the subscription of that number on its connection gets it."""
+    pubend, start, end = message.pubend, message.start, message.end
+    if isinstance(message, DeliverGap) or message.batch is None:
+        lost = isinstance(message, DeliverGap)
+        return empty_frame(kind=Kind.DELIVERY, pubend=pubend, start=start, end=end, channel=number, lost=lost)
+    return message.batch.select(
+        message.rows, kind=Kind.DELIVERY, pubend=pubend, start=start, end=end, channel=number
+    )

@@ -1,42 +1,45 @@
 """Durable subscribers in a broker: `durable.hosting` joined to routing, interest and client connections.
 
-The hosting core learns every durable pubend contiguously from its own position on, which after a restart
-lies behind what routing begins with; what is in between is found in the cache, in the own log or upstream,
-like anything else that is asked for (`pull`). Nothing is followed before the first durable subscription.
-
 A durable subscription is part of the broker's interest as long as it exists, connected or not. A new one
-begins on each pubend where routing finds it in force; one that comes with a token begins at once, and what
-routing takes from then on must be filtered with it. A pubend met later begins at its first tick.
+begins on each pubend where routing finds it in force (`durable_following`); one that comes with a token
+begins at once, and what routing takes from then on must be filtered with it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from postroad.durable.filtering import filtering_stream
 from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.hosting import Hosting
 from postroad.durable.knowledge import Segment
-from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.outputs import (
+    Confirmed,
+    Deliver,
+    DeliverGap,
+    Output,
+    Reported,
+    Wants,
+    delivery_frame,
+)
 from postroad.durable.release import Report
 from postroad.durable.subscriptions import Subscription
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
-from postroad.events.batch import empty_frame
 from postroad.ids import is_history, is_volatile, pubend_text
+from postroad.overlay.durable_following import Following
 from postroad.overlay.durable_groups import DurableGroups
 from postroad.overlay.durable_moving import Moving
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
-from postroad.overlay.interest import Heard, Interest
+from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
 from postroad.overlay.reading import Readers
 from postroad.overlay.streams import DURABLE_KEY, Stream
 from postroad.selectors import Selector
-from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored, StreamEnd
+from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored
 from postroad.tracking.bulletins import Receivers
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
@@ -45,7 +48,6 @@ from postroad.wire.frames import (
     Acked,
     Ended,
     InterestUpdate,
-    Kind,
     Limits,
     Subscribe,
     Subscribed,
@@ -55,12 +57,10 @@ from postroad.wire.frames import (
 if TYPE_CHECKING:
     from postroad.overlay.routing import Routing
 
-PULL_SEGMENTS: Final = 256
 EXPIRE_US: Final = SECOND_US  # what moved away is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
 FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
 Sent = Callable[[Receivers, Deliver | DeliverGap], None]
-_NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
 @dataclass(slots=True)
@@ -109,7 +109,6 @@ class DurableHosting:
         self._flood = flood
         self._report = report
         self._sent = sent
-        self._streams = stored.streams
         self._sessions: dict[int, _Session] = {}  # by session number
         self._by_subscriber: dict[int, _Session] = {}  # those that are not shared, by subscription
         self._by_connection: dict[int, dict[int, int]] = {}  # the same: connection -> number -> session
@@ -117,14 +116,10 @@ class DurableHosting:
         self._creating: dict[int, None] = {}  # subscriptions that routing has not confirmed yet
         self._acking: dict[int, tuple[int, int]] = {}  # own ticket -> (session, its ticket)
         self._version = 0  # of the own interest, that all durable subscriptions rely on
-        self._following = False  # there are, or were, durable subscriptions: durable pubends are followed
         self.now_us = now_us  # of the turn under way
         self._expire_at = now_us + EXPIRE_US
-        self._behind: dict[int, Stream] = {}  # streams whose horizon is ahead of what hosting has learned
         self._out: list[Effect] = []
-        self.readers = Readers(
-            me=me, links=links, interest=interest, routing=routing, flood=flood, frame=_frame
-        )
+        self.readers = Readers(me=me, links=links, interest=interest, routing=routing, flood=flood)
         self.hosting = Hosting(
             broker=me,
             boot=boot,
@@ -144,7 +139,7 @@ class DurableHosting:
             send=lambda connection, frame: self._out.append(Send(connection, frame)),
             record=self._record,
         )
-        self._moving = Moving(
+        self.moving = Moving(
             subscriptions=self.hosting.subscriptions,
             interest=interest,
             inquiries=inquiries,
@@ -154,15 +149,25 @@ class DurableHosting:
         )
         for one in self.hosting.subscriptions:
             self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
-        self._following = bool(len(self.hosting.subscriptions))
-        if not self._following:
+        self._following = Following(
+            hosting=self.hosting,
+            routing=routing,
+            streams=stored.streams,
+            need=self._need,
+            perform=lambda outputs: self._perform(outputs, self.now_us),
+            answered=self._answered,
+            take=self.take,
+            now=lambda: self.now_us,
+        )
+        self._following.active = bool(len(self.hosting.subscriptions))
+        if not self._following.active:
             self._perform(self.hosting.leave(), now_us)
-        self._version = self._interest.own_version if self._following else 0
-        routing.host = self
+        self._version = self._interest.own_version if self._following.active else 0
+        routing.host = self._following
         for one in self.hosting.subscriptions:
             routing.host_subscription(DURABLE_KEY + one.id, self._version)
         for pubend, tick in sorted(self.hosting.followed_before().items()):
-            if pubend >> 32 != me and self._following:
+            if pubend >> 32 != me and self._following.active:
                 routing.follow_from(pubend, tick)
 
     # ---- what Hosting asks
@@ -217,7 +222,7 @@ class DurableHosting:
                 continue
             number = session.number
             if number not in frames:
-                frames[number] = _frame(message, number)
+                frames[number] = delivery_frame(message, number)
             self._out.append(Send(session.connection, frames[number]))
             receivers.append((session.name, session.id))
         if receivers:
@@ -255,7 +260,7 @@ class DurableHosting:
             token = CheckpointToken({**token, **session.token})
         message = Subscribed(number=session.number, missing=session.missing, token=token.to_json())
         self._out.append(Send(session.connection, encode(message)))
-        self._moving.claim(one)
+        self.moving.claim(one)
 
     # ---- what clients ask
 
@@ -278,7 +283,7 @@ class DurableHosting:
             )
         token = self._start(message, now_us)
         if elsewhere is not None and not message.token:
-            return self._moving.wait(connection, message, selector, now_us)
+            return self.moving.wait(connection, message, selector, now_us)
         return self.attach(connection, message, selector, token, now_us)
 
     def attach(
@@ -335,7 +340,7 @@ class DurableHosting:
             raise
         self._version = self._interest.own_version
         self._flood(updates)
-        self._following = True
+        self._following.active = True
         if token is None:
             self._creating[one.id] = None
             self._out += self._routing.subscribe(DURABLE_KEY + one.id, self._version, now_us)
@@ -457,11 +462,11 @@ class DurableHosting:
 
     def count(self, connection: int) -> int:
         """Durable subscriptions and readers of a connection."""
-        held = len(self._by_connection.get(connection, {})) + self._moving.count(connection)
+        held = len(self._by_connection.get(connection, {})) + self.moving.count(connection)
         return held + self.readers.count(connection)
 
     def has(self, connection: int, number: int) -> bool:
-        found = self._find(connection, number) is not None or self._moving.has(connection, number)
+        found = self._find(connection, number) is not None or self.moving.has(connection, number)
         return found or self.readers.has(connection, number)
 
     def unsubscribe(self, connection: int, number: int) -> bool:
@@ -469,12 +474,12 @@ class DurableHosting:
         found = self._find(connection, number)
         if found is not None:
             self._forget(found)
-        waited = self._moving.forget(connection, number)
+        waited = self.moving.forget(connection, number)
         return found is not None or waited or self.readers.end(connection, number)
 
     def closed(self, connection: int) -> None:
         self.readers.closed(connection)
-        self._moving.closed(connection)
+        self.moving.closed(connection)
         for number in list(self._by_connection.get(connection, {}).values()):
             self._forget(number)
 
@@ -511,20 +516,12 @@ class DurableHosting:
             self._end(one.session, error)
         return self.take()
 
-    def retire(self, broker: int) -> None:
-        """That broker never comes back: its names are free, and what moved there is here again."""
-        self.hosting.subscriptions.retired(broker)
-
-    def heard(self, news: Sequence[Heard], now_us: int) -> list[Effect]:
-        """What other brokers claim."""
-        return self._moving.heard(news, now_us)
-
     def delete(self, name: str, now_us: int) -> list[Effect]:
         one = self.hosting.subscriptions.get(name)
         if one is not None and one.session is not None:
             self._end(one.session, UsageError(f"the durable subscription {name!r} was deleted"))
         number, outputs = self.hosting.delete(name)
-        self._moving.unclaim(name)
+        self.moving.unclaim(name)
         self._creating.pop(number, None)
         self._out += self._groups.delete(number)
         self._routing.unsubscribe(DURABLE_KEY + number)
@@ -541,84 +538,10 @@ class DurableHosting:
             self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
         return self.take()
 
-    # ---- knowledge, from routing
-
-    def met(self, stream: Stream) -> None:
-        """Routing has a stream of a durable pubend."""
-        if is_volatile(stream.id) or not self._following or stream.id in self._behind:
-            return
-        if self.hosting.position(stream.id) is None:
-            end = self._streams.get(filtering_stream(stream.id), _NEVER_USED)
-            outputs = self.hosting.follow(
-                stream.id,
-                start=stream.horizon,
-                now_us=self.now_us,
-                last=end.last,
-                chopped=end.chopped,
-                suspect=end.suspect,
-            )
-            self._perform(outputs, self.now_us)
-        self._behind[stream.id] = stream
-        self._pull(stream)
-
-    def dropped(self, pubend: int) -> None:
-        """Routing forgets a stream."""
-        self._behind.pop(pubend, None)
-
-    def begin(self, key: int, stream: Stream) -> bool:
-        """A new subscription is in force on a stream from here on; False: once hosting has caught up."""
-        position = self.hosting.position(stream.id)
-        if position is None or stream.id in self._behind:
-            return False
-        self._perform(self.hosting.begin(key - DURABLE_KEY, stream.id, position, self.now_us), self.now_us)
-        return True
-
-    def learn(self, stream: Stream, segment: Segment) -> None:
-        """The next of a stream, in order."""
-        if is_volatile(stream.id) or not self._following:
-            return
-        position = self.hosting.position(stream.id)
-        if position is None or segment.start > position:
-            self._behind[stream.id] = stream
-        elif segment.end > position:
-            self._perform(self.hosting.learn(stream.id, segment, self.now_us), self.now_us)
-
-    def answer(self, stream: Stream, segments: list[Segment]) -> None:
-        """Whatever else arrived of it."""
-        self._out += self.readers.answer(stream, segments, self.now_us)
-        if self.hosting.wanted(stream.id):
-            self._perform(self.hosting.answer(stream.id, segments, self.now_us), self.now_us)
-        if stream.id not in self._behind:
-            return
-        need = self._need()
-        for segment in segments:
-            position = self.hosting.position(stream.id)
-            if position is not None and segment.start <= position < segment.end and segment.meets(need):
-                part = segment.served(need)
-                self._perform(self.hosting.learn(stream.id, part, self.now_us), self.now_us)
-
-    def _pull(self, stream: Stream) -> None:
-        """From where hosting stands to the horizon: from memory, else it is asked for."""
-        need = self._need()
-        while (position := self.hosting.position(stream.id)) is not None:
-            if position >= stream.horizon:
-                del self._behind[stream.id]
-                self._begin_late(stream)
-                self._routing.activate_waiting(stream)
-                return
-            found, missing = stream.find(position, stream.horizon, need, PULL_SEGMENTS)
-            if not found or found[0].start > position:
-                self._routing.ask_for_host(stream, missing, need, self.now_us)
-                return
-            self._perform(self.hosting.learn(stream.id, found[0], self.now_us), self.now_us)
-
-    def _begin_late(self, stream: Stream) -> None:
-        """A pubend that a subscription did not know of begins for it at its first tick."""
-        for one in list(self.hosting.subscriptions):
-            if stream.id not in one.cursors and DURABLE_KEY + one.id not in stream.waiting:
-                self._perform(self.hosting.begin(one.id, stream.id, 0, self.now_us), self.now_us)
-
     # ---- storage and time
+
+    def _answered(self, stream: Stream, segments: list[Segment]) -> None:
+        self._out += self.readers.answer(stream, segments, self.now_us)
 
     def stored(self, item: StorageInput, now_us: int) -> list[Effect]:
         self._perform(self.hosting.stored(item, now_us), now_us)
@@ -628,9 +551,8 @@ class DurableHosting:
         return self.take()
 
     def tick(self, now_us: int) -> list[Effect]:
-        for stream in list(self._behind.values()):
-            self._pull(stream)
-        if self._following:
+        self._following.pull()
+        if self._following.active:
             self._perform(self.hosting.tick(now_us), now_us)
             saves, confirmed = self._groups.flush()
             self._out += saves
@@ -642,14 +564,12 @@ class DurableHosting:
             self._expire_at = now_us + EXPIRE_US
             for name in self.hosting.subscriptions.expired(now_us):
                 self._out += self.delete(name, now_us)
-        return self.take() + self._moving.tick(now_us) + self.readers.tick(now_us)
+        return self.take() + self.moving.tick(now_us) + self.readers.tick(now_us)
 
     def next_deadline(self) -> int | None:
-        idle = self.hosting.subscriptions.next_deadline()
-        hosting = self.hosting.next_deadline() if self._following else idle
-        deadlines = (hosting, self.readers.next_deadline(), self._moving.next_deadline())
-        due = [one for one in deadlines if one is not None]
-        return min(due, default=None)
+        hosting = self.hosting if self._following.active else self.hosting.subscriptions
+        due = [room.next_deadline() for room in (hosting, self.readers, self.moving)]
+        return min((one for one in due if one is not None), default=None)
 
     def take(self) -> list[Effect]:
         out, self._out = self._out, []
@@ -677,13 +597,3 @@ class DurableHosting:
                 raise BugError("hosting: a session is not that of its subscription")
         if sum(map(len, self._by_connection.values())) != len(self._sessions):
             raise BugError("hosting: connections do not hold exactly the sessions")
-
-
-def _frame(message: Deliver | DeliverGap, number: int) -> bytes:
-    pubend, start, end = message.pubend, message.start, message.end
-    if isinstance(message, DeliverGap) or message.batch is None:
-        lost = isinstance(message, DeliverGap)
-        return empty_frame(kind=Kind.DELIVERY, pubend=pubend, start=start, end=end, channel=number, lost=lost)
-    return message.batch.select(
-        message.rows, kind=Kind.DELIVERY, pubend=pubend, start=start, end=end, channel=number
-    )

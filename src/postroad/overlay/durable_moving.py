@@ -127,6 +127,10 @@ class Moving:
     def _taken(self, name: str, broker: int) -> UsageError:
         return UsageError(f"{name!r} was taken by another connection, at broker {self._name_of(broker)!r}")
 
+    def retire(self, broker: int) -> None:
+        """That broker never comes back: its names are free, and what moved there is here again."""
+        self._subscriptions.retired(broker)
+
     # ---- a subscriber whose token another broker keeps
 
     def wait(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:

@@ -19,7 +19,7 @@ advertised although it need not be (see `covering`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from postroad.config import DEFAULT_LIMITS
@@ -27,10 +27,22 @@ from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.events.topics import pattern_matches
 from postroad.overlay.covering import Covering, OwnSelector
+from postroad.overlay.interest_entries import (
+    TOPIC_BYTES,
+    WHERE_BYTES,
+    Claim,
+    Entry,
+    claims_in,
+    entry_bytes,
+    make_update,
+    pack,
+    parse_entries,
+    text_bytes_of,
+    wire_entry,
+)
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
 from postroad.wire.frames import (
-    MAX_CONTROL_BYTES,
     InterestClaim,
     InterestEntry,
     InterestUpdate,
@@ -39,26 +51,9 @@ from postroad.wire.frames import (
 
 ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
-TOPIC_BYTES: Final = (1 << 16) - 1  # whatever the limits say
-WHERE_BYTES: Final = 16 << 10
 RESERVED: Final = "$postroad"  # first level of the topics of the network's own history
-NAME_BYTES: Final = 255  # of a durable subscription
-_MAX_EPOCH: Final = (1 << 62) - 1
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
-
-_PART_BYTES: Final = MAX_CONTROL_BYTES - (4 << 10)  # what entries may take of one frame
-_ENTRY_BYTES: Final = 24  # MessagePack around an entry's texts, at most
-_REMOVED_BYTES: Final = 9
-
-
-def _text_bytes(topic: str, where: str) -> int:
-    return len(topic.encode()) + len(where.encode())
-
-
-class Claim(NamedTuple):
-    name: str
-    epoch: int
 
 
 class Heard(NamedTuple):
@@ -67,9 +62,6 @@ class Heard(NamedTuple):
     owner: int
     claims: dict[str, int | None]
     whole: bool
-
-
-_Entry = Selector | Claim
 
 
 class _Change:
@@ -95,7 +87,7 @@ class _Table:
     def __init__(self, version: int) -> None:
         self.version = version
         # Entry number -> (key in the index, selector), or (0, claim).
-        self.entries: dict[int, tuple[int, _Entry]] = {}
+        self.entries: dict[int, tuple[int, Entry]] = {}
         self.text_bytes = 0
 
 
@@ -107,7 +99,7 @@ class _Assembly:
     def __init__(self, version: int, parts: int) -> None:
         self.version = version
         self.parts: list[bool] = [False] * parts  # which have come
-        self.entries: dict[int, _Entry] = {}
+        self.entries: dict[int, Entry] = {}
         self.text_bytes = 0
 
 
@@ -189,7 +181,7 @@ class Interest:
             return []
         selector = own.selector
         del self._own[selector]
-        self._own_text_bytes -= _text_bytes(selector.topic, selector.where)
+        self._own_text_bytes -= text_bytes_of(selector.topic, selector.where)
         self._count_reserved(selector, -1)
         if own.coverer is not None:
             del own.coverer.covered[selector]
@@ -212,7 +204,7 @@ class Interest:
                 self._last_entry += 1
                 claim = Claim(name, epoch)
                 self._claims[name] = (self._last_entry, claim)
-                change.added[self._last_entry] = _wire_entry(self._last_entry, claim)
+                change.added[self._last_entry] = wire_entry(self._last_entry, claim)
         return self._commit(change)
 
     def take_heard(self) -> list[Heard]:
@@ -221,7 +213,7 @@ class Interest:
         return heard
 
     def _check_own(self, selector: Selector) -> int:
-        text_bytes = _text_bytes(selector.topic, selector.where)
+        text_bytes = text_bytes_of(selector.topic, selector.where)
         if len(selector.topic.encode()) > TOPIC_BYTES or len(selector.where.encode()) > WHERE_BYTES:
             raise UsageError(f"a selector of {text_bytes} bytes is too long")
         if len(self._own) >= ENTRIES_PER_OWNER:
@@ -252,7 +244,7 @@ class Interest:
         own.entry = self._last_entry
         self._entries[own.entry] = own
         self._covering.add(own)
-        change.added[own.entry] = _wire_entry(own.entry, own.selector)
+        change.added[own.entry] = wire_entry(own.entry, own.selector)
 
     def _withdraw(self, own: OwnSelector, change: _Change) -> None:
         change.withdraw(own.entry)
@@ -264,12 +256,12 @@ class Interest:
         updates: list[InterestUpdate] = []
         # A change too large for one frame becomes several versions. Additions come first: the versions in
         # between want too much, never too little.
-        for added, removed in _pack(change.added.values(), sorted(change.removed)):
+        for added, removed in pack(change.added.values(), sorted(change.removed)):
             if self.own_version & _MAX_CHANGES == _MAX_CHANGES:
                 raise UnavailableError("interest has changed 2^32 times since the broker started: restart it")
             base, self.own_version = self.own_version, self.own_version + 1
             self._versions = None
-            updates.append(_update(self._me, base, self.own_version, added, removed))
+            updates.append(make_update(self._me, base, self.own_version, added, removed))
         return updates
 
     # Everybody's interest
@@ -302,7 +294,7 @@ class Interest:
 
     def full(self, owner: int) -> list[InterestUpdate]:
         """The whole table of `owner` in parts that fit a frame; empty if none is held."""
-        selectors: Iterable[tuple[int, _Entry]]
+        selectors: Iterable[tuple[int, Entry]]
         if owner == self._me:
             selectors = [
                 *((entry, own.selector) for entry, own in self._entries.items()),
@@ -315,11 +307,11 @@ class Interest:
         # Sorted, so that the parts are the same ones whoever sends them: parts of one version that
         # came from different brokers fit together.
         entries = [
-            _wire_entry(entry, selector) for entry, selector in sorted(selectors, key=lambda item: item[0])
+            wire_entry(entry, selector) for entry, selector in sorted(selectors, key=lambda item: item[0])
         ]
-        packs = list(_pack(entries, ())) or [((), ())]
+        packs = list(pack(entries, ())) or [((), ())]
         return [
-            _update(owner, 0, self.version(owner), added, (), part, len(packs))
+            make_update(owner, 0, self.version(owner), added, (), part, len(packs))
             for part, (added, _) in enumerate(packs)
         ]
 
@@ -349,12 +341,10 @@ class Interest:
         removed = set(update.removed)
         if len(removed) != len(update.removed) or not table.entries.keys() >= removed:
             raise PeerError(f"interest change of broker {owner} removes entries it does not have")
-        added, text_bytes = _parse_entries(update, self._limits)
+        added, text_bytes = parse_entries(update, self._limits)
         if not added.keys().isdisjoint(table.entries.keys()):
             raise PeerError(f"interest change of broker {owner} adds entries it has already")
-        text_bytes += table.text_bytes - sum(
-            _selector_bytes(table.entries[entry][1]) for entry in update.removed
-        )
+        text_bytes += table.text_bytes - sum(entry_bytes(table.entries[entry][1]) for entry in update.removed)
         _check_table(owner, len(table.entries) + len(added) - len(removed), text_bytes)
         claims: dict[str, int | None] = {}
         for entry in update.removed:
@@ -364,7 +354,7 @@ class Interest:
             else:
                 self._index.remove(key)
                 self._count_reserved(gone, -1)
-        claims.update(_claims(added.values()))
+        claims.update(claims_in(added.values()))
         if claims:
             self._heard.append(Heard(owner, claims, whole=False))
         self._fill(owner, table, added)
@@ -379,7 +369,7 @@ class Interest:
         assembly = self._assemblies.get(owner)
         if assembly is not None and update.version < assembly.version:
             return False
-        added, text_bytes = _parse_entries(update, self._limits)
+        added, text_bytes = parse_entries(update, self._limits)
         if assembly is None or (assembly.version, len(assembly.parts)) != (update.version, update.parts):
             assembly = _Assembly(update.version, update.parts)
         elif assembly.parts[update.part]:
@@ -406,10 +396,10 @@ class Interest:
         table.text_bytes = assembly.text_bytes
         self._tables[owner] = table
         self._versions = None
-        self._heard.append(Heard(owner, _claims(assembly.entries.values()), whole=True))
+        self._heard.append(Heard(owner, claims_in(assembly.entries.values()), whole=True))
         self._fill(owner, table, assembly.entries)
 
-    def _fill(self, owner: int, table: _Table, added: Mapping[int, _Entry]) -> None:
+    def _fill(self, owner: int, table: _Table, added: Mapping[int, Entry]) -> None:
         for entry, selector in added.items():
             if isinstance(selector, Claim):
                 table.entries[entry] = (0, selector)
@@ -485,11 +475,11 @@ class Interest:
                 raise BugError(f"{selector} covers what others cover")
         if len(self._entries) != sum(own.entry != 0 for own in self._own.values()):
             raise BugError("an entry is advertised that nobody wants")
-        if self._own_text_bytes != sum(map(_selector_bytes, self._own)):
+        if self._own_text_bytes != sum(map(entry_bytes, self._own)):
             raise BugError("text bytes of the own selectors are miscounted")
         self._covering.check(self._entries.values())
         for owner, table in self._tables.items():
-            if table.text_bytes != sum(_selector_bytes(selector) for _, selector in table.entries.values()):
+            if table.text_bytes != sum(entry_bytes(selector) for _, selector in table.entries.values()):
                 raise BugError(f"text bytes of broker {owner}'s interest are miscounted")
         if max(len(self._tables), len(self._assemblies)) > MAX_BROKERS:
             raise BugError(f"tables of more than {MAX_BROKERS} brokers")
@@ -508,97 +498,6 @@ class Interest:
         topics = [entry.topic for entry in (*self._own, *held) if not isinstance(entry, Claim)]
         if sum(self._reserved.values()) != sum(topic.split("/", 1)[0] == RESERVED for topic in topics):
             raise BugError("interest in what the network says about itself is miscounted")
-
-
-def _selector_bytes(selector: _Entry) -> int:
-    if isinstance(selector, Claim):
-        return len(selector.name.encode())
-    return _text_bytes(selector.topic, selector.where)
-
-
-def _claims(entries: Iterable[_Entry]) -> dict[str, int | None]:
-    return {entry.name: entry.epoch for entry in entries if isinstance(entry, Claim)}
-
-
-def _wire_entry(entry: int, selector: _Entry) -> InterestEntry | InterestClaim:
-    if isinstance(selector, Claim):
-        return InterestClaim(entry=entry, name=selector.name, epoch=selector.epoch)
-    return InterestEntry(entry=entry, topic=selector.topic, where=selector.where)
-
-
-def _update(
-    owner: int,
-    base: int,
-    version: int,
-    added: Iterable[InterestEntry | InterestClaim],
-    removed: tuple[int, ...],
-    part: int = 0,
-    parts: int = 1,
-) -> InterestUpdate:
-    entries, claims = [], []
-    for one in added:
-        if isinstance(one, InterestClaim):
-            claims.append(one)
-        else:
-            entries.append(one)
-    return InterestUpdate(
-        owner=owner,
-        base=base,
-        version=version,
-        added=tuple(entries),
-        removed=removed,
-        part=part,
-        parts=parts,
-        claims=tuple(claims),
-    )
-
-
-def _pack(
-    added: Iterable[InterestEntry | InterestClaim], removed: Iterable[int]
-) -> Iterator[tuple[tuple[InterestEntry | InterestClaim, ...], tuple[int, ...]]]:
-    """Cut a change into pieces that fit a frame each, additions before removals."""
-    entries: list[InterestEntry | InterestClaim] = []
-    gone: list[int] = []
-    size = 0
-    for entry in added:
-        texts = (entry.name, "") if isinstance(entry, InterestClaim) else (entry.topic, entry.where)
-        need = _ENTRY_BYTES + _text_bytes(*texts)
-        if size + need > _PART_BYTES:
-            yield tuple(entries), ()
-            entries, size = [], 0
-        entries.append(entry)
-        size += need
-    for number in removed:
-        if size + _REMOVED_BYTES > _PART_BYTES:
-            yield tuple(entries), tuple(gone)
-            entries, gone, size = [], [], 0
-        gone.append(number)
-        size += _REMOVED_BYTES
-    if entries or gone:
-        yield tuple(entries), tuple(gone)
-
-
-def _parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, _Entry], int]:
-    """The selectors and claims an update adds, and the bytes of their texts."""
-    parsed: dict[int, _Entry] = {}
-    text_bytes = 0
-    for entry in update.added:
-        if len(entry.topic.encode()) > TOPIC_BYTES or len(entry.where.encode()) > WHERE_BYTES:
-            raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest is too long")
-        try:
-            selector = Selector.parse(entry.topic, entry.where, limits)
-        except UsageError as error:
-            raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest: {error}") from None
-        parsed[entry.entry] = selector
-        text_bytes += _selector_bytes(selector)
-    for claim in update.claims:
-        if not 0 < len(claim.name.encode()) <= NAME_BYTES or not 0 < claim.epoch <= _MAX_EPOCH:
-            raise PeerError(f"a claim of broker {update.owner} with a name or an epoch that cannot be")
-        parsed[claim.entry] = Claim(claim.name, claim.epoch)
-        text_bytes += len(claim.name.encode())
-    if len(parsed) != len(update.added) + len(update.claims):
-        raise PeerError(f"interest of broker {update.owner} adds an entry twice")
-    return parsed, text_bytes
 
 
 def _check_table(owner: int, entries: int, text_bytes: int) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from postroad.durable.catchup import CatchupStream
 from postroad.durable.knowledge import Segment
-from postroad.durable.outputs import Message
+from postroad.durable.outputs import Message, delivery_frame
 from postroad.durable.spans import Span
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, TooLargeError, UnavailableError, UsageError
@@ -61,14 +61,12 @@ class Readers:
         interest: Interest,
         routing: Routing,
         flood: Callable[[list[InterestUpdate]], None],
-        frame: Callable[[Message, int], bytes],
     ) -> None:
         self._me = me
         self._links = links
         self._interest = interest
         self._routing = routing
         self._flood = flood
-        self._frame = frame
         self._readers: dict[tuple[int, int], _Reader] = {}  # by connection and number
         self._keys = count(KEY)
         self._look_at: int | None = None
@@ -208,7 +206,7 @@ class Readers:
         return self._routing.find_for_host(catchup.pubend, spans, need, now_us)
 
     def _send(self, reader: _Reader, message: Message) -> None:
-        frame = self._frame(message, reader.number)
+        frame = delivery_frame(message, reader.number)
         self._links.spend(reader.connection, len(frame))
         self._out.append(Send(reader.connection, frame))
 

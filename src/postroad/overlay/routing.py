@@ -46,7 +46,7 @@ from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
 
 if TYPE_CHECKING:
-    from postroad.overlay.durable_hosting import DurableHosting
+    from postroad.overlay.durable_following import Following
 
 MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
 MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
@@ -101,7 +101,7 @@ class Routing:
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
         self._cache_size = 0  # bytes of knowledge in all streams but the own
         self._routed_at = -1  # topology generation the attachments were made for
-        self.host: DurableHosting | None = None  # durable subscribers, where there is a disk
+        self.host: Following | None = None  # durable subscribers, where there is a disk
         self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
         self._news = False  # interest or routes changed: own pubends say so at once
