@@ -194,6 +194,7 @@ class Publisher(Client):
         self._sequence = 0
         self._credit = 0
         self._pubend = 0
+        self.offset_us: int | None = None  # of its clock; None: it is right, and needs no adjustment
         self._adjust_us = 0  # of the clock in ids
 
     @property
@@ -215,14 +216,19 @@ class Publisher(Client):
             raise BugError(f"{self.name} publishes before it was ever welcome")
         frame: list[Published] = []
         for topic, attributes, payload in events:
-            id = self._ids.next((self.world.now_us + self._adjust_us) // MILLISECOND_US)
+            id = self._ids.next((self._now_us() + self._adjust_us) // MILLISECOND_US)
             event = Published(id=id, topic=topic, attributes=attributes, payload=payload, client=self.name)
             self.ledger.publish(event)
             frame.append(event)
         self._unaccepted.append(frame)
         self._flush()
 
+    def _now_us(self) -> int:
+        return self.world.now_us + (self.offset_us or 0)
+
     def _up(self, welcome: Welcome) -> None:
+        if self.offset_us is not None:
+            self._adjust_us = welcome.time_us - self._now_us()
         number = (welcome.publisher, welcome.broker)
         if self._ids is None or number != self._number:
             self._ids, self._number = IdSource(*number), number

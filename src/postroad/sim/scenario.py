@@ -128,8 +128,10 @@ class Scenario:
         wrap: Wrap | None = None,
         tracking: TrackingConfig | None = None,
         durable: bool | None = None,
+        skew_us: int = 0,
     ) -> None:
-        """With `tracking` brokers record paths and clients ask for them; clocks are then right.
+        """With `tracking` brokers record paths and clients ask for them; clocks are then wrong by up to
+        `skew_us`, and those of brokers step if that is more than tracking is told to expect.
 
         With `durable` brokers have disks and some clients publish and subscribe durably; None: the seed
         decides.
@@ -148,7 +150,7 @@ class Scenario:
         self._tracking = tracking
         self._character = Character.draw(self.world.random("character"), brokers, faults=faults)
         if tracking is not None:
-            self._character = replace(self._character, skew_us=0)
+            self._character = replace(self._character, skew_us=skew_us)
         self.connectivity = Connectivity(self.world, self.network, self.processes)
         self._paths = Paths(
             self.world,
@@ -184,6 +186,7 @@ class Scenario:
         self._add_clients()
         if tracking is not None:
             self._add_inquirers(tracking)
+            self._skew_publishers()
 
     # -- the run
 
@@ -210,7 +213,7 @@ class Scenario:
                 links=[(f"b{a}", f"b{b}") for a, b in character.links],
                 pause_us=character.fault_pause_us,
                 raw=character.raw,
-                steps=character.skew_us > 0,
+                steps=character.skew_us > (0 if self._tracking is None else self._tracking.skew_us),
                 applications=() if self.durable is None else self.durable.applications,
             )
         world.run(EPOCH_US + harm_us)
@@ -360,6 +363,19 @@ class Scenario:
             )
             inquirer.start()
             AskingHabit(self.world, inquirer, self.ledger, pause_us=500 * MILLISECOND_US)
+
+    def _skew_publishers(self) -> None:
+        """Their clocks are wrong, and now and then wrong in another way."""
+        skew_us, chance = self._character.skew_us, self.world.random("publishers' clocks")
+        if not skew_us:
+            return
+
+        def step(publisher: Publisher) -> None:
+            publisher.offset_us = chance.randint(-skew_us, skew_us)
+            self.world.after(chance.randint(SECOND_US, 20 * SECOND_US), lambda: step(publisher))
+
+        for publisher in self._publishers:
+            step(publisher)
 
     def _joined(self, one: str, other: str) -> bool:
         """Certainly so only once nothing is harmed any more."""

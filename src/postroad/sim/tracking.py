@@ -202,7 +202,7 @@ class Trails:
         text = f"{MessageId.from_bytes(identity)}: {missing[0]} is missing from {answer!r}"
         tags = (str(MessageId.from_bytes(identity)), missing[0].broker)
         gone = [fact for fact in facts if self._died_with_it(fact)]
-        if verdict in ("complete", "unknown") and not any(self._too_late(identity, fact) for fact in gone):
+        if verdict in ("complete", "unknown") and not any(map(self._died_at_once, gone)):
             raise Violation("trace-false", text, tags)
         if not gone and all(self._joined(asked, fact.broker) for fact in facts):
             raise Violation("trace-lost", text, tags)
@@ -210,13 +210,15 @@ class Trails:
 
     def _died_with_it(self, fact: _Fact) -> bool:
         """The process ended before it had to be stored."""
-        safe_us = fact.at_us + self._config.persist_us + GATHER_US + STORE_US[1] + TURN_US
-        return any(fact.at_us - TURN_US <= death_us <= safe_us for death_us in self._deaths(fact.broker))
+        return self._died_within(fact, self._config.persist_us)
 
-    def _too_late(self, identity: bytes, fact: _Fact) -> bool:
-        """Later than the longest way of a message as configured: a broker cannot know it lost those."""
-        time_us = MessageId.from_bytes(identity).time_ms * MILLISECOND_US
-        return fact.at_us - time_us > self._config.skew_us + self._config.jitter_us
+    def _died_at_once(self, fact: _Fact) -> bool:
+        """Before it could even be noted that messages of that time were handled: nobody can know of it."""
+        return self._died_within(fact, 0)
+
+    def _died_within(self, fact: _Fact, after_us: int) -> bool:
+        safe_us = fact.at_us + after_us + GATHER_US + STORE_US[1] + TURN_US
+        return any(fact.at_us - TURN_US <= death_us <= safe_us for death_us in self._deaths(fact.broker))
 
 
 def _short(subscriber: str) -> str:
