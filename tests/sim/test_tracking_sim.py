@@ -16,6 +16,7 @@ from postroad.sim.world import World
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.strategies import Tracking
+from postroad.units import MILLISECOND_US, SECOND_US
 
 SEEDS = (
     (1, "bloom", "all"),
@@ -34,6 +35,31 @@ def test_traces_are_true_whatever_happens(seed: int, strategy: str, routing: str
     assert scenario.trails is not None
     assert scenario.trails.receivers > 0
     assert scenario.trails.verdicts["complete"] > 100
+
+
+SKEWED = (
+    (2, "bloom", "set", 120 * MILLISECOND_US),  # within Ts, and twice that within Tj
+    (3, "bloom", "all", 5 * SECOND_US),  # found: a link was over, by its broker's clock, before the message
+    (2, "exact", "neighbours", 5 * SECOND_US),
+)
+
+
+@pytest.mark.parametrize(("seed", "strategy", "routing", "skew_us"), SKEWED)
+def test_traces_are_true_whatever_the_clocks(seed: int, strategy: str, routing: str, skew_us: int) -> None:
+    """T5, T9, T10: within what tracking is told to expect, and far beyond it, where clocks also step."""
+    config = replace(QUICK, strategy=strategy, routing=routing)
+    scenario = Scenario(seed=seed, minutes=1.6, tracking=config, skew_us=skew_us)
+    outcome = scenario.run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert scenario.trails is not None
+    assert scenario.trails.receivers > 0
+    assert scenario.trails.verdicts["complete"] > 100
+    corrections = sum(
+        int(process.current.core.metrics()["clock_corrections_total"])
+        for process in scenario.processes.values()
+        if process.current is not None
+    )
+    assert (corrections > 0) == (skew_us > config.skew_us)
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

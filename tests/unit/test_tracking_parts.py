@@ -25,10 +25,13 @@ from postroad.tracking.attachment import (
     decode_changes,
     encode_changes,
 )
+from postroad.tracking.effects import StoreAttachments
+from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.planner import MAX_MATCHING, Impossible, Plan, Wish, plan
 from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.skew import SkewCheck
+from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import parse_ids
 from postroad.tracking.verdict import Delivered, RouteStep, TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -361,3 +364,27 @@ def test_cores_are_pure() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & forbidden, path
             assert "postroad.tracking.store" not in names
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("ends", ["link", "process"])
+def test_a_link_lasts_as_long_as_the_messages_that_went_over_it(strategy: str, ends: str) -> None:
+    """T10: by its publisher's clock, five seconds ahead, the message came after the link was down."""
+    now = 1_700_000_000 * SECOND_US
+    config = TrackingConfig(strategy=strategy)
+    tracking = make_tracking(config, me=1, stored=[], changes=[], now_us=now)
+    tracking.linked(2, now)
+    ahead = bytes(MessageId(9, 1, now // 1000 + 5000, 0))
+    tracking.published(ahead, now + SECOND_US)
+    if ends == "link":
+        tracking.unlinked(2, now + 2 * SECOND_US)
+    else:
+        stored = tracking.close(now + 2 * SECOND_US)
+        changes = [effect for effect in stored if isinstance(effect, StoreAttachments)]
+        log = b"".join(effect.record for effect in changes)
+        tracking = make_tracking(
+            config, me=1, stored=[], changes=decode_changes(log)[0], now_us=now + 3 * SECOND_US
+        )
+    question = TraceQuestion(items=(TraceItem(id=ahead, origin=1),))
+    (finding,) = tracking.answer(question, {}, now + 4 * SECOND_US).findings
+    assert finding.neighbours == (2,)

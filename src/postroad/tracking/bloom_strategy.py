@@ -226,6 +226,10 @@ class BloomTracking(Recorder):
         super().detached(subscriber, now_us)
         self._tags.pop(subscriber, None)
 
+    def unlinked(self, neighbour: int, now_us: int) -> None:
+        self._add_pending(now_us)  # what went over the link may be ahead of the clock
+        super().unlinked(neighbour, now_us)
+
     def _set_tag(self, neighbours: tuple[int, ...]) -> bytes:
         tag = self._sets.get(neighbours)
         if tag is None:
@@ -307,7 +311,7 @@ class BloomTracking(Recorder):
             self._keep(history.flush(now_us))
         self._histories.clear()
         self._due.clear()
-        self._news += self._map.stopped(now_us)
+        self._stopped(now_us)
         return self._collect(now_us)
 
     # ---- looking up

@@ -128,7 +128,7 @@ class ExactTracking(Recorder):
 
     def close(self, now_us: int) -> list[TrackingEffect]:
         self._flush(now_us)
-        self._news += self._map.stopped(now_us)
+        self._stopped(now_us)
         return self._collect(now_us)
 
     # ---- looking up

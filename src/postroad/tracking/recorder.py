@@ -32,6 +32,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_READS: Final = 1024  # stored records read for one question
+MAX_AHEAD_US: Final = 3_600 * SECOND_US  # a clock that is further ahead is not believed
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
 MAX_LOG_BYTES: Final = 4 << 20  # changes appended to the attachment log before it is written anew
 
@@ -74,6 +75,9 @@ class Recorder:
         self._sequence = self._shelf.last_sequence
         self._out: list[TrackingEffect] = []
         self._news: list[Change] = []  # of the attachment map, not stored yet
+        # The newest message time met that was ahead of the clock. By the clock of its publisher, a message
+        # went over a link after that was down.
+        self._ahead_us = 0
         self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
         self._expire_us = now_us + EXPIRE_US
@@ -103,7 +107,14 @@ class Recorder:
         self._changed(self._map.attached(NEIGHBOUR, str(neighbour), now_us))
 
     def unlinked(self, neighbour: int, now_us: int) -> None:
-        self._changed(self._map.detached(NEIGHBOUR, str(neighbour), now_us))
+        self._changed(self._map.detached(NEIGHBOUR, str(neighbour), max(now_us, self._ahead_us)))
+
+    def _stopped(self, now_us: int) -> None:
+        """The process ends in order."""
+        for kind, who in list(self._map):
+            if kind == NEIGHBOUR:
+                self.unlinked(int(who), now_us)
+        self._changed(self._map.stopped(now_us))
 
     def _changed(self, changes: list[Change]) -> None:
         if changes:
@@ -135,6 +146,8 @@ class Recorder:
         """Messages of another time than now were recorded: should the record die, that is known."""
         if self._timely(times, first_us, now_us):
             return
+        ahead_us = min(times.hi_ms * MILLISECOND_US, now_us + MAX_AHEAD_US)
+        self._ahead_us = max(self._ahead_us, ahead_us)
         for lo_ms, hi_ms in self._untimely(times, first_us, now_us):
             self._changed(self._map.handled(lo_ms, hi_ms, now_us, self._config.persist_us))
 
