@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from postroad.bench.tracking import least_bits, stored
+from postroad.bench.tracking import compared, least_bits, noise, stored
 from postroad.cli import main
 from postroad.lab.experiments import EXPERIMENTS
 from postroad.lab.tracking_table2 import RATE, TABLE, Row, measured_storage, paper_storage, toml
@@ -65,3 +65,18 @@ def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> No
     assert all(name in capsys.readouterr().out for name in EXPERIMENTS)
     assert main(["lab", "run", "alchemy"]) == 2
     assert "unknown experiment 'alchemy'" in capsys.readouterr().err
+
+
+def test_what_counts_is_the_difference_within_a_round() -> None:
+    """A machine that slows down for some rounds slows all strategies; the paired differences do not see it."""
+    slow = [1.0, 1.0, 8.0, 1.0, 3.0]
+    base = [{"p50_us": 100 * by, "p99_us": 500 * by, "cpu_us_per_event": 40.0} for by in slow]
+    dear = [{"p50_us": 101 * by, "p99_us": 510 * by, "cpu_us_per_event": 42.0} for by in slow]
+    row = compared(dear, base)
+    assert row["p99_us"] == 510
+    assert row["p99_us_over_none_percent"] == pytest.approx(2.0)
+    assert row["p99_us_over_none_percent_quartiles"] == pytest.approx([2.0, 2.0])
+    assert row["cpu_us_per_event_over_none_percent"] == pytest.approx(5.0)
+    assert row["rounds"] == 5
+    nothing = {"workload": "none again", **compared(base, base)}
+    assert noise([row | {"workload": "bloom"}, nothing])["noise of p99_us, percent"].startswith("+0.0,")

@@ -103,24 +103,28 @@ def durable(system: System, seconds: float, brokers: int = 1) -> Figures:
 
 def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figures:
     with serving(system, brokers) as running:
-        first = msgspec.structs.replace(task, what="publish", address=running.addresses[0])
-        last = msgspec.structs.replace(task, what="subscribe", address=running.addresses[-1])
         if brokers > 1:
             time.sleep(LINE_WARM_S)  # a subscription is in force at the brokers that are linked by then
-        with _loading(last) as receiver, _loading(first) as sender:
-            for process in (receiver, sender):
-                _hear(process)
-            begin = time.monotonic() + WARM_S
-            end = begin + seconds
-            for process in (receiver, sender):
-                _tell(process, f"{int(begin * 1e9)} {int(end * 1e9)}")
-            pids = running.pids()
-            time.sleep(max(0.0, begin - time.monotonic()))
-            before, load_before = cpu_seconds(pids), cpu_seconds((receiver.pid, sender.pid))
-            time.sleep(max(0.0, end - time.monotonic()))
-            used = cpu_seconds(pids) - before
-            load_used = cpu_seconds((receiver.pid, sender.pid)) - load_before
-            got, sent = _hear(receiver), _hear(sender)
+        return _loaded(running, seconds, task)
+
+
+def _loaded(running: Running, seconds: float, task: Task) -> Figures:
+    first = msgspec.structs.replace(task, what="publish", address=running.addresses[0])
+    last = msgspec.structs.replace(task, what="subscribe", address=running.addresses[-1])
+    with _loading(last) as receiver, _loading(first) as sender:
+        for process in (receiver, sender):
+            _hear(process)
+        begin = time.monotonic() + WARM_S
+        end = begin + seconds
+        for process in (receiver, sender):
+            _tell(process, f"{int(begin * 1e9)} {int(end * 1e9)}")
+        pids = running.pids()
+        time.sleep(max(0.0, begin - time.monotonic()))
+        before, load_before = cpu_seconds(pids), cpu_seconds((receiver.pid, sender.pid))
+        time.sleep(max(0.0, end - time.monotonic()))
+        used = cpu_seconds(pids) - before
+        load_used = cpu_seconds((receiver.pid, sender.pid)) - load_before
+        got, sent = _hear(receiver), _hear(sender)
     return {
         "p50_us": got["p50_us"],
         "p99_us": got["p99_us"],
@@ -134,9 +138,8 @@ def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figu
     }
 
 
-def latency(system: System, seconds: float, brokers: int = 1) -> Figures:
-    """5,000 events a second, one at a time, through a line of brokers to one subscriber at its end."""
-    task = Task(
+def _paced(system: System) -> Task:
+    return Task(
         what="publish",
         system=system.name,
         address=("", 0),
@@ -146,7 +149,16 @@ def latency(system: System, seconds: float, brokers: int = 1) -> Figures:
         payload=PAYLOAD_BYTES,
         rate=RATE,
     )
-    return _open_loop(system, seconds, task, brokers)
+
+
+def latency(system: System, seconds: float, brokers: int = 1) -> Figures:
+    """5,000 events a second, one at a time, through a line of brokers to one subscriber at its end."""
+    return _open_loop(system, seconds, _paced(system), brokers)
+
+
+def latency_at(system: System, running: Running, seconds: float) -> Figures:
+    """The same, of brokers that run already."""
+    return _loaded(running, seconds, _paced(system))
 
 
 def topics(system: System, seconds: float, brokers: int = 1) -> Figures:

@@ -90,21 +90,23 @@ def match(rounds: Rounds = 3, as_json: Json = False) -> None:
     _finish("match", list(rows), {"rounds": rounds}, as_json=as_json)
 
 
-def tracking(rounds: Rounds = 5, seconds: Seconds = 5.0, as_json: Json = False) -> None:
+def tracking(rounds: Rounds = 15, seconds: Seconds = 3.0, as_json: Json = False) -> None:
     """What tracking costs: latency and CPU with the strategies none, exact and bloom, and bits stored.
 
-    Bits are those of one message in one history; a broker that delivers a message once has two.
+    Many short rounds; what counts is the difference from none within a round. A second broker without
+    tracking shows how much of it is noise. Bits are those of one message in one history; a broker that
+    delivers a message once has two.
     """
     import signal
 
     from rich.console import Console
 
-    from postroad.bench.tracking import aims, run
+    from postroad.bench.tracking import aims, noise, run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Console(stderr=True).status("starting") as status:
         rows = run(rounds=rounds, seconds=seconds, tell=status.update)
-    settings: dict[str, Any] = {"seconds": seconds, "rounds": rounds}
+    settings: dict[str, Any] = {"seconds": seconds, "rounds": rounds, **noise(rows)}
     for aim, measured, bound, met in aims(rows):
         settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {'met' if met else 'missed'}"
     _finish("tracking", rows, settings, as_json=as_json)
