@@ -19,7 +19,7 @@ from postroad.durable.knowledge import KnowledgeStream, Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
 from postroad.durable.release import TABLE as OWNERS
 from postroad.durable.release import ReleaseMerger, ReleaseRoot, RetentionPolicy
-from postroad.durable.spans import Span, subtract, union
+from postroad.durable.spans import Span, overlaps, subtract, union
 from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
@@ -309,7 +309,7 @@ class World:
 
     def start_host(self) -> None:
         self.boot += 1
-        self.cache = KnowledgeStream()
+        self.cache = KnowledgeStream(joins=True)
         self.host = Hosting(
             broker=3,
             boot=self.boot,
@@ -369,15 +369,12 @@ class World:
             self._find(wants)
 
     def _find(self, wants: Wants) -> None:
-        found: list[Segment] = []
-        missing: list[Span] = []
-        for start, end in wants.spans:
-            here, gaps = self.cache.find(start, end, wants.need)
-            found += here
-            missing += gaps
-        self.nack(missing)
+        hull = (wants.spans[0][0], wants.spans[-1][1])
+        whole, gaps = self.cache.find(*hull, wants.need, whole=True)
+        found = [one for one in whole if overlaps(wants.spans, one.start, one.end)]
+        self.nack(subtract(wants.spans, subtract([hull], gaps)))
         if found:
-            self.perform(self.host.answer(PUBEND, found, self.now))
+            self.perform(self.host.answer(PUBEND, found, self.now, wants.subscriber))
 
     def receive(self, count: int, *, lose: bool = False) -> None:
         """The first segments on the link arrive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
@@ -104,31 +105,42 @@ class Harness:
         self.history = [(a, min(b, heard), m) for a, b, m in self.history if a < heard]
         self.durable = heard
 
-    def read(self, subscriber: int, start: int, end: int) -> ReadBuffer:
-        buffer, reads = self.pfs.batch_read(subscriber, start, end)
-        for _ in range(10_000):
+    def read(self, positions: dict[int, int], end: int) -> dict[int, ReadBuffer]:
+        """The buffers of several subscribers, who read at the same time and may share reads."""
+        done: dict[int, ReadBuffer] = {}
+        waiting: list[Read] = []
+        for subscriber, start in positions.items():
+            buffer, reads = self.pfs.batch_read(subscriber, start, end)
+            waiting += reads
             if buffer is not None:
-                return buffer
-            (read,) = reads
-            assert isinstance(read, Read)
-            buffer, reads = self.pfs.read_done(self.disk.answer(read))
+                done[subscriber] = buffer
+        for _ in range(10_000):
+            if not waiting:
+                assert set(done) == set(positions)
+                return done
+            read = waiting.pop(self.random.randrange(len(waiting)))
+            buffers, reads = self.pfs.read_done(self.disk.answer(read))
+            waiting += reads
+            done |= {buffer.subscriber: buffer for buffer in buffers}
         raise AssertionError("a batch read does not end")
 
     def compare(self) -> None:
         end = self.durable
-        for subscriber in SUBSCRIBERS:
-            start = self.random.randint(0, end)
-            found: list[int] = []
-            unknown: list[tuple[int, int]] = []
-            position = start
-            while position < end:
-                buffer = self.read(subscriber, position, end)
+        starts = {subscriber: self.random.randint(0, end) for subscriber in SUBSCRIBERS}
+        found_by: dict[int, list[int]] = {subscriber: [] for subscriber in SUBSCRIBERS}
+        unknown_to: dict[int, list[tuple[int, int]]] = {subscriber: [] for subscriber in SUBSCRIBERS}
+        positions = dict(starts)
+        while positions := {one: position for one, position in positions.items() if position < end}:
+            for subscriber, buffer in self.read(positions, end).items():
+                position = positions[subscriber]
                 assert position == buffer.start < buffer.end <= end
                 ticks = buffer.ticks.tolist()
                 assert all(position < tick <= buffer.end for tick in ticks)
-                found += ticks
-                unknown += buffer.unknown
-                position = buffer.end
+                found_by[subscriber] += ticks
+                unknown_to[subscriber] += buffer.unknown
+                positions[subscriber] = buffer.end
+        for subscriber, start in starts.items():
+            found, unknown = found_by[subscriber], unknown_to[subscriber]
             expected = [
                 t for _, _, matched in self.history for t in matched.get(subscriber, []) if start < t <= end
             ]
@@ -141,11 +153,16 @@ class Harness:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([1, 4, 5_000]), st.sampled_from([1, 200, 1 << 18]))
-def test_the_pfs_knows_what_it_was_told(seed: int, buffer_ticks: int, read_bytes: int) -> None:
-    held = module.BUFFER_TICKS, module.READ_BYTES, module.CHECKPOINT_BYTES
-    module.BUFFER_TICKS, module.READ_BYTES, module.CHECKPOINT_BYTES = buffer_ticks, read_bytes, 300
-    try:
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 4, 5_000]),
+    st.sampled_from([1, 200, 1 << 18]),
+    st.sampled_from([1, 100, 1 << 20]),
+)
+def test_the_pfs_knows_what_it_was_told(seed: int, buffer_ticks: int, read_bytes: int, align: int) -> None:
+    values = {"BUFFER_TICKS": buffer_ticks, "READ_BYTES": read_bytes, "CHECKPOINT_BYTES": 300}
+    values |= {"ALIGN_TICKS": align, "HOP_BYTES": read_bytes // 16}
+    with patch.multiple(module, **values):
         random = Random(seed)
         harness = Harness(random)
         for _ in range(60):
@@ -177,5 +194,3 @@ def test_the_pfs_knows_what_it_was_told(seed: int, buffer_ticks: int, read_bytes
             harness.pfs.check()
         harness.settle(harness.disk.sync())
         harness.compare()
-    finally:
-        module.BUFFER_TICKS, module.READ_BYTES, module.CHECKPOINT_BYTES = held

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.durable_world import Client, World
 
-from postroad.durable import catchup, constream, durable_pubend, filtering, subscriptions
+from postroad.durable import catchup, constream, durable_pubend, filtering, knowledge, subscriptions
 from postroad.durable.release import RetentionPolicy
 from postroad.durable.spans import union
 from postroad.units import SECOND_US
@@ -59,9 +59,16 @@ def step(world: World, random: Random) -> None:
 
 SMALL = {
     catchup: {"WINDOW_TICKS": 3, "WINDOW_SPANS": 2, "HELD_BYTES": 600, "NEAR_TICKS": 1},
-    constream: {"RECENT_BYTES": 300, "PENDING_BYTES": 2_000},
+    constream: {"RECENT_BYTES": 300, "RECENT_SEGMENTS": 2, "PENDING_BYTES": 2_000},
     durable_pubend: {"READ_BYTES": 300, "CHECKPOINT_BYTES": 1_000, "MARK_BYTES": 200, "MAX_MARKS": 8},
-    filtering: {"BUFFER_TICKS": 4, "READ_BYTES": 60, "CHECKPOINT_BYTES": 100, "DENSE_HOPS": 2},
+    filtering: {
+        "BUFFER_TICKS": 4,
+        "READ_BYTES": 60,
+        "CHECKPOINT_BYTES": 100,
+        "DENSE_HOPS": 2,
+        "HOP_BYTES": 20,
+    },
+    knowledge: {"JOIN_SEGMENTS": 3, "SMALL_BYTES": 800},
     subscriptions: {"MAX_UNACKED": 2},
 }
 

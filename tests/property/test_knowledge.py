@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable import knowledge
 from postroad.durable.knowledge import EVERYTHING, Coverage, KnowledgeStream, Segment
 from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, intersect, subtract, union
@@ -98,9 +100,11 @@ class Twin:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(segments(), max_size=8), SPAN, NEED)
-def test_a_stream_knows_what_it_was_told(told: list[Segment], window: Span, need: dict[int, int]) -> None:
-    stream, twin = KnowledgeStream(), Twin()
+@given(st.lists(segments(), max_size=8), SPAN, NEED, st.booleans())
+def test_a_stream_knows_what_it_was_told(
+    told: list[Segment], window: Span, need: dict[int, int], joins: bool
+) -> None:
+    stream, twin = KnowledgeStream(joins=joins), Twin()
     for segment in told:
         news = stream.accumulate(segment)
         assert ticks([(part.start, part.end) for part in news]) == twin.accumulate(segment)
@@ -125,6 +129,52 @@ def test_a_stream_knows_what_it_was_told(told: list[Segment], window: Span, need
     if found:
         some, _ = stream.find(*window, need, 1)
         assert [(part.start, part.end) for part in some] == [(found[0].start, found[0].end)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.booleans(), st.integers(0, 9)), min_size=1, max_size=40),
+    st.integers(2, 6),
+    st.integers(300, 900),
+    st.integers(0, 10),
+)
+def test_small_neighbours_become_one_and_say_the_same(
+    steps: list[tuple[int, bool, int]], most: int, small: int, forgotten: int
+) -> None:
+    """A stream that joins says of every span what one that does not join says."""
+    plain = KnowledgeStream()
+    with patch.multiple(knowledge, JOIN_SEGMENTS=most, SMALL_BYTES=small):
+        joining = KnowledgeStream(joins=True)
+        at = 0
+        for length, events, odd in steps:
+            at += odd == 0  # a gap
+            rows = [tick for tick in range(at + 1, at + length + 1) if tick % 2] if events else []
+            coverage = Coverage({1: 2}) if odd == 1 else EVERYTHING
+            segment = Segment(at, at + length, coverage, batch_at(rows), lost=odd == 2)
+            if odd == 2:
+                segment = Segment(at, at + length, Coverage({}), lost=True)
+            for stream in (plain, joining):
+                stream.accumulate(segment)
+                stream.check()
+            at += length
+    assert len(joining) <= len(plain)
+    for _ in range(min(forgotten, len(joining) - 1)):
+        first = joining.forget_first()
+        assert first is not None
+        while len(plain) and next(iter(plain)).end <= first.end:
+            plain.forget_first()
+        joining.check()
+    for start in range(0, at, 3):
+        ours, theirs = (stream.find(start, start + 7, {1: 1}) for stream in (joining, plain))
+        assert union(ours[1]) == union(theirs[1])
+        for lost in (False, True):
+            spans = [union((p.start, p.end) for p in found if p.lost == lost) for found, _ in (ours, theirs)]
+            assert spans[0] == spans[1]
+        events_of = [
+            [event for part in found if part.batch is not None for event in part.batch.events()]
+            for found, _ in (ours, theirs)
+        ]
+        assert events_of[0] == events_of[1]
 
 
 @settings(max_examples=100, deadline=None)

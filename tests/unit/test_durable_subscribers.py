@@ -102,6 +102,22 @@ def test_a_subscriber_that_was_away_goes_on_where_it_was(at: int, ack: str) -> N
     assert again.got() == numbers(5, 45)
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_who_comes_back_is_served_at_once(at: int) -> None:
+    """D9: not when the next event or silence of the pubend comes, which may take seconds."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s")
+    net.wait(1)
+    token = reader.token()
+    reader.gone()
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    again = Reader(net, at)
+    again.begin("s", token=token)
+    assert again.got() == numbers(0, 5)
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_the_crash_of_its_broker_loses_and_repeats_nothing(at: int) -> None:
     net = DurableNet(3, [(0, 1), (1, 2)])

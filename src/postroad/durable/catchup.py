@@ -11,9 +11,7 @@ Nothing is asked for while the subscriber has no room, and at most `HELD_BYTES` 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -22,7 +20,7 @@ from postroad.durable.compact import Numbers
 from postroad.durable.filtering import ReadBuffer
 from postroad.durable.knowledge import KnowledgeStream, Segment
 from postroad.durable.outputs import Deliver, DeliverGap, Message
-from postroad.durable.spans import Span, intersect, subtract, union
+from postroad.durable.spans import Span, intersect, overlaps, subtract, union
 from postroad.errors import BugError
 from postroad.selectors import MatchIndex, Selector
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
@@ -115,7 +113,9 @@ class CatchupStream:
         if self._unknown and not self._asked:
             self._adapt()
         window = self._window()
-        missing = [gap for start, end in window for gap in self._held.find(start, end, {})[1]]
+        missing = window
+        if len(self._held):
+            missing = [gap for start, end in window for gap in self._held.find(start, end, {}, whole=True)[1]]
         if now_us - self._asked_at < ASK_AGAIN_US:
             missing = subtract(missing, self._asked)
             self._asked = union(self._asked + missing)
@@ -162,15 +162,12 @@ class CatchupStream:
         if self.idle or self.reading or not segment.meets(need):
             return False
         window = self._window()
-        at = bisect_right(window, segment.start, key=itemgetter(1))
-        if at == len(window) or window[at][0] >= segment.end:
+        if not overlaps(window, segment.start, segment.end):
             return False
         if self._held.size > HELD_BYTES and segment.start >= (self._next_q() or 0):
             self._overflowed = True
             return False
-        # A segment is cut only where most of it is of no use: cutting copies its rows.
-        needless = segment.batch is not None and segment.end > 2 * window[-1][1] - segment.start
-        return bool(self._held.accumulate(segment.cut(segment.start, window[-1][1]) if needless else segment))
+        return bool(self._held.accumulate(segment))
 
     # ---- delivery
 
@@ -182,7 +179,7 @@ class CatchupStream:
             if at is None:
                 self.position = self.end
                 break
-            segment = self._held.after(at - 1, {})
+            segment = self._held.around(at)
             if segment is None or not room():
                 self.position = max(self.position, at - 1)  # silence: told with what comes next
                 break
@@ -203,7 +200,7 @@ class CatchupStream:
         return first
 
     def _take(self, segment: Segment) -> Deliver | None:
-        """Everything of the plan inside `segment`, which begins just before the next Q tick.
+        """Everything of the plan inside `segment`, which holds the next Q tick.
 
         The message reaches on to the tick before the next Q: in between is silence.
         """

@@ -32,6 +32,7 @@ from postroad.units import MIB
 
 DELIVERED: Final = "durable.delivered"
 RECENT_BYTES: Final = MIB  # of segments kept for switchover, beyond those that wait for the disk
+RECENT_SEGMENTS: Final = 512  # and no more of them: each is a message to whoever switches over
 PENDING_BYTES: Final = 32 * MIB  # of segments that wait for the disk; then catchup streams wait too
 
 
@@ -202,7 +203,10 @@ class Constream:
     def _trim(self) -> None:
         while self._recent and (
             self._recent_bytes > PENDING_BYTES
-            or (self._recent_bytes > RECENT_BYTES and self._recent[0].end <= self.latest_delivered)
+            or (
+                (self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_SEGMENTS)
+                and self._recent[0].end <= self.latest_delivered
+            )
         ):
             self._recent_bytes -= self._recent.popleft().size
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment
+from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.errors import BugError, PeerError, StorageError
 from postroad.events.batch import EventBatch
@@ -88,7 +88,7 @@ class DurablePubend:
         self._assigned = now_us  # the highest tick given to an event or asserted silent
         self._logged = 0  # the end of the last record asked for that has not failed
         self._synced = 0  # the end of the last record on disk; the first one reaches back to 0
-        self._cache = KnowledgeStream()  # the newest knowledge, contiguous up to `last`
+        self._cache = KnowledgeStream(joins=True)  # the newest knowledge, contiguous up to `last`
         self._hole: Span = (0, 0)  # behind the last readable record lay a damaged one: L
         self._staged: OrderedDict[int, _Staged] = OrderedDict()  # by tag, in order of ticks
         self._staged_bytes = 0
@@ -304,7 +304,7 @@ class DurablePubend:
 
     def _join(self, segments: list[Segment]) -> list[Segment]:
         """Small neighbours as one: whoever catches up pays per segment and subscriber, not per event."""
-        joined: list[Segment] = []
+        together: list[Segment] = []
         run: list[Segment] = []
         size = count = 0
         for one in segments:
@@ -312,14 +312,14 @@ class DurablePubend:
             events, length = (0, 0) if batch is None else (batch.count, len(batch.data))
             fits = size + length <= JOIN_BYTES and count + events <= self._limits.batch_events
             if batch is None or not fits or (run and run[-1].end != one.start):
-                joined += _joined(run)
+                together += [joined(run)] if run else []
                 run, size, count = [], 0, 0
             if batch is None:
-                joined.append(one)
+                together.append(one)
             else:
                 run.append(one)
                 size, count = size + length, count + events
-        return joined + _joined(run)
+        return together + ([joined(run)] if run else [])
 
     def _segment(self, first: int, last: int, data: bytes) -> Segment:
         try:
@@ -508,21 +508,6 @@ class DurablePubend:
             len(one.segment.batch.data) for one in self._staged.values() if one.segment.batch is not None
         ):
             raise BugError("pubend: staged bytes are miscounted")
-
-
-def _joined(run: list[Segment]) -> list[Segment]:
-    """Adjoining segments with events, as one."""
-    if len(run) < 2:
-        return run
-    parts: list[EventBatch] = []
-    for one in run:
-        if one.batch is None:
-            raise BugError("only segments with events are joined")
-        data = one.batch.select(
-            None, kind=Kind.KNOWLEDGE, pubend=one.batch.pubend, start=one.start, end=one.end, channel=0
-        )
-        parts.append(EventBatch(data, one.batch.count, one.batch.extents))
-    return [Segment(run[0].start, run[-1].end, EVERYTHING, EventBatch.concatenate(parts))]
 
 
 def _last_ids(batch: EventBatch) -> dict[bytes, bytes]:

@@ -7,8 +7,9 @@ in which nothing matched costs nothing and is still known. What no record covers
 is damaged, L came from upstream, chopped) is a hole, and in a hole every tick is Q: imprecise, never wrong.
 
 A catchup stream reads a buffer of Q ticks at a time. The read starts at lastIndex(s) and follows the back
-pointers; a subscriber that matched nothing since its token costs no read at all. When pointers lead from
-record to record without leaving any out, or there are many, the rest is read forwards in large pieces.
+pointers; a subscriber that matched nothing since its token costs no read at all. When pointers leave out
+little of the log, or there are many, the rest is read forwards in large pieces; so it is from the start where
+one piece is enough.
 
 lastIndex and the number of matches per subscriber are saved now and then; what follows the last checkpoint
 is read from the log after a restart. The same batch may come again then: what is known already is left out.
@@ -30,16 +31,18 @@ from postroad.errors import BugError, StorageError
 from postroad.ids import VOLATILE, is_volatile, pubend_text
 from postroad.selectors import Group
 from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
-from postroad.units import KIB, MIB
+from postroad.units import KIB, MIB, SECOND_US
 
 TABLE: Final = "durable.filtering"
 BUFFER_TICKS: Final = 5_000  # Q ticks that fill a read buffer (paper, 5.3)
 READ_BYTES: Final = 256 * KIB  # per forward read
-DENSE_HOPS: Final = 4  # as many pointers in a row to the very next record: read forwards instead
+ALIGN_TICKS: Final = SECOND_US  # reads forwards begin at a multiple of this, so that several can be one
+HOP_BYTES: Final = 16 * KIB  # a pointer that leaves out less of the log is dense
+DENSE_HOPS: Final = 4  # as many dense pointers in a row: read forwards instead
 MAX_HOPS: Final = 64  # pointers followed one by one in one read
 CHECKPOINT_BYTES: Final = MIB  # of records between two checkpoints; as much is scanned after a crash
 MAX_CACHED_SETS: Final = 4_096
-MAX_PARSED: Final = 4_096  # records kept parsed
+MAX_PARSED: Final = 16_384  # records kept parsed
 
 _VERSION: Final = 1
 _ALIKE: Final = 0  # all subscribers of a group have the same previous record
@@ -68,10 +71,11 @@ class ReadBuffer:
 
 
 class _Parsed(NamedTuple):
-    """A record: all its Q ticks, and per group its members and where in the data its rows begin."""
+    """A group of a record: its members, their Q ticks, and where in the data their pointers begin."""
 
+    members: dict[int, int]
     ticks: Numbers
-    groups: list[tuple[dict[int, int], int]]
+    pointers: int
 
 
 @dataclass(slots=True)
@@ -84,6 +88,7 @@ class _BatchRead:
     low: int  # everything above this is in `newest`; the rest is still to be read
     backwards: bool
     at: int  # forwards: everything up to this is in `oldest`
+    begun: bool = False  # forwards: something was read
     hops: int = 0
     dense: int = 0
     newest: list[Numbers] = field(default_factory=list)  # Q ticks found backwards, newest first
@@ -111,11 +116,14 @@ class PersistentFiltering:
         self._urgent = False  # there is a hole that no checkpoint knows
         self._synced = start  # the end of the newest record on disk
         self._pending: dict[int, int] = {}  # tag of an append on its way -> end of its record
-        self._reads: dict[int, _BatchRead] = {}  # by tag of the Read on its way
+        self._reads: dict[int, list[_BatchRead]] = {}  # by tag of the Read on its way: who waits for it
+        self._forward: dict[int, tuple[int, int]] = {}  # where a forward one begins -> its tag and end
         self._unsaved_bytes = 0  # of records since the last checkpoint
+        self._weighed_from: int | None = None  # the end of the first record seen by this process
+        self._weight = 0  # bytes of those behind it
         self._packed: dict[tuple[int, ...], bytes] = {}  # subscribers of a group -> their set as bytes
         self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
-        self._parsed: dict[tuple[int, bytes], _Parsed] = {}  # by first tick and data
+        self._parsed: dict[tuple[int, bytes], list[_Parsed]] = {}  # groups, by first tick and data
         self._recovering: int | None = None  # tag of the Read of the tail
         self._counters = {
             "filtering_records_total": 0,
@@ -154,9 +162,22 @@ class PersistentFiltering:
         self._first = self.last_timestamp = end
         self._pending[append.tag] = end
         self._unsaved_bytes += len(data)
+        self._weigh(end, len(data))
         self._counters["filtering_records_total"] += 1
         self._counters["filtering_bytes_total"] += len(data)
         return append
+
+    def _weigh(self, end: int, size: int) -> None:
+        if self._weighed_from is None:
+            self._weighed_from = end  # it may reach back for ever: only what follows tells how dense they are
+        else:
+            self._weight += size
+
+    def _bytes_within(self, ticks: int) -> int:
+        """About how large the records of so many ticks are; 0 if there is nothing to tell it by."""
+        if self._weighed_from is None or self._weighed_from >= self.last_timestamp:
+            return 0
+        return self._weight * ticks // (self.last_timestamp - self._weighed_from)
 
     def hole(self, end: int) -> None:
         """Up to `end` it is not known what matched: L came from upstream, or records failed."""
@@ -220,7 +241,7 @@ class PersistentFiltering:
             self._unpacked[ids] = found
         return found
 
-    def _parse(self, first: int, data: bytes) -> _Parsed:
+    def _parse(self, first: int, data: bytes) -> list[_Parsed]:
         """Kept for a while: those who catch up after a crash of this broker all read the same records."""
         found = self._parsed.get((first, data))
         if found is not None:
@@ -229,35 +250,35 @@ class PersistentFiltering:
             raise StorageError("not a filtering record of this version")
         ticks, at = get_set(data, 1)
         count, at = get_varint(data, at)
-        groups: list[tuple[dict[int, int], int]] = []
+        ticks += first
+        groups: list[_Parsed] = []
         for _ in range(count):
             size, at = get_varint(data, at)
             ids = data[at : at + size]
             length, at = get_varint(data, at + size)
             if at + length > len(data):
                 raise StorageError("a filtering record ends within a group")
-            groups.append((self._members(ids), at))
+            rows, pointers = get_set(data, at)
+            if len(rows) and int(rows[-1]) >= len(ticks):
+                raise StorageError("a filtering record names a row that it does not have")
+            groups.append(_Parsed(self._members(ids), ticks[rows], pointers))
             at += length
         if len(self._parsed) >= MAX_PARSED:
             self._parsed.clear()
-        made = self._parsed[first, data] = _Parsed(ticks + first, groups)
-        return made
+        self._parsed[first, data] = groups
+        return groups
 
     def find(self, first: int, data: bytes, subscriber: int) -> tuple[Numbers, int] | None:
         """The ticks of a record that `subscriber` matched, and the end of its previous record, 0 if none."""
-        ticks, groups = self._parse(first, data)
-        for members, at in groups:
+        for members, ticks, at in self._parse(first, data):
             place = members.get(subscriber)
             if place is None:
                 continue
-            rows, at = get_set(data, at)
-            if len(rows) and int(rows[-1]) >= len(ticks):
-                raise StorageError("a filtering record names a row that it does not have")
             form, at = data[at], at + 1
             back = 0
             for _ in range(1 if form == _ALIKE else place + 1):
                 back, at = get_varint(data, at)
-            return ticks[rows], first + 1 - back if back else 0
+            return ticks, first + 1 - back if back else 0
         return None
 
     # ---- batch reads
@@ -274,32 +295,51 @@ class PersistentFiltering:
         chopped = [(start, at)] if start < at else []
         if top <= at or at == end:
             return _buffer(subscriber, start, end, (), chopped), []
-        backwards = self.doubt < top <= end
+        whole = self._bytes_within(min(top, end) - at)
+        backwards = self.doubt < top <= end and not 0 < whole <= READ_BYTES
         state = _BatchRead(
             subscriber, start, end, low=min(top, end), backwards=backwards, at=at, unknown=chopped
         )
-        return None, [self._next_read(state)]
+        return None, self._next_read(state)
 
     def cancel(self, subscriber: int) -> None:
-        for tag in [tag for tag, state in self._reads.items() if state.subscriber == subscriber]:
-            del self._reads[tag]
+        for states in self._reads.values():
+            states[:] = [state for state in states if state.subscriber != subscriber]
 
-    def _next_read(self, state: _BatchRead) -> Read:
+    def _next_read(self, state: _BatchRead) -> list[Read]:
+        """Nothing if another's read, which is on its way, will do: those who catch up after a crash
+        of this broker all read the same records.
+        """
+        begin, end, limit = state.low - 1, state.low, 1
+        if not state.backwards:
+            begin, limit = state.at, READ_BYTES
+            if not state.begun:
+                state.begun = True
+                begin -= begin % ALIGN_TICKS
+            tag, end = self._forward.get(begin, (0, 0))
+            if end >= state.low:
+                self._reads[tag].append(state)
+                return []
+            end = max(state.low, self._synced)
         tag = self._new_tag()
-        self._reads[tag] = state
+        self._reads[tag] = [state]
+        if not state.backwards:
+            self._forward[begin] = (tag, end)
         self._counters["filtering_reads_total"] += 1
-        begin, limit = (state.low - 1, 1) if state.backwards else (state.at, READ_BYTES)
-        return Read(stream=self.stream, start=begin, end=state.low, limit_bytes=limit, tag=tag)
+        return [Read(stream=self.stream, start=begin, end=end, limit_bytes=limit, tag=tag)]
 
-    def read_done(self, done: ReadDone) -> tuple[ReadBuffer | None, list[Read]]:
-        """An answer of the log: the buffer, or what to read next. Answers to cancelled reads are ignored."""
-        state = self._reads.pop(done.tag, None)
-        if state is None:
-            return None, []
-        finished = self._backwards(state, done) if state.backwards else self._forwards(state, done)
-        if finished is None:
-            return None, [self._next_read(state)]
-        return finished, []
+    def read_done(self, done: ReadDone) -> tuple[list[ReadBuffer], list[Read]]:
+        """An answer of the log: buffers, and what to read next. Answers to cancelled reads are ignored."""
+        buffers: list[ReadBuffer] = []
+        reads: list[Read] = []
+        self._forward = {begin: held for begin, held in self._forward.items() if held[0] != done.tag}
+        for state in self._reads.pop(done.tag, []):
+            finished = self._backwards(state, done) if state.backwards else self._forwards(state, done)
+            if finished is None:
+                reads += self._next_read(state)
+            else:
+                buffers.append(finished)
+        return buffers, reads
 
     def _backwards(self, state: _BatchRead, done: ReadDone) -> ReadBuffer | None:
         state.backwards = False  # unless the pointer leads on
@@ -315,7 +355,8 @@ class PersistentFiltering:
         ticks, previous = found
         state.newest.append(ticks[ticks > state.at])
         state.hops += 1
-        state.dense = state.dense + 1 if previous == first else 0
+        dense = previous == first or 0 < self._bytes_within(first - previous) < HOP_BYTES
+        state.dense = state.dense + 1 if dense else 0
         state.low = previous
         if previous <= state.at:
             return self._finish(state, state.end)
@@ -330,22 +371,30 @@ class PersistentFiltering:
 
     def _forwards(self, state: _BatchRead, done: ReadDone) -> ReadBuffer | None:
         state.unknown += intersect(done.missing, state.at, state.low)
+        more = done.more and bool(done.records)
         for first, last, data in done.records:
+            if last <= state.at:
+                continue
+            if first >= state.low:
+                more = False
+                break
             try:
-                found = self.find(first, data, state.subscriber)
+                groups = self._parse(first, data)
             except StorageError:
                 state.unknown += intersect([(first, last)], state.at, state.low)
-                found = None
-            if found is not None:
-                ticks = found[0]
-                ticks = ticks[(ticks > state.at) & (ticks <= state.low)]
+                groups = []
+            for members, ticks, _ in groups:
+                if state.subscriber not in members:
+                    continue
+                if first < state.at or last > state.low:
+                    ticks = ticks[(ticks > state.at) & (ticks <= state.low)]
                 state.oldest.append(ticks)
                 state.count += len(ticks)
             state.at = max(state.at, min(last, state.low))
             if state.count >= BUFFER_TICKS and state.at < state.low:
                 state.newest.clear()
                 return self._finish(state, state.at)
-        if done.more and done.records and state.at < state.low:
+        if more and state.at < state.low:
             return None
         if state.at < state.low:
             state.unknown.append((state.at, state.low))  # a hole behind the last record of the log
@@ -464,15 +513,15 @@ class PersistentFiltering:
             self.doubt = max(self.doubt, done.missing[-1][1])
         for first, last, data in done.records:
             try:
-                for members, at in self._parse(first, data).groups:
-                    rows, _ = get_set(data, at)
+                for members, ticks, _ in self._parse(first, data):
                     for subscriber in members:
                         self._last_index[subscriber] = last
-                        self._totals[subscriber] = self._totals.get(subscriber, 0) + len(rows)
+                        self._totals[subscriber] = self._totals.get(subscriber, 0) + len(ticks)
                         self._dirty[subscriber] = None
             except StorageError:
                 self.doubt = max(self.doubt, last)
             self._unsaved_bytes += len(data)
+            self._weigh(last, len(data))
         return self._read_tail(done.records[-1][1] if done.more and done.records else self.last_timestamp)
 
     @property

@@ -328,14 +328,19 @@ class Hosting:
         held = self._pubends.get(pubend)
         return held is not None and bool(held.catchups)
 
-    def answer(self, pubend: int, segments: list[Segment], now_us: int) -> list[Output]:
-        """Knowledge that came out of order, or was found for a `Wants`."""
+    def answer(
+        self, pubend: int, segments: list[Segment], now_us: int, subscriber: int | None = None
+    ) -> list[Output]:
+        """Knowledge that came out of order, for all that catch up; or was found here for one's `Wants`."""
         held = self._pubends.get(pubend)
         if held is None:
             return []
         need = self._need()
         out: list[Output] = []
-        for subscriber, catchup in list(held.catchups.items()):
+        asked = held.catchups if subscriber is None else {subscriber: held.catchups.get(subscriber)}
+        for subscriber, catchup in list(asked.items()):
+            if catchup is None:
+                continue
             wanted = [catchup.learn(segment, need) for segment in segments]
             if any(wanted):
                 out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
@@ -378,7 +383,9 @@ class Hosting:
         if not catchup.reading and self._room(one.id):
             spans = catchup.wants(now_us)
             if spans:
-                out.append(Wants(pubend=constream.pubend, spans=tuple(spans), need=self._need()))
+                out.append(
+                    Wants(subscriber=one.id, pubend=constream.pubend, spans=tuple(spans), need=self._need())
+                )
         return out
 
     def _next_round(
@@ -441,12 +448,12 @@ class Hosting:
         if not held.filtering.recovered:
             reads = held.filtering.tail_done(done)
             return self._mine(pubend, list(reads)) if reads else self._opened(held, now_us)
-        buffer, reads = held.filtering.read_done(done)
+        buffers, reads = held.filtering.read_done(done)
         out = self._mine(pubend, list(reads))
-        if buffer is None:
-            return out
-        held.catchups[buffer.subscriber].plan(buffer)  # reads of those who left are cancelled
-        return out + self._pump(held, self.subscriptions.by_id(buffer.subscriber), now_us)
+        for buffer in buffers:
+            held.catchups[buffer.subscriber].plan(buffer)  # reads of those who left are cancelled
+            out += self._pump(held, self.subscriptions.by_id(buffer.subscriber), now_us)
+        return out
 
     def _on_save(self, item: Saved | SaveFailed) -> list[Output]:
         if isinstance(item, SaveFailed):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -26,8 +26,12 @@ import numpy as np
 from postroad.durable.spans import Span
 from postroad.errors import BugError
 from postroad.events.batch import EventBatch
+from postroad.units import KIB
+from postroad.wire.frames import Kind
 
 SEGMENT_OVERHEAD_BYTES: Final = 256
+JOIN_SEGMENTS: Final = 64  # as many small neighbours become one segment
+SMALL_BYTES: Final = 8 * KIB
 
 
 class Coverage:
@@ -114,12 +118,41 @@ def cut_batch(batch: EventBatch | None, start: int, end: int) -> EventBatch | No
 _FORGOTTEN: Final = Segment(0, 0, NOTHING)
 
 
+def joined(run: Sequence[Segment]) -> Segment:
+    """Adjoining segments of one coverage, nothing of it lost, as one."""
+    if len(run) == 1:
+        return run[0]
+    parts: list[EventBatch] = []
+    start = run[0].start
+    last = max((at for at, one in enumerate(run) if one.batch is not None), default=0)
+    for at, one in enumerate(run):
+        batch = one.batch
+        if batch is None:
+            continue  # silence: part of the span of what follows
+        end = run[-1].end if at == last else one.end
+        if (batch.start, batch.end, batch.data[4]) != (start, end, Kind.KNOWLEDGE):
+            data = batch.select(
+                None, kind=Kind.KNOWLEDGE, pubend=batch.pubend, start=start, end=end, channel=0
+            )
+            batch = EventBatch(data, batch.count, batch.extents)
+        parts.append(batch)
+        start = end
+    whole = EventBatch.concatenate(parts) if parts else None
+    return Segment(run[0].start, run[-1].end, run[0].coverage, whole)
+
+
 class KnowledgeStream:
-    """Segments of one pubend, sorted and disjoint, in memory."""
+    """Segments of one pubend, sorted and disjoint, in memory.
 
-    __slots__ = ("_head", "_segments", "_starts", "size")
+    With `joins`, small neighbours are joined once there are many: whoever asks for a long stretch later, and
+    each subscriber that catches up on it, pays per segment and not per event.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_head", "_joins", "_segments", "_small", "_starts", "size")
+
+    def __init__(self, *, joins: bool = False) -> None:
+        self._joins = joins
+        self._small = 0  # the last so many segments adjoin, are alike and small
         self._segments: list[Segment] = []  # sorted by start, disjoint; those before _head are forgotten
         self._starts: list[int] = []  # their starts, for bisection
         self._head = 0  # forgetting moves this on; the lists are cut when half of them is behind it
@@ -187,12 +220,39 @@ class KnowledgeStream:
         ):
             self._segments[-1] = replace(last, end=segment.end)
             return
+        if self._joins:
+            self._count_small(segment, last)
         self._segments.append(segment)
         self._starts.append(segment.start)
         self.size += segment.size
 
+    def _count_small(self, segment: Segment, last: Segment | None) -> None:
+        """Before `segment` is appended: join what came before it if that is enough by now."""
+        like = (
+            last is not None
+            and last.end == segment.start
+            and not (last.lost or last.final or segment.lost or segment.final)
+            and last.coverage == segment.coverage
+        )
+        if self._small >= JOIN_SEGMENTS or not like or segment.size > SMALL_BYTES:
+            self._join()
+        if segment.size <= SMALL_BYTES and not (segment.lost or segment.final):
+            self._small += 1
+
+    def _join(self) -> None:
+        count, self._small = min(self._small, len(self)), 0
+        if count < 2:
+            return
+        run = self._segments[-count:]
+        whole = joined(run)
+        del self._segments[-count:], self._starts[-count:]
+        self._segments.append(whole)
+        self._starts.append(whole.start)
+        self.size += whole.size - sum(one.size for one in run)
+
     def _replace(self, part: Segment) -> None:
         """Put `part` in place of whatever is held of (part.start, part.end]."""
+        self._small = 0
         low = self._first_after(part.start)
         high = low
         kept: list[Segment] = []
@@ -225,6 +285,13 @@ class KnowledgeStream:
             return None
         return held.cut(tick, held.end).served(need)
 
+    def around(self, tick: int) -> Segment | None:
+        """The segment that `tick` is in."""
+        at = self._first_after(tick - 1)
+        if at == len(self._segments) or self._segments[at].start >= tick:
+            return None
+        return self._segments[at]
+
     def find(
         self,
         start: int,
@@ -233,11 +300,13 @@ class KnowledgeStream:
         most: int = sys.maxsize,
         *,
         beyond: bool = False,
+        whole: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
         """What of (start, end] is known well enough for `need`, and the spans that are not.
 
         After `most` segments it stops, as if the span ended there. With `beyond`, silence and L are told as
-        far as they are known, so that nobody has to ask for long ones piece by piece.
+        far as they are known, so that nobody has to ask for long ones piece by piece. With `whole`, segments
+        are not cut, which would copy their events.
         """
         found: list[Segment] = []
         missing: list[Span] = []
@@ -251,7 +320,8 @@ class KnowledgeStream:
             if held.start > position:
                 missing.append((position, held.start))
             quiet = beyond and held.batch is None
-            found.append(held.cut(max(position, start), held.end if quiet else end).served(need))
+            part = held if whole else held.cut(max(position, start), held.end if quiet else end)
+            found.append(part.served(need))
             position = min(held.end, end)
             if len(found) == most:
                 return found, missing

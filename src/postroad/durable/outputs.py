@@ -50,6 +50,9 @@ class Deliver:
         if self.batch is None or self.rows is None:
             return FRAME_HEADER_BYTES if self.batch is None else len(self.batch.data)
         offsets = self.batch.offsets
+        if len(self.rows) == 1:
+            row = int(self.rows[0])
+            return FRAME_HEADER_BYTES + EVENT_HEADER_BYTES + int(offsets[row + 1]) - int(offsets[row])
         heap = int((offsets[self.rows + 1] - offsets[self.rows]).sum())
         return FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * len(self.rows) + heap
 
@@ -73,9 +76,11 @@ class Wants:
     """Curiosity of a catchup stream: find these ticks here or upstream, and hand what is found to `answer`,
     once the outputs that came with this one are carried out: what `answer` returns goes behind them.
 
-    `need`: what knowledge must be filtered with, for subscribers to take it.
+    `need`: what knowledge must be filtered with, for subscribers to take it. What is found here is for
+    `subscriber`, what comes from upstream for all that catch up.
     """
 
+    subscriber: int
     pubend: int
     spans: tuple[Span, ...]
     need: Mapping[int, int]

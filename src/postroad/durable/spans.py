@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 Span = tuple[int, int]
 
@@ -41,3 +43,9 @@ def subtract(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
 def intersect(spans: Iterable[Span], start: int, end: int) -> list[Span]:
     """The part of `spans` inside (start, end]."""
     return [(max(a, start), min(b, end)) for a, b in spans if max(a, start) < min(b, end)]
+
+
+def overlaps(spans: Sequence[Span], start: int, end: int) -> bool:
+    """Whether some of `spans`, sorted and disjoint, is inside (start, end]."""
+    at = bisect_right(spans, start, key=itemgetter(1))
+    return at < len(spans) and spans[at][0] < end

@@ -199,7 +199,7 @@ class DurableHosting:
                 return
             one = wants.popleft()
             found = self._routing.find_for_host(one.pubend, one.spans, one.need, now_us)
-            outputs = self.hosting.answer(one.pubend, found, now_us) if found else []
+            outputs = self.hosting.answer(one.pubend, found, now_us, one.subscriber) if found else []
 
     def _carry_out(self, output: Deliver | DeliverGap | Confirmed | Reported | StorageEffect) -> None:
         match output:
@@ -322,6 +322,8 @@ class DurableHosting:
             self.hosting.confirm(one.id, session.id)
         else:
             self._subscribed(session)
+        # While it was attached nobody knew yet which connection it has, so nothing could be sent.
+        outputs += self.hosting.credit(one.id, now_us)
         self._perform(outputs, now_us)
         # Whoever is behind has room only now that its connection is known.
         self._perform(self.hosting.credit(one.id, now_us), now_us)

@@ -28,7 +28,7 @@ from postroad.config import StreamConfig
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import Segment
 from postroad.durable.pubend import PlainPubend
-from postroad.durable.spans import Span, intersect, union
+from postroad.durable.spans import Span, intersect, overlaps, subtract, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import boot_of, is_history, is_volatile, pubend_text, volatile_pubend
@@ -200,13 +200,11 @@ class Routing:
         stream = self._streams.get(pubend)
         if stream is None:
             return []
-        found: list[Segment] = []
-        missing: list[Span] = []
         self._note_curiosity(stream, spans)
-        for start, end in spans:
-            here, gaps = stream.find(start, end, need, beyond=True)
-            found += here
-            missing += gaps
+        # One look at all of it: a subscriber wants many single ticks, which lie in few segments.
+        whole, gaps = stream.find(spans[0][0], spans[-1][1], need, beyond=True, whole=True)
+        found = [one for one in whole if overlaps(spans, one.start, one.end)]
+        missing = subtract(spans, subtract([(spans[0][0], spans[-1][1])], gaps))
         self.ask_for_host(stream, missing, need, now_us)
         return found
 

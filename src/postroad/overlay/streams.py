@@ -17,6 +17,7 @@ from postroad.durable.knowledge import NOTHING, Coverage, KnowledgeStream, Segme
 from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, subtract, union
 from postroad.errors import BugError, PeerError
+from postroad.ids import is_volatile
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.wire.frames import Stamp
 
@@ -152,7 +153,8 @@ class Stream:
         self.id = pubend_id
         self.origin = pubend_id >> 32
         self.pubend = pubend
-        self.knowledge = KnowledgeStream()  # empty for an own pubend, which has its store
+        # Empty for an own pubend, which has its store.
+        self.knowledge = KnowledgeStream(joins=not is_volatile(pubend_id))
         self.horizon = start  # everything up to here was handed to local delivery
         self.top = start  # the highest tick heard of
         self.need = 0  # the own interest version that active local subscriptions rely on
@@ -181,12 +183,13 @@ class Stream:
         most: int = sys.maxsize,
         *,
         beyond: bool = False,
+        whole: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
         if isinstance(self.pubend, DurablePubend):
             return self.pubend.answer(start, end, most)
         if self.pubend is not None:
             return self.pubend.answer(start, end, most), []
-        return self.knowledge.find(start, end, need, most, beyond=beyond)
+        return self.knowledge.find(start, end, need, most, beyond=beyond, whole=whole)
 
     def unasked(self, spans: list[Span], need: Mapping[int, int], since_us: int) -> list[Span]:
         """Of `spans`, what no nack sent after `since_us` asks for already: nack consolidation (D2)."""
