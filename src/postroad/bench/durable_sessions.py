@@ -42,7 +42,7 @@ class NativeDurable(Native):
         for number, topic in enumerate(topics, self.subscriptions + 1):
             message = frames.Subscribe(number=number, topic=topic, where="", durable=self.name, ack=self.ack)
             self.socket.sendall(frames.encode(message))
-            self._wait(frames.Subscribed)
+            self.wait(frames.Subscribed)
 
     def _control(self, message: frames.Message) -> None:
         if isinstance(message, frames.Accepted):

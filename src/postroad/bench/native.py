@@ -57,11 +57,12 @@ class Native(Session):
             time_us=time.time_ns() // 1000,
         )
         self.socket.sendall(frames.encode(hello))
-        welcome = self._wait(frames.Welcome)
+        welcome = self.wait(frames.Welcome)
         self._credit = welcome.window
+        self.publisher, self.broker = welcome.publisher, welcome.broker
         self._id_prefix = struct.pack(">II", welcome.publisher, welcome.broker)
 
-    def _wait(self, wanted: type[M]) -> M:
+    def wait(self, wanted: type[M]) -> M:
         while True:
             prefix = self._take(frames.FRAME_PREFIX_BYTES)
             frame = prefix + self._take(int.from_bytes(prefix[:4], "little") - len(prefix))
@@ -93,7 +94,7 @@ class Native(Session):
         ]
         self.socket.sendall(b"".join(asked))
         for _ in topics:
-            self._wait(frames.Subscribed)
+            self.wait(frames.Subscribed)
 
     def expect(self, topic: str, size: int) -> None:
         self._row_heap = len(topic.encode()) + size

@@ -112,6 +112,7 @@ class PersistentFiltering:
         self._last_index: dict[int, int] = {}  # subscriber -> end of its newest record
         self._totals: dict[int, int] = {}  # subscriber -> events it ever matched
         self._dirty: dict[int, None] = {}  # subscribers that changed since the last checkpoint
+        self._uncounted: dict[tuple[int, ...], int] = {}  # members of groups -> events not in `_totals` yet
         self._saving: dict[int, tuple[int, ...]] = {}  # tag of a checkpoint on its way -> its subscribers
         self._urgent = False  # there is a hole that no checkpoint knows
         self._synced = start  # the end of the newest record on disk
@@ -121,7 +122,7 @@ class PersistentFiltering:
         self._unsaved_bytes = 0  # of records since the last checkpoint
         self._weighed_from: int | None = None  # the end of the first record seen by this process
         self._weight = 0  # bytes of those behind it
-        self._packed: dict[tuple[int, ...], bytes] = {}  # subscribers of a group -> their set as bytes
+        self._packed: dict[tuple[int, ...], bytes] = {}  # members of a group, as given -> their set as bytes
         self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
         self._parsed: dict[tuple[int, bytes], list[_Parsed]] = {}  # groups, by first tick and data
         self._recovering: int | None = None  # tag of the Read of the tail
@@ -152,13 +153,12 @@ class PersistentFiltering:
             return None
         data = self._pack(ticks, groups)
         append = Append(stream=self.stream, first=self._first, last=end, data=data, tag=self._new_tag())
-        totals = self._totals
         for rows, targets in groups:
-            count = len(rows)
             self._last_index.update(dict.fromkeys(targets, end))
-            self._dirty.update(dict.fromkeys(targets))
-            for subscriber in targets:
-                totals[subscriber] = totals.get(subscriber, 0) + count
+            members = tuple(targets)
+            self._uncounted[members] = self._uncounted.get(members, 0) + len(rows)
+        if len(self._uncounted) > MAX_CACHED_SETS:
+            self._count()
         self._first = self.last_timestamp = end
         self._pending[append.tag] = end
         self._unsaved_bytes += len(data)
@@ -166,6 +166,14 @@ class PersistentFiltering:
         self._counters["filtering_records_total"] += 1
         self._counters["filtering_bytes_total"] += len(data)
         return append
+
+    def _count(self) -> None:
+        """Groups come again and again: each of their members is counted when somebody asks."""
+        for members, count in self._uncounted.items():
+            self._dirty.update(dict.fromkeys(members))
+            for subscriber in members:
+                self._totals[subscriber] = self._totals.get(subscriber, 0) + count
+        self._uncounted.clear()
 
     def _weigh(self, end: int, size: int) -> None:
         if self._weighed_from is None:
@@ -208,19 +216,18 @@ class PersistentFiltering:
         put_set(out, ticks - base)
         put_varint(out, len(groups))
         for rows, targets in groups:
-            members = tuple(sorted(targets))
-            ids = self._packed.get(members)
+            ids = self._packed.get(tuple(targets))
             if ids is None:
-                ids = _set_bytes(members)
+                ids = _set_bytes(sorted(targets))
                 if len(self._packed) >= MAX_CACHED_SETS:
                     self._packed.clear()
-                self._packed[members] = ids
+                self._packed[tuple(targets)] = ids
             body = bytearray()
             put_set(body, rows)
-            previous = [last_index.get(one, 0) for one in members]
-            alike = min(previous) == max(previous)
+            previous = {last_index.get(one, 0) for one in targets}
+            alike = len(previous) == 1
             body.append(_ALIKE if alike else _EACH)
-            for tick in previous[:1] if alike else previous:
+            for tick in previous if alike else [last_index.get(one, 0) for one in sorted(targets)]:
                 tick = max(tick, doubt)
                 put_varint(body, base - tick + 1 if tick else 0)
             put_varint(out, len(ids))
@@ -418,11 +425,13 @@ class PersistentFiltering:
 
     def matched(self, subscriber: int) -> int:
         """How many events this subscriber ever matched here."""
+        self._count()
         return self._totals.get(subscriber, 0)
 
     def forget(self, subscriber: int) -> list[StorageEffect]:
         """The subscription is deleted."""
         self.cancel(subscriber)
+        self._count()
         self._last_index.pop(subscriber, None)
         self._dirty.pop(subscriber, None)
         if self._totals.pop(subscriber, None) is None:
@@ -436,6 +445,7 @@ class PersistentFiltering:
         """
         if self._unsaved_bytes < CHECKPOINT_BYTES and not self._urgent:
             return []
+        self._count()
         rows = [(self._key(), _META.pack(self.last_timestamp, self.doubt))]
         rows += [
             (self._key(one), _ROW.pack(self._last_index.get(one, 0), self._totals[one]))
@@ -544,7 +554,8 @@ class PersistentFiltering:
             raise BugError("filtering: chopped or written beyond what was heard")
         if any(index > self.heard for index in self._last_index.values()):
             raise BugError("filtering: a lastIndex beyond what was heard")
-        if not set(self._last_index) <= set(self._totals):
+        counted = set(self._totals).union(*self._uncounted)
+        if not set(self._last_index) <= counted:
             raise BugError("filtering: a subscriber with an index has no total")
         ends = list(self._pending.values())
         if ends != sorted(set(ends)) or (ends and ends[-1] > self.heard):

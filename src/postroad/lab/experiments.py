@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from postroad.errors import UsageError
-from postroad.lab import tracking_table2
+from postroad.lab import (
+    durable_autoack,
+    durable_crash,
+    durable_disconnect,
+    durable_pfs,
+    durable_scaling,
+    tracking_table2,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,48 @@ EXPERIMENTS: Final = {
             seconds=tracking_table2.SECONDS,
             run=tracking_table2.run,
             notes=tracking_table2.NOTES,
+        ),
+        Experiment(
+            name="durable-scaling",
+            about="Bhola et al., 5.1: peak rate with 1, 2 and 4 SHBs, also with disconnections; figure 4",
+            seconds=durable_scaling.SECONDS,
+            run=durable_scaling.run,
+            notes=durable_scaling.NOTES,
+        ),
+        Experiment(
+            name="durable-disconnect",
+            about="Bhola et al., 5.1.1: latestDelivered(p) and released(p) under disconnections; figure 6",
+            seconds=durable_disconnect.SECONDS,
+            run=durable_disconnect.run_rates,
+            notes=durable_disconnect.NOTES_RATES,
+        ),
+        Experiment(
+            name="durable-catchup",
+            about="Bhola et al., 5.1.1: how long subscribers take to catch up; figure 5",
+            seconds=durable_disconnect.SECONDS,
+            run=durable_disconnect.run_catchup,
+            notes=durable_disconnect.NOTES_CATCHUP,
+        ),
+        Experiment(
+            name="durable-pfs",
+            about="Bhola et al., 5.1.2: persistent filtering against a log of events per subscriber",
+            seconds=durable_pfs.SECONDS,
+            run=durable_pfs.run,
+            notes=durable_pfs.NOTES,
+        ),
+        Experiment(
+            name="durable-autoack",
+            about="Bhola et al., 5.2: tokens kept by the broker, every event acknowledged by itself",
+            seconds=durable_autoack.SECONDS,
+            run=durable_autoack.run,
+            notes=durable_autoack.NOTES,
+        ),
+        Experiment(
+            name="durable-crash",
+            about="Bhola et al., 5.3: an SHB with 40 subscribers crashes for 25 s; figures 7 and 8",
+            seconds=durable_crash.SECONDS,
+            run=durable_crash.run,
+            notes=durable_crash.NOTES,
         ),
     )
 }

@@ -1,0 +1,390 @@
+"""Publishers and durable subscribers of the paper's section 5, driven by one loop without a client library.
+
+800 events a second leave one at a time, whatever the system does, through four publishers on four pubends;
+each subscriber wants a quarter of the events of every pubend, 200 a second. A subscriber keeps its own
+checkpoint token, comes back with it, and acknowledges every 50 events, a quarter of a second.
+
+An event carries the time at which it left. A subscriber that was away has caught up when it gets an event
+that is no older than `FRESH_S`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import resource
+import select
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from postroad.bench.durable_sessions import NativeDurable
+from postroad.bench.native import WINDOW_BYTES
+from postroad.bench.sessions import STAMP_BYTES, Template, payload_of
+from postroad.config import DEFAULT_LIMITS
+from postroad.durable.token import CheckpointToken
+from postroad.errors import PeerError, UnavailableError
+from postroad.lab.durable_network import PUBENDS, Broker, answer
+from postroad.wire import frames
+from postroad.wire.frames import Kind
+
+RATE: Final = 800  # events a second, over all pubends
+EACH: Final = 200  # of them for every subscriber
+TOPICS: Final = RATE // EACH
+PAYLOAD_BYTES: Final = 250
+ACK_EVENTS: Final = 50
+FRESH_S: Final = 0.1
+SETTLE_S: Final = 30.0
+AGAIN_S: Final = 0.05  # between two attempts to connect to a broker that is down
+Tell = Callable[[dict[str, Any]], None]
+_READ_BYTES: Final = 1 << 20
+_HEADER: Final = struct.Struct("<IBBHI4xQqq")  # length, kind, version, flags, count, pubend, start, end
+_LOST: Final = 1
+
+
+class _Session(NativeDurable):
+    """A subscriber's connection; nothing in it waits, so that the loop never stops for one."""
+
+    ack = ""
+
+    def begin(self, topic: str, token: CheckpointToken | None) -> None:
+        """What `subscribe` does, without waiting for the answer."""
+        kept = "" if token is None else token.to_json()
+        message = frames.Subscribe(
+            number=1, topic=topic, where="", durable=self.name, ack=self.ack, token=kept
+        )
+        self.socket.sendall(frames.encode(message))
+        self.socket.setblocking(False)
+
+    def _greet(self) -> None:
+        self.subscribed = False
+        self.newest_ns = 0  # when the newest event left
+        self.repeated = self.gaps = 0
+        self._unsaid = 0
+        hello = frames.Hello(
+            version=frames.PROTOCOL_VERSION,
+            role="client",
+            name=self.name,
+            token="",
+            limits=DEFAULT_LIMITS,
+            window=WINDOW_BYTES,
+            time_us=time.time_ns() // 1000,
+        )
+        self.socket.sendall(frames.encode(hello))
+
+    def _control(self, message: frames.Message) -> None:
+        if isinstance(message, frames.Subscribed):
+            self.subscribed = True
+        elif not isinstance(message, frames.Welcome):
+            super()._control(message)
+
+    def feed(self, data: memoryview) -> int:
+        held = self._carry + bytes(data)
+        done, position, end = 0, 0, len(held)
+        while end - position >= frames.FRAME_PREFIX_BYTES:
+            length = int.from_bytes(held[position : position + 4], "little")
+            if position + length > end:
+                break
+            if held[position + 4] == Kind.DELIVERY:
+                done += self._delivery(held, position, length)
+            else:
+                self._control(frames.decode(held[position : position + length]))
+            position += length
+        self._carry = held[position:]
+        self._unsaid += done
+        if self._unsaid >= self.ack_events:
+            self.finish()
+        self._return_credit()
+        return done
+
+    def _delivery(self, held: bytes, position: int, length: int) -> int:
+        _, _, _, flags, count, pubend, start, last = _HEADER.unpack_from(held, position)
+        self._unreturned += length
+        self.gaps += flags & _LOST
+        self.repeated += start < self.consumed.get(pubend, 0)
+        self.consumed[pubend] = last
+        if count:
+            at = position + length - PAYLOAD_BYTES
+            self.newest_ns = int.from_bytes(held[at : at + STAMP_BYTES], "little")
+        return int(count)
+
+    ack_events = ACK_EVENTS
+
+
+class Subscriber:
+    """A durable subscriber through all its connections."""
+
+    __slots__ = (
+        "back_ns",
+        "base",
+        "broker",
+        "caught_up",
+        "events",
+        "gaps",
+        "left_ns",
+        "name",
+        "repeated",
+        "session",
+        "token",
+        "topic",
+    )
+
+    def __init__(self, name: str, topic: int, broker: Broker) -> None:
+        self.name = name
+        self.topic = topic
+        self.broker = broker
+        self.session: _Session | None = None
+        self.token: dict[int, int] = {}
+        self.events = self.repeated = self.gaps = 0
+        self.base = 0  # events of its topic that were published before it began
+        self.left_ns = 0
+        self.back_ns = 0  # when it came back; 0: it has caught up
+        self.caught_up: list[tuple[int, float]] = []  # (when it came back, seconds until it had caught up)
+
+
+class Crowd:
+    """All of them on one loop. `sent[topic]`: events published to it."""
+
+    def __init__(self, phb: Broker) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self.subscribers: list[Subscriber] = []
+        self.sent = [0] * TOPICS
+        self.received = 0
+        self.publishing = False
+        self._poll = select.epoll()
+        self._by_descriptor: dict[int, Subscriber | NativeDurable] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_number = 0
+        self._buffer = bytearray(_READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._number = 0  # of the next event
+        self._due_ns = 0
+        self._publishers = self._connect_publishers(phb)
+
+    def _connect_publishers(self, phb: Broker) -> list[tuple[NativeDurable, list[Template]]]:
+        """One for each pubend: a broker chooses it by the publisher's number."""
+        chosen: dict[int, tuple[NativeDurable, list[Template]]] = {}
+        spare: list[NativeDurable] = []
+        while len(chosen) < PUBENDS:
+            session = NativeDurable.connect(phb.address)
+            if session.publisher % PUBENDS in chosen:
+                spare.append(session)
+                continue
+            payload = payload_of(PAYLOAD_BYTES)
+            templates = [session.template(session.topic(topic), payload, 1) for topic in range(TOPICS)]
+            chosen[session.publisher % PUBENDS] = (session, templates)
+            self._poll.register(session.socket, select.EPOLLIN)
+            self._by_descriptor[session.socket.fileno()] = session
+        for session in spare:
+            session.close()
+        return [chosen[number] for number in sorted(chosen)]
+
+    @property
+    def pubends(self) -> list[int]:
+        return [session.broker << 32 | number for number, (session, _) in enumerate(self._publishers)]
+
+    def close(self) -> None:
+        for one in self.subscribers:
+            self._drop(one)
+        for session, _ in self._publishers:
+            session.close()
+        self._poll.close()
+
+    # ---- subscribers
+
+    def add(self, brokers: Sequence[Broker], count: int) -> None:
+        """`count` more, in turn at these brokers; they begin with the next event."""
+        publishing = self.publishing
+        self.pause()
+        new = []
+        for _ in range(count):
+            number = len(self.subscribers)
+            one = Subscriber(f"s{number}", number % TOPICS, brokers[number % len(brokers)])
+            one.base = self.sent[one.topic]
+            self.subscribers.append(one)
+            new.append(one)
+            self._connect(one)
+            if number % 16 == 15:
+                self._turn(0)
+        self.run(SETTLE_S, until=lambda: all(one.session and one.session.subscribed for one in new))
+        if not all(one.session and one.session.subscribed for one in new):
+            raise UnavailableError(f"subscriptions were not confirmed within {SETTLE_S:.0f} s")
+        if publishing:
+            self.resume()
+
+    def remove(self, count: int) -> None:
+        """The last ones leave for good."""
+        for one in self.subscribers[len(self.subscribers) - count :]:
+            self._drop(one)
+        del self.subscribers[len(self.subscribers) - count :]
+
+    def leave(self, one: Subscriber) -> None:
+        if one.session is not None:
+            self._drop(one)
+            one.left_ns = time.monotonic_ns()
+
+    def come_back(self, one: Subscriber) -> None:
+        """With its token; tried again while its broker is down."""
+        if one.session is not None:
+            return
+        try:
+            self._connect(one)
+        except (OSError, UnavailableError):
+            self.after(AGAIN_S, lambda: self.come_back(one))
+            return
+        one.back_ns = time.monotonic_ns()
+
+    def _connect(self, one: Subscriber) -> None:
+        session = _Session.connect(one.broker.address, one.name)
+        session.consumed = one.token
+        session.begin(session.topic(one.topic), CheckpointToken(one.token) if one.token else None)
+        one.session = session
+        self._poll.register(session.socket, select.EPOLLIN)
+        self._by_descriptor[session.socket.fileno()] = one
+
+    def _drop(self, one: Subscriber) -> None:
+        session, one.session = one.session, None
+        if session is None:
+            return
+        one.token = session.consumed
+        one.repeated += session.repeated
+        one.gaps += session.gaps
+        del self._by_descriptor[session.socket.fileno()]
+        self._poll.unregister(session.socket)
+        session.close()
+
+    def backlog(self) -> int:
+        """Events that were published to the subscribers and have not come yet."""
+        return sum(self.sent[one.topic] - one.base - one.events for one in self.subscribers)
+
+    def drain(self, seconds: float = SETTLE_S) -> None:
+        """Stop publishing; PeerError unless everybody has each event once within that time."""
+        self.pause()
+        self.run(seconds, until=lambda: self.backlog() <= 0)
+        for one in self.subscribers:
+            repeated = one.repeated + (one.session.repeated if one.session else 0)
+            gaps = one.gaps + (one.session.gaps if one.session else 0)
+            expected = self.sent[one.topic] - one.base
+            if one.events != expected or repeated or gaps:
+                raise PeerError(
+                    f"subscriber {one.name} got {one.events} of {expected} events,"
+                    f" {repeated} frames again and {gaps} gaps"
+                )
+
+    # ---- the loop
+
+    def pause(self) -> None:
+        self.publishing = False
+
+    def resume(self) -> None:
+        self.publishing = True
+        self._due_ns = time.monotonic_ns()
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timer_number += 1
+        heapq.heappush(self._timers, (time.monotonic() + seconds, self._timer_number, call))
+
+    def watch(
+        self, broker: Broker, what: str, every_s: float, tell: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Ask a broker again and again while the loop runs; silently while it is down."""
+
+        def ask() -> None:
+            self.after(every_s, ask)
+            try:
+                session = _Watcher.connect(broker.address)
+            except (OSError, UnavailableError):
+                return
+            session.socket.sendall(frames.encode(frames.Request(number=1, what=what)))
+            session.socket.setblocking(False)
+            session.tell = tell
+            self._by_descriptor[session.socket.fileno()] = session
+            self._poll.register(session.socket, select.EPOLLIN)
+
+        ask()
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> None:
+        end = time.monotonic() + seconds
+        while (now := time.monotonic()) < end and not (until is not None and until()):
+            while self._timers and self._timers[0][0] <= now:
+                heapq.heappop(self._timers)[2]()
+            self._turn(min(0.01, end - now))
+
+    def _turn(self, wait_s: float) -> None:
+        if self.publishing:
+            wait_s = min(wait_s, self._publish())
+        for descriptor, _ in self._poll.poll(wait_s):
+            held = self._by_descriptor.get(descriptor)
+            if isinstance(held, Subscriber):
+                self._read(held)
+            elif held is not None:
+                self._attend(held)
+
+    def _publish(self) -> float:
+        """Everything that is due; seconds until the next."""
+        interval = 1_000_000_000 // RATE
+        while (now := time.monotonic_ns()) >= self._due_ns:
+            session, templates = self._publishers[self._number % PUBENDS]
+            topic = self._number // PUBENDS % TOPICS
+            session.prepare(templates[topic])
+            templates[topic].stamp(now)
+            session.socket.sendall(templates[topic].data)
+            self.sent[topic] += 1
+            self._number += 1
+            self._due_ns += interval
+        return (self._due_ns - now) / 1e9
+
+    def _read(self, one: Subscriber) -> None:
+        session = one.session
+        assert session is not None
+        try:
+            size = session.socket.recv_into(self._buffer)
+        except (ConnectionError, BlockingIOError):
+            size = 0
+        if not size:
+            self.leave(one)  # its broker is gone
+            self.after(AGAIN_S, lambda: self.come_back(one))
+            return
+        got = session.feed(self._view[:size])
+        one.events += got
+        self.received += got
+        if session.reply:
+            session.socket.sendall(session.reply)
+            session.reply.clear()
+        if one.back_ns and got:
+            now = time.monotonic_ns()
+            if now - session.newest_ns < FRESH_S * 1e9:
+                one.caught_up.append((one.back_ns, (now - one.back_ns) / 1e9))
+                one.back_ns = 0
+
+    def _attend(self, session: NativeDurable) -> None:
+        try:
+            size = session.socket.recv_into(self._buffer)
+        except ConnectionError:
+            size = 0
+        if size:
+            session.feed(self._view[:size])
+            if session.reply:
+                session.socket.sendall(session.reply)
+                session.reply.clear()
+        if isinstance(session, _Watcher) and (session.told or not size):
+            del self._by_descriptor[session.socket.fileno()]
+            self._poll.unregister(session.socket)
+            session.close()
+        elif not size:
+            raise UnavailableError("the publishing broker closed a connection")
+
+
+class _Watcher(_Session):
+    """One question to a broker."""
+
+    tell: Tell
+    told = False
+
+    def _control(self, message: frames.Message) -> None:
+        if isinstance(message, frames.Reply):
+            self.told = True
+            self.tell(answer(message))
+        else:
+            super()._control(message)
