@@ -417,3 +417,22 @@ def test_a_new_plain_subscription_gets_nothing_older_though_its_broker_is_catchi
     publisher.send(publisher.durable("u", *numbers(5, 8)))
     net.wait(2)
     assert [one for one in new.got() if one != "GAP"] == numbers(5, 8)
+
+
+def test_a_pubend_that_was_not_known_yet_begins_when_the_subscription_was_created() -> None:
+    """D10: not with the history of a network that its broker had not heard of."""
+    net = DurableNet(2)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    publisher.send(publisher.durable("t", "history"))
+    net.wait(30)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "after"))
+    net.kill(1)
+    net.start(1)
+    net.link(0, 1)
+    again = Reader(net, 1)
+    again.begin("s", ack="auto")
+    net.wait(3)
+    assert again.got() == ["after"]
+    assert not any(batch.lost for batch in again.batches)

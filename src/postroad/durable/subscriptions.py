@@ -38,6 +38,7 @@ MAX_UNACKED: Final = 256  # deliveries told apart for the lag; neighbours are me
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
 HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
+LATE_US: Final = 5 * SECOND_US  # clocks differ: how far before its creation a subscription may begin
 
 _NEXT: Final = b"\0next"  # no name begins with NUL
 _CURSOR: Final = struct.Struct("<qqq")
@@ -52,6 +53,7 @@ class _Row(msgspec.Struct, frozen=True):
     created_us: int
     shared: bool
     key: str
+    late: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class Subscription:
     created_us: int
     shared: bool = False
     key: str = ""  # attribute that orders a shared subscription
+    late: int = 0  # it begins after this tick on pubends that its broker hears of later
     session: int | None = None  # the broker's handle of its connection; None: not connected
     moved_at: int | None = None  # another broker hosts it since then
     cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
@@ -192,6 +195,7 @@ class Subscriptions:
                 raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
             replaced = None
             held = self._create(name, selector, now_us, shared, key)
+            held.late = max(0, now_us - LATE_US) if token is None else 0
         created = held.epoch == 0
         held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
         self._sessions[session] = held
@@ -385,6 +389,7 @@ class Subscriptions:
                 one.created_us,
                 one.shared,
                 one.key,
+                one.late,
             )
         )
 
@@ -437,7 +442,15 @@ class Subscriptions:
             row = msgspec.msgpack.decode(value, type=_Row)
             selector = Selector.parse(row.topic, row.where)
             held = Subscription(
-                row.id, name.decode(), selector, row.ack, row.epoch, row.created_us, row.shared, row.key
+                row.id,
+                name.decode(),
+                selector,
+                row.ack,
+                row.epoch,
+                row.created_us,
+                row.shared,
+                row.key,
+                row.late,
             )
             self._by_name[held.name] = self._by_id[held.id] = held
             self._next = max(self._next, held.id + 1)

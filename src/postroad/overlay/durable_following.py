@@ -129,10 +129,13 @@ class Following:
             self._perform(self._hosting.learn(stream.id, found[0], self._now()))
 
     def _begin_late(self, stream: Stream) -> None:
-        """A pubend that a subscription did not know of begins for it at its first tick."""
+        """A pubend that nobody here knew of when a subscription was created: it begins then, or at its first
+        tick if it came with a token, which does not say when it was."""
         for one in list(self._hosting.subscriptions):
-            if stream.id not in one.cursors and DURABLE_KEY + one.id not in stream.waiting:
-                self._perform(self._hosting.begin(one.id, stream.id, 0, self._now()))
+            position = self._hosting.position(stream.id)
+            waits = DURABLE_KEY + one.id in stream.waiting
+            if position is not None and stream.id not in one.cursors and not waits:
+                self._perform(self._hosting.begin(one.id, stream.id, min(one.late, position), self._now()))
 
     def pull(self) -> None:
         """Go on with the streams that hosting is behind on."""
