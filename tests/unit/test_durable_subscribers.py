@@ -436,3 +436,18 @@ def test_a_pubend_that_was_not_known_yet_begins_when_the_subscription_was_create
     net.wait(3)
     assert again.got() == ["after"]
     assert not any(batch.lost for batch in again.batches)
+
+
+def test_what_a_newer_connection_is_sent_takes_its_own_credit() -> None:
+    """D9: the older one has room, but it is not the one that is served."""
+    net = DurableNet(1)
+    publisher, first, second = DurableClient(net, 0), Reader(net, 0), Reader(net, 0)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    second.begin("s", ack="auto")
+    net.wait(1)
+    assert first.ended() == ["usage"]
+    assert second.got() == numbers(0, 5)
+    assert not second.has(Refuse)

@@ -295,6 +295,11 @@ class DurableHosting:
         now_us: int,
     ) -> list[Effect]:
         """Nobody else has it, or its token is known."""
+        known = self.hosting.subscriptions.get(message.durable)
+        if known is not None and known.session is not None:
+            # Before anything is sent to the newer connection, which would be taken off the older one's credit.
+            known.check_same(selector, message.shared, message.key)
+            self._end(known.session, UsageError(f"{message.durable!r} was taken by another connection"))
         attached, outputs = self.hosting.attach(
             name=message.durable,
             selector=selector,
@@ -306,8 +311,6 @@ class DurableHosting:
             key=message.key,
         )
         one = attached.subscription
-        if attached.replaced is not None:
-            self._end(attached.replaced, UsageError(f"{message.durable!r} was taken by another connection"))
         session = self._open(connection, message, one)
         session.token = token
         if one.shared and one.session is not None:
