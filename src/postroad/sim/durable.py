@@ -70,6 +70,7 @@ class Reader:
         self.slow = False
         self.broker = ""  # where it was told last that it had begun
         self.hosts: dict[str, None] = {}  # brokers that it ever asked
+        self.home = ""  # the first where it began
         self.committed: dict[int, int] = {}  # the token that an application keeps
         self.begins: dict[int, int] = {}  # pubend -> everything after this tick is for it
         self.repeats = 0
@@ -114,7 +115,7 @@ class Reader:
         del missing
         self.broker, self.connected_us = broker, now_us
         if not self.began:
-            self.began, self.began_us = True, now_us
+            self.began, self.began_us, self.home = True, now_us, broker
             self.begins.update(token)
         if self._fresh and (self.ack or not self.committed):
             self._position.update(token)
@@ -199,7 +200,7 @@ class Records:
         self.pubends: dict[int, str] = {}  # durable pubend -> its broker
         self.handed = 0
         self.gaps = 0
-        self.chopped: dict[int, int] = {}  # pubend -> everything up to here was released
+        self._chops: dict[int, list[tuple[int, int]]] = {}  # pubend -> (when, tick): all up to it was released
         self._asked: dict[tuple[int, bytes], int] = {}  # (pubend, event) -> tick it was sent to the log with
         self._logged: dict[int, dict[bytes, int]] = {}  # pubend -> event -> tick: known to be in the log
 
@@ -228,6 +229,13 @@ class Records:
             if len(event.sent) == 1 and pubend not in event.sent:
                 text = f"{event.text} is in the log of {pubend_text(pubend)}, where it was not sent"
                 raise Violation("copy", text, (event.text, pubend_text(pubend)))
+
+    def chop(self, chop: Chop) -> None:
+        self._chops.setdefault(chop.stream, []).append((self._world.now_us, chop.tick))
+
+    def released_at(self, pubend: int, tick: int) -> int | None:
+        """When this tick was released; None: it was not."""
+        return next((at for at, end in self._chops.get(pubend, ()) if end >= tick), None)
 
     # -- what subscribers get
 
@@ -291,6 +299,9 @@ class Records:
                     event = self._ledger.events[id]
                     text = f"{event.text} is twice in the log of {pubend_text(pubend)}"
                     raise Violation("copy", text, (event.text, pubend_text(pubend)))
+                found[id] = tick
+        for (stream, id), tick in self._asked.items():
+            if stream == pubend and tick <= chopped and self._ledger.events[id].accepted == pubend:
                 found[id] = tick
         for id, tick in self._logged.get(pubend, {}).items():
             if tick <= chopped:
@@ -359,8 +370,7 @@ class Watched:
             if type(effect) is Append:
                 self._under_way[effect.tag] = (effect.stream, self._records.ask(effect))
             elif type(effect) is Chop:
-                chopped = self._records.chopped
-                chopped[effect.stream] = max(effect.tick, chopped.get(effect.stream, 0))
+                self._records.chop(effect)
         return effects
 
     def next_deadline(self) -> int | None:

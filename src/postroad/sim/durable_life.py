@@ -9,6 +9,7 @@ from typing import Final
 from postroad.config import DurableConfig
 from postroad.ids import pubend_id
 from postroad.sim.applications import Application, DurablePublisher, DurableSubscriber
+from postroad.sim.connectivity import SETTLE_US, Connectivity
 from postroad.sim.durable import Reader, Records, Watched
 from postroad.sim.ledger import Ledger
 from postroad.sim.network import Network
@@ -32,11 +33,13 @@ class DurableLife:
         network: Network,
         ledger: Ledger,
         processes: Mapping[str, Process],
+        connectivity: Connectivity,
         *,
         addresses: Callable[[Random], tuple[str, ...]],
         publish_pause_us: int,
     ) -> None:
         self._world = world
+        self._connectivity = connectivity
         chance = world.random("durable")
         self.config = DurableConfig(
             pubends=chance.choice((1, 1, 2, 3)),
@@ -78,12 +81,11 @@ class DurableLife:
         reader = Reader(self.records, name=f"{name}-durable", selector=random_selector(chance), ack=ack)
         self.records.readers.append(reader)
         slow = reader.slow = chance.random() < 0.3
-        known = addresses(chance)
         return DurableSubscriber(
             self._world,
             network,
             name=name,
-            addresses=known[:1] if ack else known,
+            addresses=addresses(chance),
             reader=reader,
             window=WINDOW_BYTES if slow else MIB,
             consume=chance.choice((2_000, 20_000)) if slow else 0,
@@ -104,14 +106,18 @@ class DurableLife:
     def _explains(self, reader: Reader, pubend: int, start: int, end: int) -> bool:
         """Ticks that were released although a subscriber might have wanted them.
 
-        By early release, but never to one that was there when they came and kept up; or of a pubend that
-        nobody could know of when the subscription began, since it was out of reach.
+        By early release, but never to one that was there when they came and kept up; or because the pubend
+        could not hear of the subscription in time, since it was out of reach from its beginning on.
         """
-        if end > self.records.chopped.get(pubend, 0):
+        del start
+        released_us = self.records.released_at(pubend, end)
+        if released_us is None:
             return False
         if self.config.max_age_us and (reader.slow or end <= reader.connected_us + SKEW_US):
             return True
-        return pubend not in reader.begins and start < reader.connected_us + SKEW_US
+        spells = self._connectivity.spells(self.records.pubends[pubend], reader.home)
+        heard = [min(to, released_us) - max(since, reader.began_us) for since, to in spells]
+        return self.records.pubends[pubend] != reader.home and max(heard, default=0) < SETTLE_US
 
     # -- the course of a run
 

@@ -172,13 +172,14 @@ class Scenario:
         self.trails: Trails | None = None
         self.durable: DurableLife | None = None
         if self.world.random("kind").random() < DURABLE_SHARE if durable is None else durable:
-            pause_us = 3 * self._character.publish_pause_us  # there are twice as many publishers, and disks
+            pause_us = 8 * self._character.publish_pause_us  # disks and catching up take their time too
             self._character = replace(self._character, publish_pause_us=pause_us)
             self.durable = DurableLife(
                 self.world,
                 self.network,
                 self.ledger,
                 self.processes,
+                self.connectivity,
                 addresses=self._addresses,
                 publish_pause_us=self._character.publish_pause_us,
             )
