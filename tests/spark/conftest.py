@@ -25,3 +25,10 @@ def spark() -> Iterator[SparkSession]:
     )
     yield made
     made.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first jobs of a session are slow, and slower on a busy machine."""
+    for item in items:
+        if "tests/spark/" in item.nodeid and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))

@@ -3,7 +3,7 @@
 One filter after the other costs a look into memory per key, filter and hash. Many filters of the same m and k
 are turned on their side instead: word M[p] has bit p of up to 64 filters, so that the AND of k words says,
 for one key, which of the 64 claim it (spec P5). That needs the positions of a key once for all of them, and
-pays from about `SLICED_FROM` filters on; fewer are asked one by one by the kernel, which stops at the first
+pays from about `SLICED_FROM` of them on; fewer are asked one by one by the kernel, which stops at the first
 bit that is not set.
 """
 
@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from postroad import kernel
-from postroad.ids import ID_BYTES
 from postroad.kernel import reference
 
 Keys = npt.NDArray[np.uint8]  # (number of keys, 16)
-SLICED_FROM: Final = 16
+Rows = npt.NDArray[np.intp]  # indices of keys
+NO_ROWS: Final[Rows] = np.zeros(0, np.intp)
+SLICED_FROM: Final = 16  # filters that concern a key, on average
 WORD: Final = 64
 CHUNK: Final = 1 << 15  # keys whose positions are held at once
 
@@ -45,46 +46,43 @@ def contains(one: Bits, keys: Keys) -> npt.NDArray[np.bool_]:
     return np.frombuffer(kernel.bloom_contains(one.bits, one.m, one.k, keys.tobytes()), np.bool_)
 
 
-def contained(filters: Sequence[Bits], keys: Keys) -> npt.NDArray[np.bool_]:
-    """For each key and filter, whether the filter claims the key: an array of (keys, filters)."""
-    out = np.zeros((len(keys), len(filters)), np.bool_)
+def contained(filters: Sequence[Bits], keys: Keys, rows: Sequence[Rows]) -> list[Rows]:
+    """For each filter, which of its rows of `keys` it claims."""
+    out: list[Rows] = [NO_ROWS] * len(filters)
     shapes: dict[tuple[int, int], list[int]] = {}
     for at, one in enumerate(filters):
         shapes.setdefault((one.m, one.k), []).append(at)
     for (m, k), members in shapes.items():
         for first in range(0, len(members), WORD):
             some = members[first : first + WORD]
-            if len(some) < SLICED_FROM:
+            if sum(len(rows[at]) for at in some) < SLICED_FROM * len(keys):
                 for at in some:
-                    out[:, at] = contains(filters[at], keys)
-            else:
-                out[:, some] = _sliced(m, k, [filters[at].bits for at in some], keys)
+                    out[at] = rows[at][contains(filters[at], keys[rows[at]])]
+                continue
+            words = _words(m, k, [filters[at].bits for at in some], keys)
+            for bit, at in enumerate(some):
+                mine = rows[at]
+                out[at] = mine[(words[mine] >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)]
     return out
 
 
 def sliced(m: int, bits: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """Word p has bit p of every filter, the first filter's lowest."""
-    rows = np.zeros((WORD, (m + 7) // 8 * 8), np.uint8)
+    out = np.zeros((m + 7) // 8 * 8, np.uint64)
     for at, one in enumerate(bits):
-        rows[at] = np.unpackbits(np.frombuffer(one, np.uint8), bitorder="little")
-    return np.packbits(rows.T, axis=1, bitorder="little").view("<u8")[:m, 0]
+        flags = np.unpackbits(np.frombuffer(one, np.uint8), bitorder="little")
+        out |= flags.astype(np.uint64) << np.uint64(at)
+    return out[:m]
 
 
-def _sliced(m: int, k: int, bits: Sequence[bytes], keys: Keys) -> npt.NDArray[np.bool_]:
+def _words(m: int, k: int, bits: Sequence[bytes], keys: Keys) -> npt.NDArray[np.uint64]:
+    """For each key, a word whose bits say which of the filters claim it."""
     matrix = sliced(m, bits)
-    out = np.zeros((len(keys), len(bits)), np.bool_)
+    out = np.empty(len(keys), np.uint64)
     for first in range(0, len(keys), CHUNK):
-        some = keys[first : first + CHUNK]
-        positions = reference.bloom_positions(some.tobytes(), m, k)
+        positions = reference.bloom_positions(keys[first : first + CHUNK].tobytes(), m, k)
         words = matrix[positions[:, 0]]
         for at in range(1, k):
             words &= matrix[positions[:, at]]
-        # Most keys are claimed by few: only their words are taken apart.
-        rows = np.flatnonzero(words)
-        flags = np.unpackbits(words[rows].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-        out[first + rows] = flags[:, : len(bits)].astype(np.bool_)
+        out[first : first + CHUNK] = words
     return out
-
-
-def keys_of(data: bytes) -> Keys:
-    return np.frombuffer(data, np.uint8).reshape(-1, ID_BYTES)

@@ -218,14 +218,14 @@ def _receivers(
             Delivered(
                 subscriber=receiver.subscriber,
                 broker=_name(broker, names),
-                doubt=1.0 if doubtful else _share(receiver.fpp, claimed, finding.candidates),
+                doubt=1.0 if doubtful else share(receiver.fpp, claimed, finding.candidates),
             )
             for receiver in finding.delivered
         ]
     return tuple(found)
 
 
-def _share(rate: float, claimed: int, candidates: int) -> float:
+def share(rate: float, claimed: int, candidates: int) -> float:
     """The share of false claims among `claimed`, of `candidates` tested at that rate."""
     if rate >= 1.0:
         return 1.0

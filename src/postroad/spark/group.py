@@ -1,0 +1,354 @@
+"""What the records of a group say about its ids: whom each broker claims to have had which message from.
+
+A group is the ids of one origin and stretch of time, and every stored record that can concern them. The
+questions are those a broker asks itself in a live trace (`tracking/bloom_strategy.py`, `exact_strategy.py`),
+put for all ids at once: ids are sorted by time; times between which nothing changes, no filter begins or ends
+to match and nobody comes or goes, are one *class*; what depends on time alone is found once per class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from postroad.ids import ID_BYTES
+from postroad.spark.claims import Bits, Keys, Rows, contained, contains
+from postroad.spark.views import BrokerView, Flags, NetworkView, Spans, Times
+from postroad.tracking.bloom_strategy import MAX_SET_DEGREE
+from postroad.tracking.exact_strategy import DELIVERED, ENTRY, FORWARDED, PUBLISHED, ROUTED
+from postroad.tracking.groups import group_members
+from postroad.tracking.keys import (
+    DELIVERY,
+    FORWARDING,
+    LOG,
+    PUBLISH,
+    ROUTING,
+    HistoryKey,
+    group_tag,
+    set_tag,
+    subscriber_tag,
+)
+from postroad.tracking.record import FilterMeta
+
+Rates = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+_NO_RATE: Final = np.zeros(0, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One record of the lake."""
+
+    broker: int
+    meta: FilterMeta
+    body: bytes
+
+
+@dataclass(slots=True)
+class History:
+    """The filters of one history of one broker that match some time of the group, in order."""
+
+    key: HistoryKey
+    members: list[int] = field(default_factory=list)  # indices into the group's filters
+    claimed: Flags | None = None  # per id; of histories whose keys are plain ids
+    rate: Rates = field(default_factory=lambda: _NO_RATE)  # per class
+
+
+@dataclass(slots=True)
+class Received:
+    """Who got which messages at one broker: a row per message and receiver, sorted by both."""
+
+    names: tuple[str, ...]  # sorted
+    row: Rows
+    who: Numbers
+    rate: Rates
+
+
+class _Least:
+    """By neighbour which ids went there, and the least rate at which anything claims so."""
+
+    def __init__(self, ids: int) -> None:
+        self._ids = ids
+        self.held: dict[int, tuple[Flags, Rates]] = {}
+
+    def claim(self, neighbour: int, flags: Flags, rates: Rates) -> None:
+        nothing = np.zeros(self._ids, np.bool_), np.ones(self._ids, np.float64)
+        had, least = self.held.get(neighbour, nothing)
+        self.held[neighbour] = had | flags, np.where(flags, np.minimum(least, rates), least)
+
+
+class Group:
+    def __init__(self, ids: Keys, records: Sequence[Stored], network: NetworkView) -> None:
+        """`ids` are unique."""
+        halves = np.ascontiguousarray(ids).view(">u8").reshape(-1, 2)
+        order = np.argsort(halves[:, 1], kind="stable")
+        self.keys: Keys = np.ascontiguousarray(ids[order])
+        halves = halves[order]
+        self.times: Times = (halves[:, 1] >> np.uint64(16)).astype(np.int64)
+        self.homes: Numbers = (halves[:, 0] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+        self.network = network
+        first, last = int(self.times[0]), int(self.times[-1])
+        self.views: dict[int, BrokerView] = {
+            number: network.brokers[number].within(first, last) for number in sorted(network.brokers)
+        }
+        filters = [one for one in records if one.meta.key.kind != LOG]
+        filters.sort(key=lambda one: (one.broker, one.meta.key, one.meta.sequence))
+        self._logs = [one for one in records if one.meta.key.kind == LOG]
+        self._classify(filters)
+        self._filters = [Bits(one.meta.m, one.meta.k, one.body) for one in filters]
+        self._fpp = np.array([one.fpp for one in self._filters], np.float64)
+        self.histories: dict[int, dict[HistoryKey, History]] = {number: {} for number in self.views}
+        for at, stored in enumerate(filters):
+            of = self.histories.setdefault(stored.broker, {})
+            of.setdefault(stored.meta.key, History(stored.meta.key)).members.append(at)
+        self._claim()
+        self._read_logs()
+
+    # ---- time
+
+    def _classify(self, filters: Sequence[Stored]) -> None:
+        parts = [view.edges() for view in self.views.values()]
+        for one in filters:
+            meta = one.meta
+            spans = [(meta.lo_ms, meta.hi_ms), *meta.singles]
+            parts.append(np.array([edge for lo, hi in spans for edge in (lo, hi + 1)], np.int64))
+        edges = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+        found = np.searchsorted(edges, self.times, side="right")
+        _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
+        self.classes: Numbers = inverse.astype(np.int64)  # of each id
+        self.moments: Times = self.times[first]  # a time of each class
+        self._matching = np.zeros((len(self.moments), len(filters)), np.bool_)
+        for at, one in enumerate(filters):
+            for lo, hi in ((one.meta.lo_ms, one.meta.hi_ms), *one.meta.singles):
+                self._matching[:, at] |= (lo <= self.moments) & (self.moments <= hi)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    # ---- histories of plain ids
+
+    def _claim(self) -> None:
+        """Ask every filter whose keys are ids about those whose time it matches."""
+        plain: list[tuple[int, History]] = []
+        for of in self.histories.values():
+            for history in of.values():
+                history.rate = self._rate(history.members)
+                key = history.key
+                if (key.kind == DELIVERY and not key.subscriber) or (
+                    key.kind == FORWARDING and not key.neighbour
+                ):
+                    continue
+                history.claimed = np.zeros(len(self), np.bool_)
+                plain += [(at, history) for at in history.members]
+        rows = [np.flatnonzero(self._matching[self.classes, at]) for at, _ in plain]
+        found = contained([self._filters[at] for at, _ in plain], self.keys, rows)
+        for (_, history), hits in zip(plain, found, strict=True):
+            if history.claimed is not None:
+                history.claimed[hits] = True
+
+    def _rate(self, members: Sequence[int]) -> Rates:
+        """The rate at which, per class, some filter that matches claims what it never saw."""
+        true = np.ones(len(self.moments), np.float64)
+        for at in members:
+            true *= np.where(self._matching[:, at], 1 - self._fpp[at], 1.0)
+        return 1 - true
+
+    # ---- the exact log
+
+    def _read_logs(self) -> None:
+        """Entries about ids of this group: (what, origin, who) -> rows, per broker."""
+        self.logged: dict[int, dict[tuple[str, int, str], Rows]] = {}
+        if not self._logs:
+            return
+        texts = self.keys.view("S16").ravel()
+        order = np.argsort(texts, kind="stable")
+        ordered = texts[order]
+        for one in self._logs:
+            entries = np.frombuffer(one.body, ENTRY)
+            wanted = np.ascontiguousarray(entries["id"]).view("S16")
+            at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+            hit = ordered[at] == wanted
+            rows, whats = order[at[hit]], entries["what"][hit]
+            of = self.logged.setdefault(one.broker, {})
+            for number in np.unique(whats).tolist():
+                if number >= len(one.meta.names):
+                    continue
+                what, origin, who = one.meta.names[number].split(" ", 2)
+                name = (what, int(origin), who)
+                mine = np.unique(rows[whats == number])
+                of[name] = np.union1d(of[name], mine) if name in of else mine
+
+    def _flags(self, rows: Rows) -> Flags:
+        out = np.zeros(len(self), np.bool_)
+        out[rows] = True
+        return out
+
+    # ---- the questions of a trace
+
+    def published(self, broker: int) -> tuple[Flags, Rates]:
+        """Per id whether it was published here; per id the rate at which that is claimed falsely."""
+        history = self.histories.get(broker, {}).get(HistoryKey(PUBLISH))
+        flags, rates = np.zeros(len(self), np.bool_), np.zeros(len(self), np.float64)
+        if history is not None and history.claimed is not None:
+            flags |= history.claimed
+            rates = history.rate[self.classes]
+        for (what, _, _), rows in self.logged.get(broker, {}).items():
+            if what == PUBLISHED:
+                flags[rows] = True
+                rates[rows] = 0.0
+        return flags, rates
+
+    def sightings(self, broker: int, *, limited: bool) -> list[tuple[int, int, Flags, Rates]]:
+        """(origin, neighbour, per id whether it came from there, rate); `limited` to the origin in the id."""
+        found: list[tuple[int, int, Flags, Rates]] = []
+        for key, history in self.histories.get(broker, {}).items():
+            if key.kind == ROUTING and history.claimed is not None:
+                found.append((key.origin, key.neighbour, history.claimed, history.rate[self.classes]))
+        for (what, origin, who), rows in self.logged.get(broker, {}).items():
+            if what == ROUTED:
+                found.append((origin, int(who), self._flags(rows), np.zeros(len(self), np.float64)))
+        if limited:
+            found = [
+                (origin, neighbour, flags & (self.homes == origin), rates)
+                for origin, neighbour, flags, rates in found
+            ]
+        return sorted((one for one in found if one[2].any()), key=lambda one: (one[0], one[1]))
+
+    def forwardings(
+        self, broker: int, origins: dict[int, Flags], neighbours: Flags, names: Sequence[int]
+    ) -> tuple[Flags, dict[int, tuple[Flags, Rates]]]:
+        """Per id whether it is recorded at all where it went; by neighbour whether there, and the rate."""
+        mode = self.network.config.routing
+        recorded = np.full(len(self), mode != "all", np.bool_)
+        if mode == "all":
+            return recorded, {}
+        if mode == "set":
+            recorded &= neighbours.sum(axis=1)[self.classes] <= MAX_SET_DEGREE
+        found = _Least(len(self))
+
+        for origin, at_origin in sorted(origins.items()):
+            for (what, of, who), rows in self.logged.get(broker, {}).items():
+                if what == FORWARDED and of == origin:
+                    found.claim(int(who), self._flags(rows) & at_origin, np.zeros(len(self), np.float64))
+            if mode == "set":
+                self._sets(broker, origin, at_origin & recorded, neighbours, names, found)
+                continue
+            for key, history in self.histories.get(broker, {}).items():
+                recorded_of = history.claimed if key.kind == FORWARDING and key.origin == origin else None
+                if key.neighbour and recorded_of is not None:
+                    found.claim(key.neighbour, recorded_of & at_origin, history.rate[self.classes])
+        return recorded, found.held
+
+    def _sets(
+        self,
+        broker: int,
+        origin: int,
+        wanted: Flags,
+        neighbours: Flags,
+        names: Sequence[int],
+        found: _Least,
+    ) -> None:
+        """The set of neighbours inside the key: all sets of those there were at the time are tried."""
+        history = self.histories.get(broker, {}).get(HistoryKey(FORWARDING, origin))
+        if history is None:
+            return
+        for there in np.unique(neighbours, axis=0):
+            classes = (neighbours == there).all(axis=1)
+            rows = np.flatnonzero(wanted & classes[self.classes])
+            present = [names[at] for at in np.flatnonzero(there).tolist()]
+            sets = [chosen for size in range(1, len(present) + 1) for chosen in combinations(present, size)]
+            rates = np.minimum(1.0, history.rate * len(sets))[self.classes]
+            for chosen in sets if len(rows) else ():
+                hits = self._tagged(history, rows, set_tag(chosen))
+                for neighbour in chosen if len(hits) else ():
+                    found.claim(neighbour, self._flags(hits), rates)
+
+    def _tagged(self, history: History, rows: Rows, tag: bytes) -> Rows:
+        """Which of these ids some filter claims together with the tag."""
+        mark = np.frombuffer(tag, np.uint8)
+        hit = np.zeros(len(rows), np.bool_)
+        for at in history.members:
+            matching = self._matching[self.classes[rows], at]
+            if matching.all():
+                hit |= contains(self._filters[at], self.keys[rows] ^ mark)
+            elif matching.any():
+                hit[matching] |= contains(self._filters[at], self.keys[rows[matching]] ^ mark)
+        return rows[hit]
+
+    def deliveries(self, broker: int, origins: dict[int, Flags]) -> Received:
+        """Who got what of these origins here."""
+        view = self.views[broker]
+        there = view.subscribers.at(self.moments)
+        found: list[tuple[str, Rows, Rates]] = []
+        for origin, at_origin in sorted(origins.items()):
+            rows = np.flatnonzero(at_origin)
+            if not len(rows):
+                continue
+            history = self.histories.get(broker, {}).get(HistoryKey(DELIVERY, origin))
+            if history is not None:
+                rates = history.rate[self.classes]
+                for at, name in enumerate(view.subscribers.names):
+                    present = rows[there[self.classes[rows], at]]
+                    hits = self._tagged(history, present, subscriber_tag(name)) if len(present) else present
+                    found.append((name, hits, rates[hits]))
+                found += self._by_group(view.groups, history, rows)
+            for key, own in self.histories.get(broker, {}).items():
+                if key.kind == DELIVERY and key.origin == origin and key.subscriber in view.subscribers.names:
+                    at = view.subscribers.names.index(key.subscriber)
+                    present = rows[there[self.classes[rows], at]]
+                    if own.claimed is not None:
+                        hits = present[own.claimed[present]]
+                        found.append((key.subscriber, hits, own.rate[self.classes[hits]]))
+            for (what, of, who), logged in self.logged.get(broker, {}).items():
+                if what == DELIVERED and of == origin:
+                    hits = logged[at_origin[logged]]
+                    found.append((who, hits, np.zeros(len(hits), np.float64)))
+        return _least(found)
+
+    def _by_group(self, groups: Spans, history: History, rows: Rows) -> list[tuple[str, Rows, Rates]]:
+        """Receivers that are recorded together, each with the rate at which any of its groups would be."""
+        there = groups.at(self.moments)
+        members = [group_members(name) for name in groups.names]
+        everyone = sorted({who for some in members for who in some})
+        number = {who: at for at, who in enumerate(everyone)}
+        of = np.zeros((len(self.moments), len(everyone)), np.int64)  # groups of each, per class
+        for at, some in enumerate(members):
+            for who in some:
+                of[:, number[who]] += there[:, at]
+        found: list[tuple[str, Rows, Rates]] = []
+        for at, name in enumerate(groups.names):
+            present = rows[there[self.classes[rows], at]]
+            if not len(present):
+                continue
+            hits = self._tagged(history, present, group_tag(name))
+            for who in members[at] if len(hits) else ():
+                classes = self.classes[hits]
+                rates = np.minimum(1.0, history.rate[classes] * of[classes, number[who]])
+                found.append((who, hits, rates))
+        return found
+
+
+def _least(found: Iterable[tuple[str, Rows, Rates]]) -> Received:
+    """Each message and receiver once, with the least of its rates."""
+    parts = [one for one in found if len(one[1])]
+    names = tuple(sorted({name for name, _, _ in parts}))
+    if not parts:
+        return Received((), np.zeros(0, np.intp), np.zeros(0, np.int64), _NO_RATE)
+    number = {name: at for at, name in enumerate(names)}
+    row = np.concatenate([rows for _, rows, _ in parts])
+    who = np.concatenate([np.full(len(rows), number[name], np.int64) for name, rows, _ in parts])
+    rate = np.concatenate([rates for _, _, rates in parts])
+    order = np.lexsort((rate, who, row))
+    row, who, rate = row[order], who[order], rate[order]
+    first = np.ones(len(row), np.bool_)
+    first[1:] = (row[1:] != row[:-1]) | (who[1:] != who[:-1])
+    return Received(names, row[first], who[first], rate[first])
+
+
+def keys_from(ids: Iterable[bytes]) -> Keys:
+    return np.frombuffer(b"".join(ids), np.uint8).reshape(-1, ID_BYTES)

@@ -1,0 +1,357 @@
+"""From the claims of a group to the path of each of its ids: the live trace's answer (spec P5, T6, T12).
+
+The live code decides: `tracking.trace.Trace` asks, `tracking.verdict.judge` weighs. They work on one message
+at a time, so they are run once per *pattern*: ids for which every broker would answer the same, apart from
+the names of the receivers, have the same route, the same doubts and the same verdict. There are few patterns
+among many messages, because messages of one origin take few different ways. Receivers are then put in for all
+ids at once; the doubt of each is again the live code's, once for each different (rate, claims, candidates).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from postroad.spark.claims import Keys
+from postroad.spark.group import Group, Numbers, Rates, Received
+from postroad.spark.rows import id_texts
+from postroad.spark.views import LOST, Flags
+from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
+from postroad.tracking.trace import Ask, Trace, TraceLimits
+from postroad.tracking.verdict import TraceResult, share
+
+NOT_LANDED: Final = "the lake has nothing of that time from this broker yet"
+_MOST: Final = 1 << 40
+_WIDEST: Final = 1 << 62
+LIMITS: Final = TraceLimits(fan_out=_MOST, brokers=_MOST, rounds=_MOST)
+
+_STEP = pa.struct([("broker", pa.string()), ("from", pa.string()), ("doubt", pa.float64())])
+_RECEIVER = pa.struct([("subscriber", pa.string()), ("broker", pa.string()), ("doubt", pa.float64())])
+_MISSING = pa.struct([("broker", pa.string()), ("why", pa.string())])
+SCHEMA: Final = pa.schema(
+    [
+        *(("id", pa.string()), ("publisher", pa.string()), ("origin", pa.string())),
+        *(("origin_doubt", pa.float64()), ("verdict", pa.string()), ("explanation", pa.string())),
+        *(("route", pa.list_(_STEP)), ("receivers", pa.list_(_RECEIVER)), ("missing", pa.list_(_MISSING))),
+    ]
+)
+TRACE_COLUMNS: Final = (
+    "id string, publisher string, origin string, origin_doubt double, verdict string, explanation string,"
+    " route array<struct<broker: string, `from`: string, doubt: double>>,"
+    " receivers array<struct<subscriber: string, broker: string, doubt: double>>,"
+    " missing array<struct<broker: string, why: string>>"
+)
+
+
+@dataclass(slots=True)
+class _Said:
+    """What one broker says about each id of the group."""
+
+    published: Flags
+    published_rate: Rates
+    sightings: list[tuple[int, int, Flags, Rates]]
+    claimed: Flags  # that it was here at all
+    recorded: Flags  # where it went on to
+    forwardings: dict[int, tuple[Flags, Rates]]
+    received: Received
+    starts: Numbers  # rows of `received` of each id: from starts[i] to before starts[i + 1]
+    product: Rates  # of the rates of an id's receivers
+    candidates: Numbers  # per class
+    neighbours: list[tuple[int, ...]]  # per class
+    lost: Flags  # per class
+    late: Flags  # per class: too late to be in the lake, if it was published here
+    forgotten: Flags  # per class
+    begins_ms: int
+
+    @property
+    def count(self) -> Numbers:
+        return np.diff(self.starts)
+
+
+def trace_group(group: Group, *, complete: bool) -> tuple[pa.Table, Keys]:
+    """The paths of the ids, and those ids that need all records of their time to be judged.
+
+    A group that is not `complete` has records of the origin in the ids only. That is all it takes, unless
+    another broker claims to have published the message, or the one in the id does not.
+    """
+    limited = _Judged(group, limited=True)
+    if not complete:
+        keep = ~(limited.everywhere | limited.published_elsewhere)
+        return limited.table(keep), group.keys[~keep]
+    if not limited.everywhere.any():
+        return limited.table(~limited.everywhere), group.keys[:0]
+    anywhere = _Judged(group, limited=False)
+    tables = [limited.table(~limited.everywhere), anywhere.table(limited.everywhere)]
+    return pa.concat_tables(tables), group.keys[:0]
+
+
+class _Judged:
+    def __init__(self, group: Group, *, limited: bool) -> None:
+        self._group = group
+        self._limited = limited
+        self._said = {broker: self._listen(broker) for broker in group.views}
+        self.pattern, first = self._patterns()
+        self._results: list[TraceResult] = []
+        went: list[bool] = []
+        for at in first.tolist():
+            result, everywhere = self._trace(at)
+            self._results.append(result)
+            went.append(everywhere)
+        self.everywhere: Flags = np.array(went, np.bool_)[self.pattern]
+
+    @property
+    def published_elsewhere(self) -> Flags:
+        out = np.zeros(len(self._group), np.bool_)
+        for broker, said in self._said.items():
+            out |= said.published & (self._group.homes != broker)
+        return out
+
+    # ---- what brokers say
+
+    def _listen(self, broker: int) -> _Said:
+        group = self._group
+        view, moments = group.views[broker], group.moments
+        published, published_rate = group.published(broker)
+        sightings = group.sightings(broker, limited=self._limited)
+        origins: dict[int, Flags] = {broker: published} if published.any() else {}
+        for origin, _, flags, _ in sightings:
+            origins[origin] = origins[origin] | flags if origin in origins else flags
+        linked = view.neighbours.at(moments)
+        numbers = [int(name) for name in view.neighbours.names]
+        by_number = np.argsort(np.array(numbers, np.int64), kind="stable")
+        recorded, forwardings = group.forwardings(
+            broker, origins, linked[:, by_number], [numbers[at] for at in by_number]
+        )
+        claimed = np.zeros(len(group), np.bool_)
+        for flags in origins.values():
+            claimed |= flags
+        received = group.deliveries(broker, origins)
+        starts = np.searchsorted(received.row, np.arange(len(group) + 1))
+        product = np.ones(len(group), np.float64)
+        some = np.flatnonzero(np.diff(starts))
+        if len(some):
+            product[some] = np.multiply.reduceat(received.rate, starts[some])
+        return _Said(
+            published=published,
+            published_rate=published_rate,
+            sightings=sightings,
+            recorded=recorded & claimed,
+            claimed=claimed,
+            forwardings=forwardings,
+            received=received,
+            starts=starts,
+            product=product,
+            candidates=view.subscribers.at(moments).sum(axis=1).astype(np.int64),
+            neighbours=[tuple(sorted(numbers[at] for at in np.flatnonzero(row))) for row in linked],
+            lost=view.lost.at(moments).sum(axis=1) > 0,
+            late=moments > view.stored_ms,
+            forgotten=moments < view.forgot_ms,
+            begins_ms=view.begins_ms,
+        )
+
+    # ---- patterns
+
+    def _patterns(self) -> tuple[Numbers, Numbers]:
+        """The number of each id's pattern, and the first id of each pattern."""
+        group = self._group
+        code = _Code(len(group))
+        if len(np.unique(group.homes)) > 1:
+            code.add(group.homes)
+        for said in self._said.values():
+            early = group.moments < said.begins_ms
+            circumstances: dict[object, int] = {}
+            by_class = np.array(
+                [
+                    circumstances.setdefault(one, len(circumstances))
+                    for one in zip(
+                        said.neighbours,
+                        said.lost.tolist(),
+                        said.late.tolist(),
+                        said.forgotten.tolist(),
+                        early.tolist(),
+                        strict=True,
+                    )
+                ],
+                np.int64,
+            )
+            code.add(by_class[group.classes])
+            if not said.claimed.any():
+                continue
+            code.add(np.where(said.published, said.published_rate, -1.0))
+            for _, _, flags, rates in said.sightings:
+                code.add(np.where(flags, rates, -1.0))
+            code.add(said.recorded.astype(np.int64))
+            for flags, rates in said.forwardings.values():
+                code.add(np.where(flags, rates, -1.0))
+            code.add(np.where(said.claimed, said.candidates[group.classes], -1))
+            code.add(said.count)
+            code.add(np.where(said.count > 0, said.product, -1.0))
+        _, first, pattern = np.unique(code.value, return_index=True, return_inverse=True)
+        return pattern.astype(np.int64), first.astype(np.int64)
+
+    def _finding(self, broker: int, at: int) -> Finding:
+        """What a broker answers about one id, as `Recorder._find` would."""
+        said, group = self._said[broker], self._group
+        of_class = int(group.classes[at])
+        lost = LOST if said.lost[of_class] else ""
+        if not lost and said.late[of_class] and int(group.homes[at]) == broker:
+            lost = NOT_LANDED
+        received = said.received
+        rows = range(int(said.starts[at]), int(said.starts[at + 1]))
+        delivered = tuple(
+            Receiver(subscriber=received.names[received.who[row]], fpp=float(received.rate[row]))
+            for row in rows
+        )
+        forwarded = tuple(
+            Forwarding(neighbour=neighbour, fpp=float(rates[at]))
+            for neighbour, (flags, rates) in sorted(said.forwardings.items())
+            if flags[at]
+        )
+        candidates = int(said.candidates[of_class]) if said.claimed[at] else 0
+        return Finding(
+            published=float(said.published_rate[at]) if said.published[at] else None,
+            routed=tuple(
+                Sighting(origin=origin, neighbour=neighbour, fpp=float(rates[at]))
+                for origin, neighbour, flags, rates in said.sightings
+                if flags[at]
+            ),
+            forwarded=forwarded if said.recorded[at] else None,
+            delivered=delivered,
+            candidates=max(candidates, len(delivered)),
+            neighbours=said.neighbours[of_class],
+            begins_ms=said.begins_ms,
+            forgotten=bool(said.forgotten[of_class]),
+            lost=lost,
+        )
+
+    def _trace(self, at: int) -> tuple[TraceResult, bool]:
+        """The live trace of one id; and whether it had to ask everywhere, for any origin."""
+        group = self._group
+        trace = Trace([group.keys[at].tobytes()], reachable=group.views, limits=LIMITS, now_us=0)
+        asks: list[Ask] = trace.start(0)
+        everywhere = False
+        while asks:
+            ask = asks.pop()
+            everywhere = everywhere or ask.question.items[0].origin == ANY_ORIGIN
+            answer = TraceAnswer(findings=(self._finding(ask.broker, at),))
+            asks += trace.answered(ask.broker, answer, 0)
+        return trace.results(group.network.names)[0], everywhere
+
+    # ---- the answer
+
+    def table(self, wanted: Flags) -> pa.Table:
+        group = self._group
+        rows = np.flatnonzero(wanted)
+        pattern = pa.array(self.pattern[rows])
+        results = self._results
+        publishers = np.ascontiguousarray(group.keys[rows]).view(">u4").reshape(-1, 4)[:, 0]
+        different, publisher = np.unique(publishers, return_inverse=True)
+        columns = {
+            "id": id_texts(group.keys[rows]),
+            "publisher": pa.array([f"{one:08x}" for one in different.tolist()], pa.string()).take(
+                pa.array(publisher)
+            ),
+            "origin": pa.array([one.origin for one in results], pa.string()).take(pattern),
+            "origin_doubt": pa.array([one.origin_doubt for one in results], pa.float64()).take(pattern),
+            "verdict": pa.array([one.verdict for one in results], pa.string()).take(pattern),
+            "explanation": pa.array([one.explanation for one in results], pa.string()).take(pattern),
+            "route": pa.array([_route(one) for one in results], pa.list_(_STEP)).take(pattern),
+            "receivers": self._receivers(rows),
+            "missing": pa.array(
+                [[{"broker": name, "why": why} for name, why in one.missing] for one in results],
+                pa.list_(_MISSING),
+            ).take(pattern),
+        }
+        return pa.table(columns, SCHEMA)
+
+    def _receivers(self, rows: npt.NDArray[np.intp]) -> pa.Array:
+        """The receivers of each id, broker after broker along the route, by name."""
+        places, doubtful = self._places()
+        parts: list[tuple[Numbers, Numbers, pa.Array, pa.Array, Rates]] = []
+        wanted = np.full(len(self._group), -1, np.int64)
+        wanted[rows] = np.arange(len(rows))
+        for number, (broker, said) in enumerate(self._said.items()):
+            received = said.received
+            if not len(received.row):
+                continue
+            pattern = self.pattern[received.row]
+            place = places[pattern, number]
+            kept = np.flatnonzero((place >= 0) & (wanted[received.row] >= 0))
+            row = received.row[kept]
+            claimed = said.count[row]
+            candidates = np.maximum(said.candidates[self._group.classes[row]], claimed)
+            doubt = _shares(received.rate[kept], claimed, candidates)
+            doubt[doubtful[pattern[kept], number]] = 1.0
+            names = pa.array(received.names, pa.string()).take(pa.array(received.who[kept]))
+            here = pa.array(
+                [self._group.network.names.get(broker) or f"{broker:08x}"] * len(kept), pa.string()
+            )
+            parts.append((wanted[row], place[kept], names, here, doubt))
+        if not parts:
+            return pa.array([[]] * len(rows), pa.list_(_RECEIVER))
+        row = np.concatenate([part[0] for part in parts])
+        # Within a broker they are sorted by name already, and the sort is stable.
+        order = np.lexsort((np.concatenate([part[1] for part in parts]), row))
+        indices = pa.array(order)
+        structs = pa.StructArray.from_arrays(
+            [
+                pa.concat_arrays([part[2] for part in parts]).take(indices),
+                pa.concat_arrays([part[3] for part in parts]).take(indices),
+                pa.array(np.concatenate([part[4] for part in parts])[order]),
+            ],
+            fields=list(_RECEIVER),
+        )
+        offsets = np.searchsorted(row[order], np.arange(len(rows) + 1)).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), structs)
+
+    def _places(self) -> tuple[Numbers, Flags]:
+        """Per pattern and broker: its place along the route, or -1; and whether all claims there are void."""
+        names = {name or f"{broker:08x}": broker for broker, name in self._group.network.names.items()}
+        at = {broker: number for number, broker in enumerate(self._said)}
+        places = np.full((len(self._results), len(at)), -1, np.int64)
+        doubtful = np.ones((len(self._results), len(at)), np.bool_)
+        for pattern, result in enumerate(self._results):
+            for place, step in enumerate(result.route):
+                number = at[names[step.broker]]
+                if places[pattern, number] < 0:
+                    places[pattern, number] = place
+                doubtful[pattern, number] &= step.doubt >= 1.0
+        return places, doubtful
+
+
+class _Code:
+    """A number per id, equal for two ids exactly if everything added is equal."""
+
+    def __init__(self, ids: int) -> None:
+        self.value: Numbers = np.zeros(ids, np.int64)
+        self._width = 1  # values are below
+
+    def add(self, column: npt.NDArray[np.generic]) -> None:
+        if len(column) and bool((column == column[0]).all()):
+            return
+        different, number = np.unique(column, return_inverse=True)
+        if self._width * len(different) >= _WIDEST:
+            held, self.value = np.unique(self.value, return_inverse=True)
+            self._width = len(held)
+        self.value = self.value * len(different) + number
+        self._width *= len(different)
+
+
+def _route(result: TraceResult) -> list[dict[str, object]]:
+    return [{"broker": step.broker, "from": step.source, "doubt": step.doubt} for step in result.route]
+
+
+def _shares(rates: Rates, claimed: Numbers, candidates: Numbers) -> Rates:
+    """`verdict.share` of each row, worked out once for equal ones."""
+    if not len(rates):
+        return np.zeros(0, np.float64)
+    code = _Code(len(rates))
+    for column in (rates, claimed, candidates):
+        code.add(column)
+    _, first, number = np.unique(code.value, return_index=True, return_inverse=True)
+    found = [share(float(rates[at]), int(claimed[at]), int(candidates[at])) for at in first.tolist()]
+    return np.array(found, np.float64)[number]

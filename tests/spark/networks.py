@@ -1,0 +1,183 @@
+"""Random networks with their truth, their live traces, and their records as the lake has them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pyarrow as pa
+from tests.property.test_tracking_trace import Network
+
+from postroad.ids import MessageId
+from postroad.spark import rows
+from postroad.spark.group import Stored
+from postroad.spark.views import BrokerView, NetworkView
+from postroad.tracking.attachment import Change, decode_changes
+from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.record import FilterMeta, decode_meta, decode_record
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.tracking.trace import Ask, Trace
+from postroad.tracking.verdict import TraceResult
+from postroad.units import MILLISECOND_US, SECOND_US
+
+Truth = tuple[int, set[tuple[int, int]], set[tuple[str, int]]]  # origin, (broker, from), (subscriber, broker)
+
+
+class World(Network):
+    """A network whose subscribers come and go, whose brokers restart and die, and which is stored."""
+
+    def __init__(self, seed: int, config: TrackingConfig, brokers: int, extra: int) -> None:
+        self.config = config
+        super().__init__(seed, config, brokers, extra)
+        self.records: dict[int, dict[int, bytes]] = {broker: {} for broker in self.brokers}
+        self.changes: dict[int, list[Change]] = {broker: [] for broker in self.brokers}
+        self.away: set[str] = set()
+        self.truth: dict[bytes, Truth] = {}
+        self.late: set[bytes] = set()  # older than the jitter when sent: a crash may lose these unnoticed
+        self._tick()
+
+    def _tick(self) -> None:
+        for broker in self.brokers:
+            self._keep(broker, self.tracking[broker].tick(self.now_us))
+
+    @staticmethod
+    def subscribers(broker: int) -> list[str]:
+        return [f"s{broker}.{number}" for number in range(5)]
+
+    def happen(self, messages: int, *, faults: bool = True) -> None:
+        for _ in range(messages):
+            roll = self.random.random()
+            if roll < 0.06:
+                self._come_and_go()
+            elif faults and roll < 0.08:
+                self._restart(self.random.choice(self.brokers))
+            elif roll < 0.2:
+                self._tick()
+            self.now_us += self.random.choice((1, 40, 900)) * MILLISECOND_US
+            self._send()
+
+    def _come_and_go(self) -> None:
+        broker = self.random.choice(self.brokers)
+        name = self.random.choice(self.subscribers(broker))
+        if name in self.away:
+            self.tracking[broker].attached(name, self.now_us)
+        else:
+            self.tracking[broker].detached(name, self.now_us)
+        self.away ^= {name}
+
+    def _restart(self, broker: int, *, crash: bool = True) -> None:
+        if not crash:
+            self._keep(broker, self.tracking[broker].close(self.now_us))
+        self.now_us += SECOND_US
+        fresh = self._opened(broker)
+        for neighbour in sorted(self.links[broker]):
+            fresh.linked(neighbour, self.now_us)
+        for name in self.subscribers(broker):
+            if name not in self.away:
+                fresh.attached(name, self.now_us)
+        self.tracking[broker] = fresh
+        self._keep(broker, fresh.tick(self.now_us))
+
+    def _opened(self, broker: int) -> Tracking:
+        stored = [decode_meta(record) for _, record in sorted(self.records[broker].items())]
+        return make_tracking(
+            self.config, me=broker, stored=stored, changes=self.changes[broker], now_us=self.now_us
+        )
+
+    def _send(self) -> None:
+        origin = self.random.choice(self.brokers)
+        wanting = self.random.sample(self.brokers, self.random.randint(0, len(self.brokers)))
+        elsewhere = self.random.choice(self.brokers) if self.random.random() < 0.05 else None
+        few = self.random.random() < 0.5
+        self.serial += 1
+        late = 3_600_000 if self.random.random() < 0.02 else 0
+        time_ms = self.now_us // MILLISECOND_US + self.random.randrange(-20, 20) - late
+        identity = bytes(MessageId(5, elsewhere or origin, time_ms, self.serial % 65536))
+        self.late |= {identity} if late else set()
+        parents = self.parents(origin)
+        edges: set[tuple[int, int]] = set()
+        for target in wanting:
+            here = target
+            while here != origin:
+                edges.add((here, parents[here]))
+                here = parents[here]
+        self.tracking[origin].published(identity, self.now_us)
+        for broker in sorted({origin} | {broker for broker, _ in edges}):
+            onward = sorted(child for child, parent in edges if parent == broker)
+            if onward:
+                self.tracking[broker].forwarded(origin, onward, identity, self.now_us)
+        for broker, source in sorted(edges):
+            self.tracking[broker].routed(origin, source, identity, self.now_us)
+        got: set[tuple[str, int]] = set()
+        for broker in wanting:
+            there = [name for name in self.subscribers(broker) if name not in self.away]
+            some = there[: self.random.randint(0, 2)] if few else there
+            if some:
+                self.tracking[broker].delivered(origin, some, identity, self.now_us)
+                got |= {(name, broker) for name in some}
+        self.truth[identity] = (origin, edges, got)
+
+    def _keep(self, broker: int, effects: list[TrackingEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, StoreFilter):
+                self.records[broker][effect.sequence] = effect.record
+                if effect.replaces is not None:
+                    self.records[broker].pop(effect.replaces, None)
+            elif isinstance(effect, DropFilters):
+                for sequence in effect.sequences:
+                    self.records[broker].pop(sequence, None)
+            else:
+                changes = decode_changes(effect.record)[0]
+                self.changes[broker] = changes if effect.replace else self.changes[broker] + changes
+
+    def stop(self) -> None:
+        """Every broker ends in good order, so that everything is stored; and begins again."""
+        self.now_us += 10 * SECOND_US
+        for broker in self.brokers:
+            self._keep(broker, self.tracking[broker].close(self.now_us))
+            self.tracking[broker] = self._opened(broker)
+
+    # ---- as the live network answers
+
+    def live(self, *ids: bytes) -> list[TraceResult]:
+        trace = Trace(ids, reachable=self.brokers, now_us=self.now_us)
+        asks: deque[Ask] = deque(trace.start(self.now_us))
+        while asks:
+            ask = asks.popleft()
+            answer = self.tracking[ask.broker].answer(ask.question, self.records[ask.broker], self.now_us)
+            asks.extend(trace.answered(ask.broker, answer, self.now_us))
+        return trace.results({broker: f"b{broker}" for broker in self.brokers})
+
+    # ---- as the lake has it
+
+    def stored(self) -> list[Stored]:
+        found = []
+        for broker, records in self.records.items():
+            for record in records.values():
+                meta, body = decode_record(record)
+                found.append(Stored(broker, meta, body))
+        return found
+
+    def view(self) -> NetworkView:
+        return NetworkView(
+            {
+                broker: BrokerView.of(
+                    broker, f"b{broker}", self.changes[broker], config=self.config, stored_us=1 << 62
+                )
+                for broker in self.brokers
+            },
+            self.config,
+        )
+
+    def filter_rows(self) -> pa.Table:
+        return pa.concat_tables(
+            [rows.filters(broker, f"b{broker}", self._metas(broker)) for broker in self.brokers]
+        )
+
+    def _metas(self, broker: int) -> list[tuple[FilterMeta, bytes]]:
+        return [(decode_meta(record), record) for record in self.records[broker].values()]
+
+    def attachment_rows(self) -> pa.Table:
+        return pa.concat_tables(
+            [rows.attachments(broker, f"b{broker}", 1, self.changes[broker]) for broker in self.brokers]
+        )

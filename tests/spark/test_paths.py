@@ -1,0 +1,198 @@
+"""P5: the path of each id from the records alone is the live trace's, without Spark in between."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.spark.networks import World
+
+from postroad.ids import MessageId
+from postroad.spark.claims import SLICED_FROM, Bits, contained, contains
+from postroad.spark.group import Group, Stored, keys_from
+from postroad.spark.paths import trace_group
+from postroad.spark.views import BrokerView
+from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
+from postroad.tracking.bloom import BloomFilter
+from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.verdict import TraceResult
+from postroad.units import MILLISECOND_US
+
+COARSE = {"bits": 400, "capacity": 40, "hashes": 3, "adaptive": False}
+FINE = {"bits": 16_000, "capacity": 1000, "hashes": 11, "adaptive": False}
+
+
+def as_row(result: TraceResult) -> dict[str, Any]:
+    return {
+        "id": result.id,
+        "publisher": f"{result.publisher:08x}",
+        "origin": result.origin,
+        "origin_doubt": result.origin_doubt,
+        "verdict": result.verdict,
+        "explanation": result.explanation,
+        "route": [{"broker": one.broker, "from": one.source, "doubt": one.doubt} for one in result.route],
+        "receivers": [
+            {"subscriber": one.subscriber, "broker": one.broker, "doubt": one.doubt}
+            for one in result.receivers
+        ],
+        "missing": [{"broker": broker, "why": why} for broker, why in result.missing],
+    }
+
+
+def same(live: dict[str, Any], bulk: dict[str, Any]) -> None:
+    for name in ("id", "publisher", "origin", "verdict", "explanation", "missing"):
+        assert bulk[name] == live[name], name
+    assert (bulk["origin_doubt"] is None) == (live["origin_doubt"] is None)
+    assert (bulk["origin_doubt"] or 0.0) == pytest.approx(live["origin_doubt"] or 0.0, rel=1e-6)
+    for name in ("route", "receivers"):
+        mine, theirs = bulk[name], live[name]
+        assert [{**one, "doubt": 0} for one in mine] == [{**one, "doubt": 0} for one in theirs], name
+        assert [one["doubt"] for one in mine] == pytest.approx([one["doubt"] for one in theirs], rel=1e-6)
+
+
+def bulk(world: World, ids: list[bytes]) -> dict[str, dict[str, Any]]:
+    """As the Spark job does it: by origin first, and with everything for what is left."""
+    found: dict[str, dict[str, Any]] = {}
+    left: list[bytes] = []
+    network = world.view()
+    for home in sorted({MessageId.from_bytes(one).broker for one in ids}):
+        mine = [one for one in ids if MessageId.from_bytes(one).broker == home]
+        records = [one for one in world.stored() if belongs(one, home)]
+        table, rest = trace_group(Group(keys_from(mine), records, network), complete=False)
+        found |= {row["id"]: row for row in table.to_pylist()}
+        left += [one.tobytes() for one in rest]
+    if left:
+        table, rest = trace_group(Group(keys_from(left), world.stored(), network), complete=True)
+        assert not len(rest)
+        found |= {row["id"]: row for row in table.to_pylist()}
+    return found
+
+
+def belongs(one: Stored, origin: int) -> bool:
+    return one.meta.key.kind in (PUBLISH, LOG) or one.meta.key.origin == origin
+
+
+def unknown(world: World) -> list[bytes]:
+    times = [MessageId.from_bytes(one).time_ms for one in world.truth]
+    return [
+        bytes(MessageId(9, world.random.choice([*world.brokers, 99]), world.random.choice(times), 60_000 + n))
+        for n in range(20)
+    ]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.sampled_from(("coarse", "fine", "exact")),
+    routing=st.sampled_from(("all", "neighbours", "set")),
+    deliveries=st.sampled_from(("origin", "subscriber")),
+    brokers=st.integers(1, 6),
+    faults=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_bulk_is_live_is_true(
+    seed: int, shape: str, routing: str, deliveries: str, brokers: int, faults: bool
+) -> None:
+    """P5: of random networks, random ids: what happened, the live trace and the bulk trace agree."""
+    config = TrackingConfig(
+        strategy="exact" if shape == "exact" else "bloom",
+        routing=routing,
+        deliveries=deliveries,
+        persist_us=2_000_000,
+        **(COARSE if shape == "coarse" else FINE),
+    )
+    world = World(seed, config, brokers, extra=2)
+    world.happen(40, faults=faults)
+    world.stop()
+    ids = [*world.truth, *unknown(world)]
+    live = [as_row(result) for result in world.live(*ids)]
+    found = bulk(world, ids)
+    assert len(found) == len(ids)
+    for row in live:
+        same(row, found[row["id"]])
+    for identity, (origin, edges, got) in world.truth.items():
+        row = found[str(MessageId.from_bytes(identity))]
+        if row["verdict"] != "complete" or (faults and identity in world.late):
+            assert faults
+            continue
+        assert row["origin"] == f"b{origin}"
+        assert {(step["broker"], step["from"]) for step in row["route"]} >= {
+            (f"b{broker}", f"b{source}") for broker, source in edges
+        }
+        assert {(one["subscriber"], one["broker"]) for one in row["receivers"]} >= {
+            (name, f"b{broker}") for name, broker in got
+        }
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_filters_on_their_side_answer_as_one_by_one(seed: int) -> None:
+    """P5: bit-sliced matrices of several shapes, with rows left out."""
+    random = Random(seed)
+    keys = np.frombuffer(random.randbytes(16 * 300), np.uint8).reshape(-1, 16)
+    filters, rows = [], []
+    for _ in range(random.choice((3, 40, 130))):
+        m, k = random.choice(((64, 2), (1001, 5)))
+        one = BloomFilter(m, 50, k)
+        one.add(keys[random.sample(range(300), 20)].tobytes())
+        filters.append(Bits(m, k, one.bits))
+        rows.append(np.array(sorted(random.sample(range(300), random.choice((300, 200, 5)))), np.intp))
+    found = contained(filters, keys, rows)
+    for one, mine, hits in zip(filters, rows, found, strict=True):
+        assert hits.tolist() == mine[contains(one, keys[mine])].tolist()
+    assert SLICED_FROM < 40
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_views_answer_as_the_map(seed: int) -> None:
+    """T10: who was there, for every millisecond around every change."""
+    random = Random(seed)
+    config = TrackingConfig(skew_us=random.choice((1, 999, 2500)), jitter_us=random.choice((0, 1500)))
+    changes: list[Change] = []
+    at_us = 50_000
+    for _ in range(25):
+        at_us += random.randrange(0, 4000)
+        what = random.choice(("attach", "detach", "attach", "detach", "late", "lost", "start", "begin"))
+        kind = random.choice((SUBSCRIBER, GROUP, NEIGHBOUR))
+        who = random.choice("12")
+        until = at_us + random.randrange(1, 3000)
+        if what in ("attach", "detach") or (what == "late" and kind != NEIGHBOUR):
+            changes.append(Change(what=what, at_us=at_us, kind=kind, who=who, until_us=until))
+        elif what != "late":
+            changes.append(Change(what=what, at_us=at_us, until_us=until))
+    held = AttachmentMap()
+    for change in changes:  # a name attached twice at once cannot be: the map's own mutators see to it
+        if change.what == "attach" and (change.kind, change.who) in list(held):
+            continue
+        held._apply(change)
+    kept: list[Change] = []
+    seen: set[tuple[str, str]] = set()
+    for change in changes:
+        name = (change.kind, change.who)
+        if change.what == "attach":
+            if name in seen:
+                continue
+            seen.add(name)
+        if change.what == "detach":
+            seen.discard(name)
+        kept.append(change)
+    view = BrokerView.of(1, "b", kept, config=config, stored_us=0)
+    times = np.arange(40, at_us // MILLISECOND_US + 20)
+    slack = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
+    for kind, spans in ((SUBSCRIBER, view.subscribers), (GROUP, view.groups)):
+        for time_ms, row in zip(times.tolist(), spans.within(40, int(times[-1])).at(times), strict=True):
+            named = [
+                name for name, there in zip(spans.within(40, int(times[-1])).names, row, strict=True) if there
+            ]
+            assert named == held.at(kind, time_ms, **slack)
+    for time_ms, row in zip(times.tolist(), view.neighbours.at(times), strict=True):
+        named = [name for name, there in zip(view.neighbours.names, row, strict=True) if there]
+        assert named == held.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)
+    for time_ms, row in zip(times.tolist(), view.lost.at(times), strict=True):
+        assert bool(row.any()) == held.lost_at(time_ms, **slack)
+        assert (time_ms < view.forgot_ms) == (time_ms * MILLISECOND_US < (held.forgot_us or 0))

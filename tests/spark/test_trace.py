@@ -1,0 +1,101 @@
+"""P5, P6: the bulk trace on Spark against the live trace and the truth; before and after compaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+from tests.spark.networks import World
+from tests.spark.test_paths import COARSE, FINE, as_row, same, unknown
+
+from postroad.errors import UsageError
+from postroad.ids import MessageId
+from postroad.spark import trace as bulk_trace
+from postroad.spark.lake import Lake
+from postroad.spark.trace import read_ids, trace
+from postroad.tracking.settings import TrackingConfig
+
+
+def lake_of(spark: SparkSession, path: Path, world: World) -> Lake:
+    lake = Lake(spark, path)
+    lake.append("filters", spark.createDataFrame(world.filter_rows()), "land-1")
+    lake.append("attachments", spark.createDataFrame(world.attachment_rows()), "land-1")
+    return lake
+
+
+def ids_file(path: Path, ids: list[bytes]) -> Path:
+    path.write_text("".join(f"{MessageId.from_bytes(one)}\n" for one in ids))
+    return path
+
+
+def rows_of(lake: Lake, ids: Path, config: TrackingConfig) -> dict[str, dict[str, Any]]:
+    found = trace(lake, read_ids(lake.spark, ids), config=config).collect()
+    rows = {row.id: row.asDict(recursive=True) for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+@pytest.mark.parametrize(("strategy", "shape"), [("bloom", COARSE), ("exact", FINE)])
+def test_bulk_trace_is_the_live_trace(
+    spark: SparkSession, tmp_path: Path, strategy: str, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: every message of a network in trouble, and ids nobody sent."""
+    monkeypatch.setattr(bulk_trace, "LEAST_BUCKET_MS", 12_000)
+    monkeypatch.setattr(bulk_trace, "MOST_BUCKET_MS", 12_000)
+    monkeypatch.setattr(bulk_trace, "HOT_IDS", 12)  # so that groups are split
+    config = TrackingConfig(strategy=strategy, persist_us=2_000_000, **shape)
+    world = World(11, config, 5, extra=2)
+    world.happen(120)
+    world.stop()
+    ids = [*world.truth, *unknown(world)]
+    lake = lake_of(spark, tmp_path / "lake", world)
+    found = rows_of(lake, ids_file(tmp_path / "ids", ids), config)
+    live = [as_row(result) for at in range(0, len(ids), 100) for result in world.live(*ids[at : at + 100])]
+    assert set(found) == {row["id"] for row in live}
+    for row in live:
+        same(row, found[row["id"]])
+    assert sum(row["verdict"] == "complete" for row in live) > 50
+
+
+def test_ids_from_parquet_and_bad_input(spark: SparkSession, tmp_path: Path) -> None:
+    """P11: one clear line for what cannot be."""
+    lines = tmp_path / "ids"
+    lines.write_text("0000002A-00000007-0193c1d2e3f4-0001\n\n  00000001-00000007-0193c1d2e3f4-0002\n")
+    expected = ["00000001-00000007-0193c1d2e3f4-0002", "0000002a-00000007-0193c1d2e3f4-0001"]
+    assert sorted(row.id for row in read_ids(spark, lines).collect()) == expected
+    pq.write_table(pa.table({"id": expected}), tmp_path / "ids.parquet")
+    assert sorted(row.id for row in read_ids(spark, tmp_path / "ids.parquet").collect()) == expected
+    pq.write_table(pa.table({"key": expected}), tmp_path / "other.parquet")
+    with pytest.raises(UsageError, match="no column `id`; it has key"):
+        read_ids(spark, tmp_path / "other.parquet")
+    with pytest.raises(UsageError, match="there is no file"):
+        read_ids(spark, tmp_path / "nothing")
+    world = World(3, TrackingConfig(**FINE), 2, extra=0)
+    world.happen(5, faults=False)
+    world.stop()
+    lake = lake_of(spark, tmp_path / "lake", world)
+    lines.write_text("0000002a-00000007-0193c1d2e3f4-0001\nrubbish\n")
+    with pytest.raises(UsageError, match="'rubbish' is not a message id"):
+        trace(lake, read_ids(spark, lines))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no filters yet"):
+        trace(Lake(spark, tmp_path / "empty"), read_ids(spark, tmp_path / "ids.parquet"))
+
+
+def test_a_damaged_filter_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """P11: never an answer from bits that do not check."""
+    world = World(3, TrackingConfig(**FINE), 2, extra=0)
+    world.happen(5, faults=False)
+    world.stop()
+    for records in world.records.values():
+        for sequence, record in records.items():
+            records[sequence] = record[:-1] + bytes([record[-1] ^ 1])
+    lake = lake_of(spark, tmp_path / "lake", world)
+    ids = ids_file(tmp_path / "ids", list(world.truth))
+    with pytest.raises(PythonException, match="in the lake is damaged: the checksum"):
+        trace(lake, read_ids(spark, ids)).collect()
