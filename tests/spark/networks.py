@@ -51,9 +51,8 @@ class World(Network):
                 self._come_and_go()
             elif faults and roll < 0.08:
                 self._restart(self.random.choice(self.brokers))
-            elif roll < 0.2:
-                self._tick()
             self.now_us += self.random.choice((1, 40, 900)) * MILLISECOND_US
+            self._tick()
             self._send()
 
     def _come_and_go(self) -> None:

@@ -16,6 +16,7 @@ from tests.spark.test_paths import COARSE, FINE, as_row, same, unknown
 from postroad.errors import UsageError
 from postroad.ids import MessageId
 from postroad.spark import trace as bulk_trace
+from postroad.spark.compact import compact
 from postroad.spark.lake import Lake
 from postroad.spark.trace import read_ids, trace
 from postroad.tracking.settings import TrackingConfig
@@ -99,3 +100,34 @@ def test_a_damaged_filter_is_named(spark: SparkSession, tmp_path: Path) -> None:
     ids = ids_file(tmp_path / "ids", list(world.truth))
     with pytest.raises(PythonException, match="in the lake is damaged: the checksum"):
         trace(lake, read_ids(spark, ids)).collect()
+
+
+def test_compaction_keeps_every_answer(spark: SparkSession, tmp_path: Path) -> None:
+    """P6, T8: fewer filters, the same origin, route, receivers and verdict of every message."""
+    config = TrackingConfig(persist_us=500_000, retain=False, **FINE)
+    world = World(5, config, 4, extra=1)
+    world.happen(150, faults=False)
+    world.stop()
+    lake = lake_of(spark, tmp_path / "lake", world)
+    lake.append("attachments", spark.createDataFrame(world.attachment_rows().slice(0, 0)), "land-2")
+    ids = ids_file(tmp_path / "ids", list(world.truth))
+    before = rows_of(lake, ids, config)
+    done = compact(lake, "filters", accuracy=0.999)
+    assert done.rows_after < done.rows_before / 3
+    assert compact(lake, "filters").segments == 0, "once is enough"
+    assert compact(lake, "attachments").segments == 2
+    assert lake.segments("attachments") == ["compact-1"]
+    after = rows_of(lake, ids, config)
+    assert before.keys() == after.keys()
+    for identity, row in before.items():
+        bare = [
+            {
+                **one,
+                "origin_doubt": 0.0,
+                "route": [{**step, "doubt": 0.0} for step in one["route"]],
+                "receivers": [{**step, "doubt": 0.0} for step in one["receivers"]],
+            }
+            for one in (row, after[identity])
+        ]
+        assert bare[0] == bare[1]
+        assert all(one["doubt"] <= 0.001 for one in after[identity]["receivers"])

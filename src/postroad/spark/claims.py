@@ -40,7 +40,8 @@ class Bits(NamedTuple):
         return float(fill**self.k)
 
 
-def contains(one: Bits, keys: Keys) -> npt.NDArray[np.bool_]:
+def contains(one: Bits, keys: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Keys of 16 bytes, however they are typed."""
     if not len(keys):
         return np.zeros(0, np.bool_)
     return np.frombuffer(kernel.bloom_contains(one.bits, one.m, one.k, keys.tobytes()), np.bool_)

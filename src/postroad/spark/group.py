@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from postroad.ids import ID_BYTES
-from postroad.spark.claims import Bits, Keys, Rows, contained, contains
+from postroad.spark.claims import NO_ROWS, Bits, Keys, Rows, contained, contains
 from postroad.spark.views import BrokerView, Flags, NetworkView, Spans, Times
 from postroad.tracking.bloom_strategy import MAX_SET_DEGREE
 from postroad.tracking.exact_strategy import DELIVERED, ENTRY, FORWARDED, PUBLISHED, ROUTED
@@ -59,6 +59,14 @@ class History:
     rate: Rates = field(default_factory=lambda: _NO_RATE)  # per class
 
 
+class _Look(NamedTuple):
+    """Ids that a filter is asked about."""
+
+    filter: Bits
+    rows: Rows
+    words: npt.NDArray[np.uint64]  # of those ids, (number, 2)
+
+
 @dataclass(slots=True)
 class Received:
     """Who got which messages at one broker: a row per message and receiver, sorted by both."""
@@ -88,6 +96,7 @@ class Group:
         halves = np.ascontiguousarray(ids).view(">u8").reshape(-1, 2)
         order = np.argsort(halves[:, 1], kind="stable")
         self.keys: Keys = np.ascontiguousarray(ids[order])
+        self.words = self.keys.view(np.uint64)
         halves = halves[order]
         self.times: Times = (halves[:, 1] >> np.uint64(16)).astype(np.int64)
         self.homes: Numbers = (halves[:, 0] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
@@ -263,22 +272,34 @@ class Group:
             present = [names[at] for at in np.flatnonzero(there).tolist()]
             sets = [chosen for size in range(1, len(present) + 1) for chosen in combinations(present, size)]
             rates = np.minimum(1.0, history.rate * len(sets))[self.classes]
-            for chosen in sets if len(rows) else ():
-                hits = self._tagged(history, rows, set_tag(chosen))
+            looks = self._looks(history, rows)
+            for chosen in sets:
+                hits = self._tagged(looks, set_tag(chosen))
                 for neighbour in chosen if len(hits) else ():
                     found.claim(neighbour, self._flags(hits), rates)
 
-    def _tagged(self, history: History, rows: Rows, tag: bytes) -> Rows:
-        """Which of these ids some filter claims together with the tag."""
-        mark = np.frombuffer(tag, np.uint8)
-        hit = np.zeros(len(rows), np.bool_)
+    def _looks(self, history: History, rows: Rows) -> list[_Look]:
+        """These ids, as far as each filter of a history matches their times."""
+        found: list[_Look] = []
         for at in history.members:
-            matching = self._matching[self.classes[rows], at]
-            if matching.all():
-                hit |= contains(self._filters[at], self.keys[rows] ^ mark)
-            elif matching.any():
-                hit[matching] |= contains(self._filters[at], self.keys[rows[matching]] ^ mark)
-        return rows[hit]
+            mine = rows[self._matching[self.classes[rows], at]]
+            if len(mine):
+                found.append(_Look(self._filters[at], mine, self.words[mine]))
+        return found
+
+    def _tagged(self, looks: Sequence[_Look], tag: bytes, present: Flags | None = None) -> Rows:
+        """Which of these ids some filter claims with the tag; only in classes where `present`."""
+        mark = np.frombuffer(tag, np.uint64)
+        found: list[Rows] = []
+        for look in looks:
+            rows, words = look.rows, look.words
+            if present is not None and not present.all():
+                there = present[self.classes[rows]]
+                rows, words = rows[there], words[there]
+            found.append(rows[contains(look.filter, words ^ mark)])
+        if len(found) > 1:
+            return np.flatnonzero(self._flags(np.concatenate(found)))
+        return found[0] if found else NO_ROWS
 
     def deliveries(self, broker: int, origins: dict[int, Flags]) -> Received:
         """Who got what of these origins here."""
@@ -292,11 +313,11 @@ class Group:
             history = self.histories.get(broker, {}).get(HistoryKey(DELIVERY, origin))
             if history is not None:
                 rates = history.rate[self.classes]
+                looks = self._looks(history, rows)
                 for at, name in enumerate(view.subscribers.names):
-                    present = rows[there[self.classes[rows], at]]
-                    hits = self._tagged(history, present, subscriber_tag(name)) if len(present) else present
+                    hits = self._tagged(looks, subscriber_tag(name), there[:, at])
                     found.append((name, hits, rates[hits]))
-                found += self._by_group(view.groups, history, rows)
+                found += self._by_group(view.groups, history, looks)
             for key, own in self.histories.get(broker, {}).items():
                 if key.kind == DELIVERY and key.origin == origin and key.subscriber in view.subscribers.names:
                     at = view.subscribers.names.index(key.subscriber)
@@ -310,7 +331,9 @@ class Group:
                     found.append((who, hits, np.zeros(len(hits), np.float64)))
         return _least(found)
 
-    def _by_group(self, groups: Spans, history: History, rows: Rows) -> list[tuple[str, Rows, Rates]]:
+    def _by_group(
+        self, groups: Spans, history: History, looks: Sequence[_Look]
+    ) -> list[tuple[str, Rows, Rates]]:
         """Receivers that are recorded together, each with the rate at which any of its groups would be."""
         there = groups.at(self.moments)
         members = [group_members(name) for name in groups.names]
@@ -322,10 +345,7 @@ class Group:
                 of[:, number[who]] += there[:, at]
         found: list[tuple[str, Rows, Rates]] = []
         for at, name in enumerate(groups.names):
-            present = rows[there[self.classes[rows], at]]
-            if not len(present):
-                continue
-            hits = self._tagged(history, present, group_tag(name))
+            hits = self._tagged(looks, group_tag(name), there[:, at])
             for who in members[at] if len(hits) else ():
                 classes = self.classes[hits]
                 rates = np.minimum(1.0, history.rate[classes] * of[classes, number[who]])

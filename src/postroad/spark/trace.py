@@ -206,7 +206,7 @@ def _split_log(
         for batch in batches:
             rows: list[tuple[int, int, bytes, int]] = []
             for broker, record in zip(batch["broker"].to_pylist(), batch["record"].to_pylist(), strict=True):
-                meta, body = _decoded(broker, record)
+                meta, body = decoded(broker, record)
                 entries = np.frombuffer(body, ENTRY)
                 halves = np.ascontiguousarray(entries["id"]).view(">u8").reshape(-1, 2)
                 homes = (halves[:, 0] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
@@ -235,7 +235,7 @@ def _tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.T
         keys = np.frombuffer(b"".join(left["key"].to_pylist()), np.uint8).reshape(-1, ID_BYTES)
         keys = np.unique(keys.view("V16"), axis=0).view(np.uint8).reshape(-1, ID_BYTES)
         records = [
-            Stored(broker, *_decoded(broker, record))
+            Stored(broker, *decoded(broker, record))
             for broker, record in zip(right["broker"].to_pylist(), right["record"].to_pylist(), strict=True)
         ]
         table, rest = trace_group(Group(keys, records, network), complete=complete)
@@ -247,7 +247,7 @@ def _tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.T
     return traced
 
 
-def _decoded(broker: int, record: bytes) -> tuple[FilterMeta, bytes]:
+def decoded(broker: int, record: bytes) -> tuple[FilterMeta, bytes]:
     try:
         return decode_record(record)
     except StorageError as error:
