@@ -68,7 +68,7 @@ def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_counts_is_the_difference_within_a_round() -> None:
-    """A machine that slows down for some rounds slows all strategies; the paired differences do not see it."""
+    """A machine that is slow for some rounds slows all strategies; paired differences do not see it."""
     slow = [1.0, 1.0, 8.0, 1.0, 3.0]
     base = [{"p50_us": 100 * by, "p99_us": 500 * by, "cpu_us_per_event": 40.0} for by in slow]
     dear = [{"p50_us": 101 * by, "p99_us": 510 * by, "cpu_us_per_event": 42.0} for by in slow]

@@ -297,7 +297,7 @@ class DurableHosting:
         """Nobody else has it, or its token is known."""
         known = self.hosting.subscriptions.get(message.durable)
         if known is not None and known.session is not None:
-            # Before anything is sent to the newer connection, which would be taken off the older one's credit.
+            # Before anything is sent to the newer one, which would be taken off the older one's credit.
             known.check_same(selector, message.shared, message.key)
             self._end(known.session, UsageError(f"{message.durable!r} was taken by another connection"))
         attached, outputs = self.hosting.attach(

@@ -200,7 +200,7 @@ class Records:
         self.pubends: dict[int, str] = {}  # durable pubend -> its broker
         self.handed = 0
         self.gaps = 0
-        self._chops: dict[int, list[tuple[int, int]]] = {}  # pubend -> (when, tick): all up to it was released
+        self._chops: dict[int, list[tuple[int, int]]] = {}  # pubend -> (when, tick): all to it was released
         self._asked: dict[tuple[int, bytes], int] = {}  # (pubend, event) -> tick it was sent to the log with
         self._logged: dict[int, dict[bytes, int]] = {}  # pubend -> event -> tick: known to be in the log
 
