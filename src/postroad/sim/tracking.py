@@ -222,9 +222,9 @@ class Trails:
 
 
 def _short(subscriber: str) -> str:
-    """`client#publisher.number` as client and number."""
+    """`client#publisher.number` as client and number; a durable client has one subscription."""
     name, _, rest = subscriber.partition("#")
-    return f"{name}.{rest.rpartition('.')[2]}"
+    return f"{name}.{rest.rpartition('.')[2]}" if rest else f"{name.removesuffix('-durable')}.1"
 
 
 class AskingHabit:
