@@ -151,7 +151,12 @@ class Application:
         self.addresses = (*self.addresses[1:], self.addresses[0])
 
     def stay(self) -> None:
+        """It crashes no more."""
         self._staying = True
+        self.start()
+
+    def restart(self) -> None:
+        self._die(silently=False)
         self.start()
 
     def _die(self, *, silently: bool) -> None:

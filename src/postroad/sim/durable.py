@@ -23,7 +23,7 @@ and at the end:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -311,6 +311,16 @@ class Records:
                 text = f"{event.text} was logged by {process.name} at {tick} and is no longer there"
                 raise Violation("kept", text, (event.text, process.name, pubend_text(pubend)))
         return found
+
+    def kept(self) -> Iterator[tuple[int, str, int]]:
+        """Pubends that still have events: pubend, broker, the last event's tick."""
+        for pubend, name in self.pubends.items():
+            storage = self._processes[name].storage
+            if storage is not None:
+                read = Read(stream=pubend, start=0, end=MAX_TICK, limit_bytes=GIB, tag=0)
+                records = storage.volume.read(read).records
+                if records:
+                    yield pubend, name, records[-1][1]
 
     def _check_accepted(self, universe: Mapping[int, Mapping[bytes, int]]) -> None:
         homes: dict[bytes, int] = {}

@@ -7,7 +7,7 @@ from random import Random
 from typing import Final
 
 from postroad.config import DurableConfig
-from postroad.ids import pubend_id
+from postroad.ids import pubend_id, pubend_text
 from postroad.sim.applications import Application, DurablePublisher, DurableSubscriber
 from postroad.sim.connectivity import SETTLE_US, Connectivity
 from postroad.sim.durable import Reader, Records, Watched
@@ -21,6 +21,7 @@ from postroad.storage.effects import Stored, StreamEnd
 from postroad.units import KIB, MIB, SECOND_US
 
 SKEW_US: Final = 15 * SECOND_US  # no tick is further from true time
+BEGIN_AGAIN_US: Final = 2 * SECOND_US  # by then acknowledgements are on disk
 WINDOW_BYTES: Final = 64 * KIB  # of a slow subscriber: the smallest there is
 
 
@@ -61,10 +62,12 @@ class DurableLife:
             )
             self.publishers.append(publisher)
         self.habits = [PublishingHabit(world, one, pause_us=publish_pause_us) for one in self.publishers]
+        acks = chance.choice((("", "", "auto", "batch"), ("", "", "auto", "batch"), ("auto", "batch")))
         for index in range(chance.randint(1, 6)):
-            self.subscribers.append(self._subscriber(chance, f"ds{index}", network, addresses))
-        for one in self.applications:
-            one.start()
+            one = self._subscriber(chance, f"ds{index}", network, addresses, chance.choice(acks))
+            self.subscribers.append(one)
+        for application in self.applications:
+            application.start()
 
     @property
     def applications(self) -> list[Application]:
@@ -76,8 +79,8 @@ class DurableLife:
         name: str,
         network: Network,
         addresses: Callable[[Random], tuple[str, ...]],
+        ack: str,
     ) -> DurableSubscriber:
-        ack = chance.choice(("", "", "auto", "batch"))
         reader = Reader(self.records, name=f"{name}-durable", selector=random_selector(chance), ack=ack)
         self.records.readers.append(reader)
         slow = reader.slow = chance.random() < 0.3
@@ -132,6 +135,17 @@ class DurableLife:
         for habit in self.habits:
             habit.stop()
 
+    def begin_again(self) -> None:
+        """Whoever lets its broker keep the token has acknowledged everything, and gets none of it again."""
+        for subscriber in self.subscribers:
+            subscriber.finish()
+            if subscriber.reader.ack:
+                self._world.after(BEGIN_AGAIN_US, lambda one=subscriber: self._begin_again(one))  # type: ignore[misc]
+
+    def _begin_again(self, subscriber: DurableSubscriber) -> None:
+        subscriber.reader.strict = True
+        subscriber.restart()
+
     def judge(self, reachable: Callable[[str, str], bool], rest_us: int) -> int:
         for publisher in self.publishers:
             if publisher.waiting:
@@ -142,6 +156,18 @@ class DurableLife:
                 text = f"{subscriber.reader.name} was never confirmed"
                 raise Violation("confirm", text, (subscriber.name,))
         return self.records.check(reachable, rest_us)
+
+    @property
+    def reclaims(self) -> bool:
+        """Nothing holds storage once everybody has everything: all tokens are kept by the brokers where the
+        subscriptions always were. (Former brokers hold theirs for a minute.)"""
+        return all(one.reader.ack and len(one.reader.hosts) == 1 for one in self.subscribers)
+
+    def judge_storage(self) -> None:
+        """Everybody has had everything for longer than it is kept."""
+        for pubend, broker, last in self.records.kept():
+            text = f"{broker} still keeps events of {pubend_text(pubend)} up to {last}, which everybody has"
+            raise Violation("reclaimed", text, (broker, pubend_text(pubend)))
 
 
 def stored_in(process: Process) -> Stored:

@@ -42,6 +42,8 @@ CALM_SETTLE_US: Final = 10 * SECOND_US  # when there was nothing to heal
 REST_US: Final = 10 * SECOND_US
 DRAIN_US: Final = 8 * SECOND_US
 LEAST_HARM_US: Final = 5 * SECOND_US
+BEGIN_AGAIN_US: Final = 6 * SECOND_US
+RECLAIM_US: Final = 8 * SECOND_US  # reports come every second, and are saved
 DURABLE_SHARE: Final = 0.6  # of all seeds
 MEMORY_EVERY_US: Final = 5 * SECOND_US
 _IDENTITY: Final = "identity"
@@ -241,7 +243,13 @@ class Scenario:
         world.note("world", "drains")
         world.run(world.now_us + DRAIN_US)
         self._paths.end()
+        if self.durable is not None:
+            self.durable.begin_again()
+            world.run(world.now_us + BEGIN_AGAIN_US)
         self._judge()
+        if self.durable is not None and self.durable.reclaims:
+            world.run(world.now_us + self.durable.config.keep_us + RECLAIM_US)
+            self.durable.judge_storage()
 
     def _judge(self) -> None:
         for publisher in self._publishers:
