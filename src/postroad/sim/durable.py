@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.broker import Input
-from postroad.errors import StorageError, UnavailableError
+from postroad.errors import StorageError, UnavailableError, UsageError
 from postroad.events import EventBatch
 from postroad.ids import MessageId, is_volatile, pubend_text
 from postroad.overlay.effects import Effect
@@ -71,6 +71,7 @@ class Reader:
         self.broker = ""  # where it was told last that it had begun
         self.hosts: dict[str, None] = {}  # brokers that it ever asked
         self.home = ""  # the first where it began
+        self.claims: dict[str, int] = {}  # brokers where it began -> when first
         self.committed: dict[int, int] = {}  # the token that an application keeps
         self.begins: dict[int, int] = {}  # pubend -> everything after this tick is for it
         self.repeats = 0
@@ -114,9 +115,15 @@ class Reader:
     ) -> None:
         del missing
         self.broker, self.connected_us = broker, now_us
+        if self._fresh and self.ack and self._records.unheard_of(self, broker):
+            # Its name could not be known there: it began anew (docs/durable.md).
+            self.began = False
+            self.got.clear()
+            self.begins.clear()
         if not self.began:
             self.began, self.began_us, self.home = True, now_us, broker
             self.begins.update(token)
+        self.claims.setdefault(broker, now_us)
         if self._fresh and (self.ack or not self.committed):
             self._position.update(token)
             if not self.ack:
@@ -124,7 +131,9 @@ class Reader:
         self._fresh = False
 
     def may_end(self, error: Exception | None) -> bool:
-        return isinstance(error, UnavailableError | StorageError)  # what passes by itself
+        """What passes by itself; or another broker, of which this one had not heard, has the name."""
+        taken = isinstance(error, UsageError) and "was taken by another connection, at broker" in str(error)
+        return taken or isinstance(error, UnavailableError | StorageError)
 
     # -- what it is given
 
@@ -190,8 +199,13 @@ class Records:
         processes: Mapping[str, Process],
         *,
         explains: Callable[[Reader, int, int, int], bool],
+        unheard_of: Callable[[Reader, str], bool],
     ) -> None:
-        """`explains(reader, pubend, start, end)`: the world knows a reason for a gap there."""
+        """`explains(reader, pubend, start, end)`: the world knows a reason for a gap there.
+
+        `unheard_of(reader, broker)`: this broker cannot know that the subscription exists.
+        """
+        self.unheard_of = unheard_of
         self._world = world
         self._ledger = ledger
         self._processes = processes
@@ -272,18 +286,23 @@ class Records:
 
     def check(self, reachable: Callable[[str, str], bool], rest_us: int) -> int:
         """Everything that must hold when all is quiet; how many events subscribers were owed."""
-        universe: dict[int, dict[bytes, int]] = {}
-        for pubend, name in self.pubends.items():
-            process = self._processes[name]
-            if process.running:
-                universe[pubend] = self._check_log(pubend, process)
-        self._check_accepted(universe)
+        universe = self.check_logs()
         owed = 0
         for reader in self.readers:
             for pubend, events in universe.items():
                 if reader.began and reachable(self.pubends[pubend], reader.broker):
                     owed += self._check_reader(reader, pubend, events, rest_us)
         return owed
+
+    def check_logs(self) -> dict[int, dict[bytes, int]]:
+        """Pubend -> event -> tick, of all that was ever kept; what must be is kept still."""
+        universe: dict[int, dict[bytes, int]] = {}
+        for pubend, name in self.pubends.items():
+            process = self._processes[name]
+            if process.running:
+                universe[pubend] = self._check_log(pubend, process)
+        self._check_accepted(universe)
+        return universe
 
     def _check_log(self, pubend: int, process: Process) -> dict[bytes, int]:
         """Every event of a pubend, with its tick; those that were released among them."""

@@ -47,7 +47,7 @@ class DurableLife:
             keep_us=chance.choice((5, 10, 10)) * SECOND_US,
             max_age_us=chance.choice((0, 0, 0, 15)) * SECOND_US,
         )
-        self.records = Records(world, ledger, processes, explains=self._explains)
+        self.records = Records(world, ledger, processes, explains=self._explains, unheard_of=self._unheard_of)
         self._numbers: dict[str, int] = {}  # broker -> its number
         self.publishers: list[DurablePublisher] = []
         self.subscribers: list[DurableSubscriber] = []
@@ -121,6 +121,16 @@ class DurableLife:
         spells = self._connectivity.spells(self.records.pubends[pubend], reader.home)
         heard = [min(to, released_us) - max(since, reader.began_us) for since, to in spells]
         return self.records.pubends[pubend] != reader.home and max(heard, default=0) < SETTLE_US
+
+    def _unheard_of(self, reader: Reader, broker: str) -> bool:
+        """It was never together with a broker that has it."""
+        if not reader.claims or broker in reader.claims:
+            return False
+        return not any(
+            to - max(since, claimed_us) >= SETTLE_US
+            for former, claimed_us in reader.claims.items()
+            for since, to in self._connectivity.spells(former, broker)
+        )
 
     # -- the course of a run
 

@@ -239,6 +239,7 @@ class Scenario:
         for habit in self._habits:
             habit.stop()
         if self.durable is not None:
+            self.durable.records.check_logs()  # the latest is not released yet
             self.durable.drain()
         world.note("world", "drains")
         world.run(world.now_us + DRAIN_US)
