@@ -50,7 +50,8 @@ SCHEMAS: Final = {
     ),
     "deliveries": (
         "what string, id string, subscriber string, session bigint, pubend string, tick bigint,"
-        " start_tick bigint, broker string, at_us bigint, number bigint, date date, origin string"
+        " start_tick bigint, broker string, at_us bigint, number bigint, position int, date date,"
+        " origin string"
     ),
 }
 PARTITIONS: Final = {

@@ -65,7 +65,8 @@ SCHEMAS: Final = {
             *(("what", pa.string()), ("id", pa.string()), ("subscriber", pa.string())),
             *(("session", pa.int64()), ("pubend", pa.string()), ("tick", pa.int64())),
             *(("start_tick", pa.int64()), ("broker", pa.string()), ("at_us", pa.int64())),
-            *(("number", pa.int64()), ("date", pa.date32()), ("origin", pa.string())),
+            *(("number", pa.int64()), ("position", pa.int32())),
+            *(("date", pa.date32()), ("origin", pa.string())),
         ]
     ),
 }
@@ -203,6 +204,7 @@ def deliveries(broker: int, number: int, report: Deliveries) -> pa.Table:
     rows = table.num_rows
     table = table.append_column("broker", pa.array([broker_text(broker)] * rows, pa.string()))
     table = table.append_column("number", pa.array([number] * rows, pa.int64()))
+    table = table.append_column("position", pa.array(np.arange(rows, dtype=np.int32)))
     return table.select(SCHEMAS["deliveries"].names)
 
 

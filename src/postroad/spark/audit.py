@@ -1,0 +1,277 @@
+"""Audit: what every durable subscription should have got, against what it was given (spec P7).
+
+An event is *due* to a subscription if the selector matches it (`where`, the broker's own answer) and its tick
+lies between the first and the last that the subscription is known to have come to in that pubend: by events,
+by gaps it was told, by what it acknowledged. Later events are *pending*: it is away, or they are under way.
+
+| fault | what it is |
+|---|---|
+| missing | due, and neither delivered nor inside a gap that was told |
+| duplicated | given twice in one session |
+| reordered | a lower tick of a pubend after a higher one in one session |
+| late | given later after its publication than the bound |
+| unwanted | given, though the selector does not match it |
+
+Given again in a later session is no fault: the subscriber resumed from an older token (*redelivered*).
+Members of a shared subscription get what others did not finish, so order is not asked of those. Queues and
+best-effort links have no reports yet; they will be further rows of the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from postroad.errors import UsageError
+from postroad.selectors import Selector
+from postroad.spark.lake import Lake
+from postroad.spark.where import selector_sql
+from postroad.units import SECOND_US
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+KINDS: Final = ("missing", "duplicated", "reordered", "late", "unwanted")
+DEFAULT_LATE_US: Final = 10 * SECOND_US
+SELECTORS_PER_SCAN: Final = 50  # a plan with more grows unwieldy
+MAX_SUBSCRIPTIONS: Final = 100_000
+STEPS: Final = 60  # of the time axis
+PERCENTILES: Final = (0.5, 0.95, 0.99)
+SUBSCRIPTIONS: Final = "subscriptions.jsonl"  # in the lake's folder
+_SUMMED: Final = ("due", "delivered", "pending", "gaps", "redelivered", *KINDS)
+
+
+class Subscribed(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable subscription, as a line of `postroad subs --json`; other fields there are left alone."""
+
+    name: str
+    topic: str = ""
+    where: str = ""
+    shared: bool = False
+    since_us: int | None = None  # events from this time on are due; None: from the first it was given
+
+
+def read_subscriptions(path: Path) -> list[Subscribed]:
+    """From a file of JSON lines; UsageError says which line cannot be."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): make it with `postroad subs --json`, or name another"
+        ) from None
+    found: dict[str, Subscribed] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            one = msgspec.json.decode(line, type=Subscribed)
+            Selector.parse(one.topic, one.where)
+        except (msgspec.DecodeError, UsageError) as error:
+            raise UsageError(f"line {number} of {path} is no subscription: {error}") from None
+        found[one.name] = one
+    if not 1 <= len(found) <= MAX_SUBSCRIPTIONS:
+        raise UsageError(f"{path} has {len(found)} subscriptions, 1 to {MAX_SUBSCRIPTIONS} can be audited")
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The tables of an audit, not worked out yet."""
+
+    faults: DataFrame  # kind, subscriber, id, pubend, tick, broker, at_us, latency_us
+    summary: DataFrame  # per subscriber: how many of everything, latency percentiles
+    timeline: DataFrame  # per step of time: deliveries and latency percentiles
+    flows: DataFrame  # per origin and delivering broker: deliveries
+
+
+def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEFAULT_LATE_US) -> Audit:
+    from pyspark.sql import functions as F
+
+    lake.check("events", "deliveries")
+    subscribed = list(subscriptions)
+    events = lake.read("events")
+    reported = lake.read("deliveries")
+    given = _given(reported, subscribed).persist()
+    wanted = _wanted(lake, events, subscribed)
+    bounds = _bounds(reported)
+    placed = wanted.join(bounds, ["subscriber", "pubend"], "left")
+    after_start = placed.filter("(since_us IS NULL AND tick >= first) OR time_ms * 1000 >= since_us")
+    due = after_start.filter("tick <= last").persist()
+    pending = after_start.filter("last IS NULL OR tick > last")
+    first = given.filter("nth = 1")
+    gone = due.join(first.select("subscriber", "id"), ["subscriber", "id"], "left_anti")
+    missing = _outside_gaps(gone, reported)
+    unwanted = first.join(events.select("id"), "id", "left_semi").join(
+        wanted.select("subscriber", "id"), ["subscriber", "id"], "left_anti"
+    )
+    kinds: dict[str, DataFrame] = {
+        "missing": missing.selectExpr(
+            "subscriber",
+            "id",
+            "pubend",
+            "tick",
+            "CAST(NULL AS STRING) AS broker",
+            "CAST(NULL AS BIGINT) AS at_us",
+            "CAST(NULL AS BIGINT) AS latency_us",
+        ),
+        "duplicated": given.filter("nth_in_session > 1"),
+        "reordered": given.filter("nth_in_session = 1 AND NOT shared AND tick < highest"),
+        "late": first.filter(F.col("latency_us") > late_us),
+        "unwanted": unwanted,
+    }
+    columns = ("subscriber", "id", "pubend", "tick", "broker", "at_us", "latency_us")
+    faults = _together(
+        frame.select(F.lit(kind).alias("kind"), *columns) for kind, frame in kinds.items()
+    ).persist()
+    counted = {
+        "due": due,
+        "delivered": first,
+        "pending": pending,
+        "gaps": reported.filter("what = 'gap'"),
+        "redelivered": given.filter("nth > 1 AND nth_in_session = 1"),
+    }
+    return Audit(
+        faults=faults,
+        summary=_summary(lake, subscribed, counted, faults, first),
+        timeline=_timeline(first),
+        flows=first.groupBy("origin", "broker").count(),
+    )
+
+
+def _given(reported: DataFrame, subscribed: list[Subscribed]) -> DataFrame:
+    """Every event given, with how often before, the highest tick before it in its session, its latency."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    shared = [one.name for one in subscribed if one.shared]
+    order = ("at_us", "number", "position")
+    told = reported.filter("what = 'event'").withColumn(
+        "time_us", F.expr("CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) * 1000")
+    )
+    ever = Window.partitionBy("subscriber", "id").orderBy(*order)
+    once = Window.partitionBy("subscriber", "broker", "session", "id").orderBy(*order)
+    before = (
+        Window.partitionBy("subscriber", "broker", "session", "pubend")
+        .orderBy(*order)
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    return told.select(
+        "subscriber",
+        F.col("subscriber").isin(shared).alias("shared"),
+        *("id", "pubend", "tick", "broker", "origin", "at_us", "time_us"),
+        (F.col("at_us") - F.col("time_us")).alias("latency_us"),
+        F.row_number().over(ever).alias("nth"),
+        F.row_number().over(once).alias("nth_in_session"),
+        F.max("tick").over(before).alias("highest"),
+    )
+
+
+def _wanted(lake: Lake, events: DataFrame, subscribed: list[Subscribed]) -> DataFrame:
+    """(subscriber, id, pubend, tick, time_ms, since_us) of every event and selector that match."""
+    from pyspark.sql import functions as F
+
+    by_selector: dict[Selector, int] = {}
+    rows: list[tuple[int, str, int | None]] = []
+    for one in subscribed:
+        selector = Selector.parse(one.topic, one.where)
+        rows.append((by_selector.setdefault(selector, len(by_selector)), one.name, one.since_us))
+    names = lake.spark.createDataFrame(rows, "selector int, subscriber string, since_us bigint")
+    numbered = list(by_selector.items())
+    parts: list[DataFrame] = []
+    for at in range(0, len(numbered), SELECTORS_PER_SCAN):
+        some = numbered[at : at + SELECTORS_PER_SCAN]
+        cases: list[Column] = [
+            F.expr(f"CASE WHEN {selector_sql(selector)} THEN {number} END") for selector, number in some
+        ]
+        matching = F.explode(F.array_compact(F.array(*cases))).alias("selector")
+        parts.append(events.select("id", "pubend", "tick", "time_ms", matching))
+    return _together(parts).join(F.broadcast(names), "selector").drop("selector")
+
+
+def _bounds(reported: DataFrame) -> DataFrame:
+    """The first and the last tick each subscription is known to have come to, per pubend."""
+    return reported.groupBy("subscriber", "pubend").agg(
+        *_aggregates(
+            first="min(CASE WHEN what = 'event' THEN tick WHEN what = 'gap' THEN start_tick + 1 END)",
+            last="max(tick)",
+        )
+    )
+
+
+def _outside_gaps(gone: DataFrame, reported: DataFrame) -> DataFrame:
+    gaps = reported.filter("what = 'gap'").selectExpr(
+        "subscriber AS of", "pubend AS gap_pubend", "start_tick AS after", "tick AS until"
+    )
+    inside = (gone.subscriber == gaps.of) & (gone.pubend == gaps.gap_pubend)
+    inside = inside & (gone.tick > gaps.after) & (gone.tick <= gaps.until)
+    return gone.join(gaps, inside, "left_anti")
+
+
+def _summary(
+    lake: Lake,
+    subscribed: list[Subscribed],
+    counted: Mapping[str, DataFrame],
+    faults: DataFrame,
+    first: DataFrame,
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    everyone = lake.spark.createDataFrame(
+        [(one.name, one.topic or "#", one.where) for one in subscribed],
+        "subscriber string, topic string, `where` string",
+    )
+    tallies = [frame.select("subscriber", F.lit(name).alias("what")) for name, frame in counted.items()]
+    tallies.append(faults.select("subscriber", F.col("kind").alias("what")))
+    table = _together(tallies).groupBy("subscriber").pivot("what", list(_SUMMED)).count().na.fill(0)
+    share = ", ".join(map(str, PERCENTILES))
+    latency = first.groupBy("subscriber").agg(
+        *_aggregates(
+            latency_us=f"percentile_approx(latency_us, array({share}), 1000)",
+            latency_max_us="max(latency_us)",
+        )
+    )
+    joined = everyone.join(table, "subscriber", "left").join(latency, "subscriber", "left")
+    return joined.na.fill(0, list(_SUMMED)).orderBy("subscriber")
+
+
+def _timeline(first: DataFrame) -> DataFrame:
+    """Steps of equal length over all there is."""
+    from pyspark.sql import functions as F
+
+    span = first.selectExpr("min(at_us) AS low", "max(at_us) AS high").first()
+    low, high = (0, 0) if span is None or span.low is None else (int(span.low), int(span.high))
+    step_us = max((high - low) // STEPS + 1, 1)
+    share = ", ".join(map(str, PERCENTILES))
+    return (
+        first.withColumn("at", F.expr(f"(at_us - {low}L) DIV {step_us}L * {step_us}L + {low}L"))
+        .groupBy("at")
+        .agg(
+            *_aggregates(
+                deliveries="count(*)",
+                latency_us=f"percentile_approx(latency_us, array({share}), 1000)",
+                step_us=f"max({step_us}L)",
+            )
+        )
+        .orderBy("at")
+    )
+
+
+def _aggregates(**named: str) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    return [F.expr(text).alias(name) for name, text in named.items()]
+
+
+def _together(frames: Iterable[DataFrame]) -> DataFrame:
+    first, *rest = frames
+    for one in rest:
+        first = first.unionByName(one)
+    return first
+
+
+def as_rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in frame.collect()]
