@@ -62,7 +62,8 @@ def test_the_default_strategy_stores_what_was_promised() -> None:
 
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "list"]) == 0
-    assert all(name in capsys.readouterr().out for name in EXPERIMENTS)
+    said = capsys.readouterr().out
+    assert all(name in said for name in EXPERIMENTS)
     assert main(["lab", "run", "alchemy"]) == 2
     assert "unknown experiment 'alchemy'" in capsys.readouterr().err
 

@@ -185,10 +185,10 @@ class Crowd:
         return [session.broker << 32 | number for number, (session, _) in enumerate(self._publishers)]
 
     def close(self) -> None:
-        for one in self.subscribers:
-            self._drop(one)
-        for session, _ in self._publishers:
-            session.close()
+        for held in self._by_descriptor.values():
+            session = held.session if isinstance(held, Subscriber) else held
+            if session is not None:
+                session.close()
         self._poll.close()
 
     # ---- subscribers
