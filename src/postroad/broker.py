@@ -30,11 +30,12 @@ from postroad.errors import (
     shorten,
 )
 from postroad.events.batch import EventBatch
-from postroad.ids import VOLATILE, is_history, pubend_text
+from postroad.ids import is_history, pubend_text
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
+from postroad.overlay.flooding import Flooding
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.history import History, Sources
 from postroad.overlay.inquiries import Inquiries
@@ -46,7 +47,7 @@ from postroad.overlay.releasing import Releasing
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
 from postroad.overlay.streams import DURABLE_KEY
-from postroad.overlay.topology import MAX_BROKERS, MAX_NEIGHBOURS, Topology, topology_frames
+from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
 from postroad.selectors import Selector
 from postroad.storage.effects import StorageInput, Stored
 from postroad.tracking.bulletins import Author
@@ -59,15 +60,11 @@ from postroad.wire.frames import (
     BATCH_KINDS,
     Accepted,
     Ack,
-    Advertisement,
     Answer,
     Attach,
     Credit,
     Detach,
-    Digest,
     Ended,
-    InterestPull,
-    InterestUpdate,
     Kind,
     Message,
     Nack,
@@ -81,7 +78,6 @@ from postroad.wire.frames import (
     Stamp,
     Subscribe,
     Subscribed,
-    TopologyUpdate,
     Unsubscribe,
     decode,
     encode,
@@ -91,7 +87,6 @@ from postroad.wire.frames import (
 
 MAX_STATUS_ROWS: Final = 1_000
 MAX_MISSING: Final = 256  # brokers named to a subscriber as not having confirmed
-MAX_BOOT: Final = VOLATILE - 1  # what a plain pubend has room for; forged ones must leave some above them
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,14 @@ class Broker:
         for address in config.dial:
             self._links.dial(address, now_us)
         self._interest = Interest(me, identity.boot, config.limits)
-        self._inquiries = Inquiries(me=me, topology=self._topology, link=self._link_with)
+        self._out: list[Effect] = []  # of the turn under way; the rooms that write to it hold this very list
+        self._flooding = Flooding(
+            topology=self._topology,
+            interest=self._interest,
+            interest_changed=lambda: self._routing.interest_changed(),
+            out=self._out,
+        )
+        self._inquiries = Inquiries(me=me, topology=self._topology, link=self._flooding.connection)
         self._tracer = Tracer(
             tracking or NoTracking(),
             me=me,
@@ -209,7 +211,7 @@ class Broker:
                 grace_us=config.durable.keep_us,
             ),
             topology=self._topology,
-            link=self._link_with,
+            link=self._flooding.connection,
             mine=self._durable.pubends,
             rows={} if stored is None else stored.tables.get(OWNERS, {}),
             new_tag=lambda: next(tags),
@@ -226,7 +228,7 @@ class Broker:
                 interest=self._interest,
                 routing=self._routing,
                 limits=config.limits,
-                flood=lambda updates: self._flood_interest(updates, None),
+                flood=self._flooding.interest,
                 inquiries=self._inquiries,
                 name_of=self._topology.name,
                 tracking=None if tracking is None else self._tracer.tracking,
@@ -239,11 +241,8 @@ class Broker:
             me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
         )
         self._peers: dict[int, Peer] = {}  # connections that are up
-        self._by_number: dict[int, int] = {}  # neighbour broker -> its connection
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
         self._pending: list[tuple[int, EventBatch]] = []  # publish frames of this turn, with their connection
-        self._pulled: dict[int, set[int]] = {}  # by connection: owners of tables asked for, not here yet
-        self._out: list[Effect] = []
         self._counters = {
             "events_in_total": 0,
             "bytes_in_total": 0,
@@ -313,10 +312,10 @@ class Broker:
             self._send(connection, Accepted(sequence=sequence))
         self._out += self._links.tick(now_us)
         for advertisement in self._topology.tick(now_us):
-            self._flood_topology((advertisement,), None)
+            self._flooding.topology((advertisement,))
         own = self._topology.take_own()
         if own is not None:
-            self._flood_topology((own,), None)
+            self._flooding.topology((own,))
         for gone in self._topology.take_gone():
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)
@@ -332,7 +331,8 @@ class Broker:
         kept = self._tracer.tick(now_us)
         self._out += kept
         self._out += self._history.tick(kept, now_us)
-        out, self._out = self._out, []
+        out = self._out[:]
+        self._out.clear()
         return out
 
     def next_deadline(self) -> int:
@@ -393,32 +393,26 @@ class Broker:
         if peer.role == "client":
             self._peers[peer.connection] = peer
             return
-        if peer.broker in self._by_number:
+        if peer.broker in self._flooding:
             # Link state would have said so at the handshake, had the other one been heard of by then.
             self._refuse(peer.connection, PeerError(f"broker number {peer.broker:08x} is linked already"))
             return
-        if len(self._by_number) >= MAX_NEIGHBOURS:
+        if len(self._flooding) >= MAX_NEIGHBOURS:
             error = UnavailableError(f"a broker has at most {MAX_NEIGHBOURS} links")
             self._out += self._links.refuse(peer.connection, error)
             return
         self._peers[peer.connection] = peer
-        self._by_number[peer.broker] = peer.connection
         self._routing.neighbour_up(peer.broker, peer.connection)
-        self._topology.link_up(peer.broker, peer.cost, now_us)
+        self._flooding.up(peer, now_us)
         self._tracer.tracking.linked(peer.broker, now_us)
-        for frame in topology_frames(self._topology.advertisements()):
-            self._out.append(Send(peer.connection, frame))
-        self._send(peer.connection, Digest(versions=self._interest.digest()))
 
     def _down(self, connection: int, now_us: int) -> None:
         peer = self._peers.pop(connection, None)
         if peer is None:
             return
         if peer.role == "broker":
-            del self._by_number[peer.broker]
-            self._pulled.pop(connection, None)
+            self._flooding.down(peer, now_us)
             self._routing.neighbour_down(peer.broker)
-            self._topology.link_down(peer.broker, now_us)
             self._tracer.tracking.unlinked(peer.broker, now_us)
             self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
             return
@@ -439,10 +433,6 @@ class Broker:
         if self._host is not None:
             self._host.moving.retire(broker)
         self._out.append(Note("info", f"broker {self._topology.name(broker)!r} is retired"))
-
-    def _link_with(self, broker: int) -> int | None:
-        """The connection of a neighbour."""
-        return self._by_number.get(broker)
 
     def _send(self, connection: int, message: Message) -> None:
         self._out.append(Send(connection, encode(message)))
@@ -603,7 +593,7 @@ class Broker:
             return
         self._subscribers[key] = (connection, number, name)
         self._tracer.tracking.attached(name, now_us)
-        self._flood_interest(updates, None)
+        self._flooding.interest(updates)
         self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
 
     def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
@@ -624,7 +614,7 @@ class Broker:
         _, _, name = self._subscribers.pop(key)
         self._tracer.tracking.detached(name, self._now_us)
         self._routing.unsubscribe(key)
-        self._flood_interest(self._interest.unsubscribe(key), None)
+        self._flooding.interest(self._interest.unsubscribe(key))
 
     # ---- the network
 
@@ -636,79 +626,19 @@ class Broker:
                 self._routing.stamp(peer.broker, message)
             case Nack():
                 self._out += self._routing.nack(peer.broker, message, now_us)
-                version = self._interest.version
-                self._pull(peer, [owner for owner, need in message.need.items() if version(owner) < need])
+                self._flooding.pull_needed(peer, message.need)
             case Release():
                 self._releasing.received(message)
             case Attach():
                 self._out += self._routing.attach(peer.broker, message)
             case Detach():
                 self._routing.detach(peer.broker, message)
-            case TopologyUpdate():
-                self._on_topology(peer, message, now_us)
-            case Digest():
-                wanted = self._interest.wanted(message.versions)
-                if wanted:
-                    self._send(peer.connection, InterestPull(owners=wanted))
-            case InterestUpdate():
-                self._on_interest(peer, message)
-            case InterestPull():
-                for owner in dict.fromkeys(message.owners):
-                    for update in self._interest.full(owner):
-                        self._send(peer.connection, update)
             case Query():
                 self._out += self._inquiries.query(message, now_us)
             case Answer():
                 self._out += self._inquiries.answer(message, now_us)
             case _:
-                raise BugError(f"{type(message).__name__} from a broker has no handler")
-
-    def _on_topology(self, peer: Peer, message: TopologyUpdate, now_us: int) -> None:
-        news: list[Advertisement] = []
-        try:
-            for advertisement in message.advertisements:
-                if advertisement.boot > MAX_BOOT:
-                    raise PeerError(
-                        f"advertisement of broker {advertisement.broker:08x} with a boot too high"
-                    )
-                if self._topology.accept(advertisement, now_us):
-                    news.append(advertisement)
-        finally:
-            self._flood_topology(news, peer.broker)  # what is held here is held by all, whatever came next
-
-    def _on_interest(self, peer: Peer, message: InterestUpdate) -> None:
-        news, missing = self._interest.accept(message)
-        if news:
-            self._flood_interest([message], peer.broker)
-        if missing:
-            self._pull(peer, [message.owner])
-        elif message.base == 0:
-            self._pulled.get(peer.connection, set()).discard(message.owner)
-
-    def _pull(self, peer: Peer, owners: list[int]) -> None:
-        """Ask for tables that the peer knows in a version which is not here, each once until it comes."""
-        pulled = self._pulled.setdefault(peer.connection, set())
-        wanted = [owner for owner in owners if owner not in pulled]
-        if wanted:
-            pulled.update(wanted)
-            if len(pulled) > MAX_BROKERS:
-                raise PeerError(f"more than {MAX_BROKERS} tables are asked for that do not come")
-            self._send(peer.connection, InterestPull(owners=tuple(wanted)))
-
-    def _flood_interest(self, updates: Sequence[InterestUpdate], source: int | None) -> None:
-        if updates:
-            self._flood([encode(update) for update in updates], source)
-            self._routing.interest_changed()
-
-    def _flood_topology(self, advertisements: Sequence[Advertisement], source: int | None) -> None:
-        if advertisements:
-            self._flood(topology_frames(advertisements), source)
-
-    def _flood(self, frames: list[bytes], source: int | None) -> None:
-        """To every neighbour but the one it came from."""
-        for number, connection in self._by_number.items():
-            if number != source:
-                self._out += [Send(connection, frame) for frame in frames]
+                self._flooding.received(peer, message, now_us)
 
     # ---- inspection
 
@@ -762,8 +692,8 @@ class Broker:
             **self._tracer.metrics(),
             **self._durable.metrics(),
             **self._history.metrics(),
-            "links": len(self._by_number),
-            "clients": len(self._peers) - len(self._by_number),
+            "links": len(self._flooding),
+            "clients": len(self._peers) - len(self._flooding),
             "brokers_reachable": len(self._topology.reachable()),
             "duplicate_events_total": self._publishers.repeated,
             "clock_corrections_total": 0 if self._clocks is None else self._clocks.corrections,
@@ -779,8 +709,8 @@ class Broker:
             room.check()
         if self._host is not None:
             self._host.check()
-        brokers = {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
-        if brokers != self._by_number:
-            raise BugError("the links by number are not those that are up")
+        self._flooding.check(
+            {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
+        )
         if self._pending:
             raise BugError("publish frames are left over from a turn")
