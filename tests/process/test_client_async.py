@@ -264,7 +264,7 @@ def test_a_reader_with_much_unread_outlives_broken_connections(
                     await writer.publish("n", payload)
                 await writer.flush()
                 # Unless it waits for room, all of it comes, or as much as the window takes.
-                if not reader._core._waiting:
+                if not reader._core.inbox.waits:
                     await until(lambda: sum(taken for _, taken in events._queue) >= 2 << 20)
                 dials = reader._sockets
                 proxy.blip()
