@@ -157,8 +157,9 @@ class VirtualStorage:
                 self._later(READ_US, lambda read=effect: self._read(read))  # type: ignore[misc]
             else:
                 writes.append(effect)
-        self.group.submit(writes)
-        self._commit()
+        if writes:
+            self.group.submit(writes)
+            self._commit()
 
     def take(self) -> list[StorageInput]:
         return self.group.take()
