@@ -13,6 +13,7 @@ from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.selectors import Selector
 from postroad.storage.effects import Append, Appended, Read, ReadDone, Save, Saved
+from postroad.units import SECOND_US
 from postroad.wire.frames import Kind
 
 P = 7 << 32
@@ -242,3 +243,18 @@ def test_reports_follow_what_is_saved() -> None:
     rig.now += 1_000_000
     (report,) = [o.report for o in rig.carry(rig.host.tick(rig.now)) if isinstance(o, Reported)]
     assert report.ended
+
+
+def test_who_has_no_room_is_not_asked_for_again_and_again() -> None:
+    """D9: it goes on when it has room; until then its broker rests."""
+    rig = Rig()
+    rig.learn(segment(100, "ab"))
+    one = rig.attach(token={P: 50})
+    assert any(isinstance(output, Wants) for output in rig.out)
+    rig.room = False
+    rig.now += SECOND_US
+    for _ in range(3):  # what is due otherwise is done
+        rig.carry(rig.host.tick(rig.now))
+    assert rig.host.next_deadline() > rig.now
+    rig.room = True
+    assert any(isinstance(output, Wants) for output in rig.host.credit(one, rig.now))

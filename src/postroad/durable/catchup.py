@@ -154,6 +154,10 @@ class CatchupStream:
             room -= end - start
         return union(spans)[:WINDOW_SPANS]
 
+    def pause(self) -> None:
+        """There is no room: nothing is due until there is, and then all that is missing is asked for anew."""
+        self._asked = []
+
     def next_deadline(self) -> int | None:
         return self._asked_at + ASK_AGAIN_US if self._asked and not self.idle else None
 

@@ -380,7 +380,9 @@ class Hosting:
                 return out
             if not self._next_round(held, one, catchup, out):
                 return out
-        if not catchup.reading and self._room(one.id):
+        if not self._room(one.id):
+            catchup.pause()
+        elif not catchup.reading:
             spans = catchup.wants(now_us)
             if spans:
                 out.append(
