@@ -118,3 +118,9 @@ def _tree(kind: type[PostroadError]) -> dict[str, type[PostroadError]]:
 def from_wire(code: str, message: str) -> PostroadError:
     """The error a peer reported, as the exception our caller should see."""
     return _tree(PostroadError).get(code, PostroadError)(message)
+
+
+def from_name(name: str, message: str) -> PostroadError:
+    """The error of a worker process, known by the name of its class in a traceback."""
+    known = {kind.__name__: kind for kind in _tree(PostroadError).values()}
+    return known.get(name, PostroadError)(message)

@@ -1,0 +1,244 @@
+"""`postroad pipeline`: what is done in bulk to events, their paths and the network's records, on Spark."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from postroad.errors import UsageError
+from postroad.units import duration_us, size
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LakeOption = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The lake's folder.")]
+MasterOption = Annotated[
+    str,
+    typer.Option("--master", metavar="URL", help="Spark's engine: local[*], spark://HOST:PORT, yarn, ..."),
+]
+RemoteOption = Annotated[
+    str, typer.Option("--remote", metavar="URL", help="A Spark Connect server, sc://HOST:PORT, instead.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+LOCAL = "local[*]"
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Work on the lake, with Spark.", no_args_is_help=True)
+    group.command("trace")(trace)
+    group.command("compact")(compact)
+    group.command("audit")(audit)
+    group.command("plan")(plan)
+    group.command("sweep")(sweep)
+    app.add_typer(group, name="pipeline")
+
+
+@contextmanager
+def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
+    """A session with a progress bar, for as long as the block."""
+    from rich.console import Console
+
+    from postroad.spark.progress import watched
+    from postroad.spark.session import make_session
+
+    with Console(stderr=True).status("starting Spark"):
+        spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
+    try:
+        with watched(spark, doing):
+            yield spark
+    finally:
+        spark.stop()
+
+
+def _tell(result: dict[str, Any], text: str, *, as_json: bool) -> None:
+    print(json.dumps(result) if as_json else text)
+
+
+def trace(
+    lake: LakeOption,
+    ids: Annotated[
+        Path, typer.Option("--ids", metavar="FILE", help="One id a line, or Parquet with a column `id`.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Parquet: one row per id.")],
+    skew: Annotated[str, typer.Option(help="The brokers' tracking.skew.")] = "250 ms",
+    jitter: Annotated[str, typer.Option(help="The brokers' tracking.jitter.")] = "500 ms",
+    routing: Annotated[str, typer.Option(help="The brokers' tracking.routing.")] = "all",
+    master: MasterOption = LOCAL,
+    remote: RemoteOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Trace any number of messages: origin, route, receivers and the doubt of each."""
+    from postroad.spark.lake import Lake, write_folder
+    from postroad.spark.trace import read_ids
+    from postroad.spark.trace import trace as traced
+    from postroad.tracking.settings import TrackingConfig
+
+    config = TrackingConfig(skew_us=duration_us(skew), jitter_us=duration_us(jitter), routing=routing)
+    if out.exists():
+        raise UsageError(f"{out} exists already: choose another place, or remove it")
+    with _spark("tracing", master, remote) as spark:
+        began = time.monotonic()
+        found = traced(Lake(spark, lake), read_ids(spark, ids), config=config)
+        write_folder(found.write.parquet, out)
+        seconds = time.monotonic() - began
+        verdicts = {
+            row.verdict: row["count"]
+            for row in spark.read.parquet(str(out)).groupBy("verdict").count().orderBy("verdict").collect()
+        }
+    total = sum(verdicts.values())
+    listed = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.items())
+    _tell(
+        {"out": str(out), "ids": total, "verdicts": verdicts, "seconds": seconds},
+        f"{total:,} ids in {seconds:.1f} s, {total / seconds:,.0f} a second: {listed or 'none'}; {out}",
+        as_json=as_json,
+    )
+
+
+def compact(
+    lake: LakeOption,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="Only this table (several). [default: all]")
+    ] = None,
+    accuracy: Annotated[float, typer.Option(help="That joined filters must keep.")] = 0.999,
+    master: MasterOption = LOCAL,
+    remote: RemoteOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Join part-full filters, drop states that were replaced, and turn many small files into few."""
+    from postroad.spark.compact import compact as compacted
+    from postroad.spark.lake import SCHEMAS, Lake
+
+    with _spark("compacting", master, remote) as spark:
+        place = Lake(spark, lake).check()
+        done = [compacted(place, name, accuracy=accuracy) for name in table or SCHEMAS]
+    lines = [
+        f"{one.table}: {one.segments} segments into one, {one.rows_before:,} rows into {one.rows_after:,},"
+        f" {one.bytes_before:,} bytes into {one.bytes_after:,}"
+        if one.segments
+        else f"{one.table}: nothing to do"
+        for one in done
+    ]
+    _tell({"tables": [one._asdict() for one in done]}, "\n".join(lines), as_json=as_json)
+
+
+def audit(
+    lake: LakeOption,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page with plots there.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write the tables there, as Parquet.")
+    ] = None,
+    subscriptions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What `postroad subs --json` printed. [default: subscriptions.jsonl in the lake]",
+        ),
+    ] = None,
+    late: Annotated[str, typer.Option(help="A delivery later than this is a fault.")] = "10 s",
+    master: MasterOption = LOCAL,
+    remote: RemoteOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Compare what every durable subscription should have got with what it was given."""
+    from postroad.spark.audit import KINDS, SUBSCRIPTIONS, as_rows, read_subscriptions
+    from postroad.spark.audit import audit as audited
+    from postroad.spark.lake import Lake, write_folder
+    from postroad.spark.report import write_report
+
+    late_us = duration_us(late)
+    subscribed = read_subscriptions(subscriptions or lake / SUBSCRIPTIONS)
+    with _spark("auditing", master, remote) as spark:
+        place = Lake(spark, lake)
+        found = audited(place, subscribed, late_us=late_us)
+        summary = as_rows(found.summary)
+        if out is not None:
+
+            def write(path: str) -> None:
+                found.faults.write.parquet(f"{path}/faults")
+                found.summary.write.parquet(f"{path}/summary")
+                found.timeline.write.parquet(f"{path}/timeline")
+
+            write_folder(write, out)
+        if report is not None:
+            write_report(report, place, found, late_us=late_us)
+    totals = {name: sum(row[name] for row in summary) for name in ("due", "delivered", "pending", *KINDS)}
+    text = ", ".join(f"{count:,} {name}" for name, count in totals.items())
+    written = f"; {report}" if report is not None else ""
+    _tell({"totals": totals, "subscriptions": summary}, f"{text}{written}", as_json=as_json)
+
+
+def plan(
+    lake: LakeOption,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write a file per broker there.")
+    ] = None,
+    accuracy: Annotated[float, typer.Option(help="Share of claims that are true.")] = 0.999,
+    memory: Annotated[str, typer.Option(help="For the filter of one history.")] = "128 KiB",
+    master: MasterOption = LOCAL,
+    remote: RemoteOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Propose settings for every broker from what was observed, with the reason for each."""
+    from postroad.spark.lake import Lake
+    from postroad.spark.plan import as_toml, observe, propose, write_plans
+
+    with _spark("planning", master, remote) as spark:
+        observed = observe(Lake(spark, lake))
+    proposals = [propose(one, accuracy=accuracy, memory=size(memory)) for one in observed]
+    if out is not None:
+        write_plans(proposals, out)
+    texts = {one.observed.broker: as_toml(one) for one in proposals}
+    _tell({"brokers": texts}, "\n".join(texts.values()), as_json=as_json)
+
+
+def sweep(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Parquet: one row per simulated network.")
+    ],
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="So many seeds of each combination.")] = 10,
+    minutes: Annotated[str, typer.Option(help="Of virtual time; several with commas.")] = "0.5",
+    brokers: Annotated[str, typer.Option(help="How many; several with commas.")] = "3",
+    tracking: Annotated[str, typer.Option(help="none, exact, bloom; several with commas.")] = "none",
+    master: MasterOption = LOCAL,
+    remote: RemoteOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate many networks, every combination with every seed; exit 1 if a rule did not hold."""
+    from postroad.spark.lake import write_folder
+    from postroad.spark.sweep import grid
+    from postroad.spark.sweep import sweep as swept
+
+    runs = grid(
+        seeds=range(seed, seed + seeds),
+        minutes=[float(one) for one in _list(minutes, float)],
+        brokers=[int(one) for one in _list(brokers, int)],
+        tracking=_list(tracking, str),
+    )
+    with _spark("simulating", master, remote) as spark:
+        write_folder(swept(spark, runs).write.parquet, out)
+        rows = spark.read.parquet(str(out)).filter("rule <> ''").orderBy("seed").collect()
+    broken = [{"seed": row.seed, "rule": row.rule, "text": row.text} for row in rows]
+    lines = [f"{len(runs):,} networks simulated, {len(broken)} broke a rule; {out}"]
+    lines += [f"seed {one['seed']} violates {one['rule']}: {one['text']}" for one in broken]
+    _tell({"out": str(out), "runs": len(runs), "broken": broken}, "\n".join(lines), as_json=as_json)
+    if broken:
+        raise typer.Exit(1)
+
+
+def _list(text: str, kind: type[float] | type[int] | type[str]) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        try:
+            kind(part)
+        except ValueError:
+            raise UsageError(f"{part!r} in {text!r} is no number") from None
+    return parts

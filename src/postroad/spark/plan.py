@@ -1,0 +1,203 @@
+"""Planner: settings for every broker from what the lake has seen of it, each with its reason (spec P8).
+
+Observed are, per broker: the peak rate in its busiest history (keys of a filter over the time they span), how
+full filters are when they are done, how far message times are from the broker's clock when they are published
+(skew), how late messages come from other brokers (jitter), times outside any sensible range, and crashes.
+`tracking.planner` turns that and the wish into m, n, k, Tp and Ts. Record size and cache bounds of
+best-effort delivery will be proposed here too, once brokers have such a thing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from postroad.spark.lake import Lake, write_folder
+from postroad.spark.trace import current
+from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.planner import Impossible, Plan, Wish, plan
+from postroad.tracking.settings import GATHER_US
+from postroad.units import KIB, MILLISECOND_US, SECOND_US
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+HEADROOM: Final = 1.5  # peaks to come over the highest seen
+LEAST_RATE: Final = 1.0
+LEAST_SKEW_US: Final = 10 * MILLISECOND_US
+LEAST_JITTER_US: Final = 20 * MILLISECOND_US
+ROUND_US: Final = 10 * MILLISECOND_US
+LEAST_SPAN_MS: Final = 1000  # shorter filters tell little about a rate
+DEFAULT_ACCURACY: Final = 0.999
+DEFAULT_MEMORY: Final = 128 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the lake knows of one broker."""
+
+    broker: str
+    name: str
+    filters: int
+    histories: int
+    rate: float  # keys a second at the peak of the busiest history
+    fill: float  # mean share of the capacity used by filters that are done
+    skew_us: int
+    jitter_us: int
+    wild: int  # filters with times outside any sensible range
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    observed: Observed
+    wish: Wish
+    found: Plan | Impossible
+
+
+def observe(lake: Lake) -> list[Observed]:
+    lake.check("filters", "attachments")
+    rows = _statistics(current(lake)).collect()
+    crashes = {
+        row.broker: row["count"]
+        for row in lake.read("attachments").filter("what = 'lost'").groupBy("broker").count().collect()
+    }
+    return [
+        Observed(
+            broker=row.broker,
+            name=row.name,
+            filters=row.filters,
+            histories=row.histories,
+            rate=float(row.rate or 0.0),
+            fill=float(row.fill or 0.0),
+            skew_us=int(row.skew_us or 0),
+            jitter_us=int(row.jitter_us or 0),
+            wild=int(row.wild),
+            crashes=int(crashes.get(row.broker, 0)),
+        )
+        for row in rows
+    ]
+
+
+def _statistics(records: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import expr
+
+    span = f"greatest(hi_ms - lo_ms + 1, {LEAST_SPAN_MS})"
+    apart = f"opened_us - lo_ms * {MILLISECOND_US}"
+    observed = records.filter(f"hi_ms >= lo_ms AND kind <> '{LOG}'").selectExpr(
+        *("broker", "name", "singles"),
+        "hash(kind, origin, neighbour, subscriber) AS history",
+        f"count * 1000.0D / {span} AS rate",
+        "CASE WHEN final THEN count / n END AS fill",
+        f"CASE WHEN kind = '{PUBLISH}' THEN greatest(hi_ms * {MILLISECOND_US} - stored_us,"
+        f" {apart} - {GATHER_US}, 0) END AS skew_us",
+        f"CASE WHEN kind <> '{PUBLISH}' THEN greatest({apart} - {GATHER_US}, 0) END AS jitter_us",
+    )
+    figures = {
+        "name": "max(name)",
+        "filters": "count(*)",
+        "histories": "count(DISTINCT history)",
+        "rate": "max(rate)",
+        "fill": "avg(fill)",
+        "skew_us": "max(skew_us)",
+        "jitter_us": "max(jitter_us)",
+        "wild": "count_if(size(singles) > 0)",
+    }
+    wanted = [expr(text).alias(name) for name, text in figures.items()]
+    return observed.groupBy("broker").agg(*wanted).orderBy("broker")
+
+
+def propose(
+    observed: Observed, *, accuracy: float = DEFAULT_ACCURACY, memory: int = DEFAULT_MEMORY
+) -> Proposal:
+    wish = Wish(
+        accuracy=accuracy,
+        rate=max(observed.rate * HEADROOM, LEAST_RATE),
+        memory=memory,
+        skew_us=_rounded(max(observed.skew_us, LEAST_SKEW_US)),
+        jitter_us=_rounded(max(observed.jitter_us, LEAST_JITTER_US)),
+    )
+    return Proposal(observed=observed, wish=wish, found=plan(wish))
+
+
+def _rounded(us: int) -> int:
+    return math.ceil(us / ROUND_US) * ROUND_US
+
+
+def as_toml(proposal: Proposal) -> str:
+    """A piece of configuration, the reason above each setting."""
+    seen, wish, found = proposal.observed, proposal.wish, proposal.found
+    lines = [
+        f"# Proposed for broker {seen.name} ({seen.broker}) from {seen.filters} stored filters of"
+        f" {seen.histories} histories.",
+    ]
+    if isinstance(found, Impossible):
+        lines.append(f"# No Bloom filter can meet this: {found.reason}.")
+        lines += [
+            f"# With another {name} it can: {getattr(other, _FIELD[name]):g}."
+            for name, other in found.nearest
+        ]
+        lines += ["[tracking]", "# So everything is logged.", 'strategy = "exact"']
+        return "\n".join(lines) + "\n"
+    shape = found.shape
+    crashes = f"; it died {seen.crashes} times, each cost what was recorded since" if seen.crashes else ""
+    settings: list[tuple[str, object, str]] = [
+        ("strategy", "bloom", f"accuracy {wish.accuracy:g} was asked for"),
+        (
+            "bits",
+            shape.m,
+            f"m: {shape.m / shape.n:.3g} bits a message; the {found.w + 1} filters that can match one"
+            f" time are then wrong with {1 - found.accuracy:.2g}",
+        ),
+        (
+            "capacity",
+            shape.n,
+            f"n: the busiest history had {seen.rate:,.1f} keys a second, {HEADROOM:g} times that fill it in"
+            f" {found.lifetime_us / SECOND_US:.3g} s; filters were {seen.fill:.0%} full when they were done",
+        ),
+        ("hashes", shape.k, "k: the fewest false positives for these bits"),
+        ("persist", _duration(found.persist_us), f"Tp: a little longer than a filter lasts{crashes}"),
+        (
+            "skew",
+            _duration(found.skew_us),
+            f"Ts: publishers' clocks were off by up to {seen.skew_us / MILLISECOND_US:,.0f} ms"
+            + (f"; {seen.wild} filters had times beyond all bounds" if seen.wild else ""),
+        ),
+        (
+            "jitter",
+            _duration(wish.jitter_us),
+            f"Tj: messages came up to {seen.jitter_us / MILLISECOND_US:,.0f} ms after their time",
+        ),
+    ]
+    lines.append("[tracking]")
+    for name, value, reason in settings:
+        lines += [f"# {reason}.", f"{name} = {json.dumps(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+_FIELD: Final = {
+    "memory": "memory",
+    "rate": "rate",
+    "accuracy": "accuracy",
+    "skew": "skew_us",
+    "jitter": "jitter_us",
+}
+
+
+def _duration(us: int) -> str:
+    return f"{us // SECOND_US} s" if us % SECOND_US == 0 else f"{math.ceil(us / MILLISECOND_US)} ms"
+
+
+def write_plans(proposals: list[Proposal], target: Path) -> None:
+    """One file per broker, all or none."""
+
+    def write(path: str) -> None:
+        folder = Path(path)
+        folder.mkdir()
+        for one in proposals:
+            (folder / f"{one.observed.broker}.toml").write_text(as_toml(one))
+
+    write_folder(write, target)

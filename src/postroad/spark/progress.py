@@ -1,0 +1,99 @@
+"""What a long job is doing, while it runs; and its failures in one line (spec P11)."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from postroad.errors import PostroadError, StorageError, from_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+POLL_S: Final = 0.25
+_OURS: Final = re.compile(r"postroad\.errors\.(\w+): (.*)")
+_REASON: Final = re.compile(r"(?:Caused by: )?[\w.$]+(?:Exception|Error): (.*)")
+
+
+@contextmanager
+def watched(spark: SparkSession, doing: str) -> Iterator[None]:
+    """A bar on stderr with tasks, rows and rows a second of what runs now; failures become one line."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks")),
+        *(TextColumn("{task.fields[rows]}"), TimeElapsedColumn()),
+    )
+    ended = threading.Event()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(doing, total=None, rows="")
+
+        def poll() -> None:
+            began, before = time.monotonic(), 0
+            while not ended.wait(POLL_S):
+                done, total, rows = _running(spark)
+                if not total:
+                    continue
+                now = time.monotonic()
+                if rows < before:  # the next stage counts from nothing
+                    began = now
+                before = rows
+                rate = rows / (now - began) if now > began else 0.0
+                progress.update(bar, completed=done, total=total, rows=f"{rows:,} rows, {rate:,.0f}/s")
+
+        thread = threading.Thread(target=poll, name="progress", daemon=True)
+        thread.start()
+        try:
+            with plain_errors():
+                yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _running(spark: SparkSession) -> tuple[int, int, int]:
+    """(tasks done, tasks, rows so far) of the stages that run now; nothing where Spark does not tell."""
+    try:
+        stages: Any = spark.sparkContext._jsc.sc().statusStore().activeStages()
+        found = [stages.apply(at) for at in range(stages.size())]
+        return (
+            sum(one.numCompleteTasks() for one in found),
+            sum(one.numTasks() for one in found),
+            sum(max(one.inputRecords(), one.shuffleReadRecords()) for one in found),
+        )
+    except Exception:
+        # Spark Connect has no such door, and a session that ends closes it under us. It is only a picture.
+        return 0, 0, 0
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Failures of Spark as ours: what went wrong in an executor, or the reason Spark gives, in one line."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PostroadError:
+        raise
+    except Exception as error:
+        if not isinstance(error, PySparkException) and not type(error).__module__.startswith("py4j"):
+            raise
+        raise translated(str(error)) from error
+
+
+def translated(text: str) -> PostroadError:
+    ours = _OURS.findall(text)
+    if ours:
+        name, message = ours[-1]
+        return from_name(name, message.strip())
+    reasons = _REASON.findall(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return StorageError(
+        f"the job failed: {(reasons or lines or ['Spark does not say why'])[-1 if reasons else 0]}"
+    )

@@ -1,0 +1,188 @@
+"""P8, P9, P11: the commands, their files and their failures, each in this process with the tests' session."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.networks import World
+from tests.spark.test_audit import SUBSCRIBED, Traffic
+from tests.spark.test_audit import lake_of as audit_lake
+from tests.spark.test_paths import FINE, as_row
+from tests.spark.test_trace import ids_file, lake_of
+
+from postroad import cli
+from postroad.cli import pipeline
+from postroad.errors import StorageError, UsageError
+from postroad.sim.scenario import Scenario
+from postroad.spark.plan import Observed, as_toml, propose
+from postroad.spark.progress import translated, watched
+from postroad.spark.sweep import grid
+from postroad.tracking.settings import TrackingConfig
+
+
+@pytest.fixture(autouse=True)
+def one_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands make a session and stop it; here they share the one there is."""
+
+    @contextmanager
+    def shared(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
+        del master, remote
+        with watched(spark, doing):
+            yield spark
+
+    monkeypatch.setattr(pipeline, "_spark", shared)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    made = World(4, TrackingConfig(**FINE), 3, extra=0)
+    made.happen(60, faults=False)
+    made.stop()
+    return made
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main(["pipeline", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_trace_plan_and_compact(
+    spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = tmp_path / "lake"
+    lake_of(spark, lake, world)
+    ids = ids_file(tmp_path / "ids", list(world.truth)[:20])
+    code, text, _ = run(capsys, "trace", "--lake", lake, "--ids", ids, "--out", tmp_path / "out", "--json")
+    assert code == 0
+    answer = json.loads(text)
+    assert (answer["ids"], answer["verdicts"]) == (20, {"complete": 20})
+    rows = {row.id: row for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    for result in world.live(*list(world.truth)[:20]):
+        found = rows[result.id]
+        assert [step.broker for step in found.route] == [step["broker"] for step in as_row(result)["route"]]
+    code, _, err = run(capsys, "trace", "--lake", lake, "--ids", ids, "--out", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "exists already" in err
+
+    code, text, _ = run(capsys, "plan", "--lake", lake, "--out", tmp_path / "plans")
+    assert code == 0
+    files = sorted(path.name for path in (tmp_path / "plans").iterdir())
+    assert files == [f"{broker:08x}.toml" for broker in (1, 2, 3)]
+    assert "keys a second" in text
+
+    code, text, _ = run(capsys, "compact", "--lake", lake)
+    assert code == 0
+    assert "filters: 1 segments into one" in text
+    assert "events: nothing to do" in text
+
+
+def test_audit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traffic = Traffic(3)
+    traffic.plant()
+    traffic.expected_reordered()
+    lake = tmp_path / "lake"
+    audit_lake(spark, lake, traffic)
+    code, _, err = run(capsys, "audit", "--lake", lake)
+    assert code == 2
+    assert "subs --json" in err
+    lines = [json.dumps({"name": one.name, "topic": one.topic, "where": one.where}) for one in SUBSCRIBED]
+    (lake / "subscriptions.jsonl").write_text("\n".join(lines))
+    report = tmp_path / "report.html"
+    code, text, _ = run(capsys, "audit", "--lake", lake, "--report", report, "--json")
+    assert code == 0
+    totals = json.loads(text)["totals"]
+    assert totals["missing"] == sum(kind == "missing" for kind, _, _ in traffic.planted) > 0
+    assert report.read_text().startswith("<!doctype html>")
+
+
+def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P9: what a task simulates is what the same seed gives here."""
+    del spark
+    code, text, err = run(
+        capsys,
+        "sweep",
+        "--seeds",
+        2,
+        "--minutes",
+        "0.1",
+        "--brokers",
+        "1,2",
+        "--out",
+        tmp_path / "out",
+        "--json",
+    )
+    assert code == 0, err
+    assert json.loads(text)["runs"] == 4
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(tmp_path / "out").to_pylist()
+    assert sorted((row["brokers"], row["seed"]) for row in rows) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    chosen = next(row for row in rows if (row["brokers"], row["seed"]) == (2, 1))
+    outcome = Scenario(seed=1, minutes=0.1, brokers=2).run()
+    assert (chosen["digest"], chosen["published"], chosen["rule"]) == (outcome.digest, outcome.published, "")
+    with pytest.raises(UsageError, match="brokers"):
+        grid(seeds=[1], brokers=[99])
+
+
+def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P11: what to do is said, nothing is written."""
+    missing = tmp_path / "nowhere"
+    code, out, err = run(
+        capsys, "trace", "--lake", missing, "--ids", tmp_path / "ids", "--out", tmp_path / "out"
+    )
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "there is no file" in err
+    code, _, err = run(capsys, "compact", "--lake", missing)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is no lake" in err
+    assert list(tmp_path.iterdir()) == []
+    deep = "Traceback\n  File ...\npostroad.errors.StorageError: a filter is damaged\n\n\tat org.apache..."
+    assert isinstance(translated(deep), StorageError)
+    assert str(translated(deep)) == "a filter is damaged"
+    other = "An error occurred while calling o1.parquet.\n: org.apache.spark.SparkException: Job aborted\n"
+    assert str(translated(other)) == "the job failed: Job aborted"
+
+
+def test_plans_say_why_and_are_configuration() -> None:
+    """P8: settings that a broker accepts, a reason above each."""
+    seen = Observed(
+        broker="00000001",
+        name="b1",
+        filters=9,
+        histories=3,
+        rate=2000.0,
+        fill=0.8,
+        skew_us=31_000,
+        jitter_us=95_000,
+        wild=2,
+        crashes=1,
+    )
+    text = as_toml(propose(seen))
+    settings = tomllib.loads(text)["tracking"]
+    assert (settings["strategy"], settings["skew"], settings["jitter"]) == ("bloom", "40 ms", "100 ms")
+    assert settings["capacity"] > 0
+    assert settings["bits"] / settings["capacity"] > 10
+    assert text.count("\n# ") >= 7
+    assert "it died 1 times" in text
+    busy = Observed(
+        broker="00000001",
+        name="b1",
+        filters=9,
+        histories=3,
+        rate=1e9,
+        fill=1.0,
+        skew_us=0,
+        jitter_us=0,
+        wild=0,
+        crashes=0,
+    )
+    text = as_toml(propose(busy, memory=1024))
+    assert tomllib.loads(text)["tracking"] == {"strategy": "exact"}
+    assert "No Bloom filter can meet this" in text
