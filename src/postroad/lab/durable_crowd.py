@@ -5,7 +5,8 @@ each subscriber wants a quarter of the events of every pubend, 200 a second. A s
 checkpoint token, comes back with it, and acknowledges every 50 events, a quarter of a second.
 
 An event carries the time at which it left. A subscriber that was away has caught up when it gets an event
-that is no older than `FRESH_S`.
+that left no more than `FRESH_S` before the newest one that those have who were not away; if there are none,
+no more than `FRESH_S` ago.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ TOPICS: Final = RATE // EACH
 PAYLOAD_BYTES: Final = 250
 ACK_EVENTS: Final = 50
 FRESH_S: Final = 0.1
+FRONT_S: Final = 0.5  # without news for as long, nobody tells what is new
 SETTLE_S: Final = 30.0
 AGAIN_S: Final = 0.05  # between two attempts to connect to a broker that is down
 Tell = Callable[[dict[str, Any]], None]
@@ -158,6 +160,8 @@ class Crowd:
         self._timer_number = 0
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
+        self._front_ns = 0  # when the newest event left that those have who are not catching up
+        self._front_at_ns = 0  # and when one of them got something
         self._number = 0  # of the next event
         self._due_ns = 0
         self._publishers = self._connect_publishers(phb)
@@ -352,11 +356,18 @@ class Crowd:
         if session.reply:
             session.socket.sendall(session.reply)
             session.reply.clear()
-        if one.back_ns and got:
-            now = time.monotonic_ns()
-            if now - session.newest_ns < FRESH_S * 1e9:
-                one.caught_up.append((one.back_ns, (now - one.back_ns) / 1e9))
-                one.back_ns = 0
+        if got:
+            self._progress(one, session.newest_ns)
+
+    def _progress(self, one: Subscriber, newest_ns: int) -> None:
+        now = time.monotonic_ns()
+        if not one.back_ns:
+            self._front_ns, self._front_at_ns = max(self._front_ns, newest_ns), now
+            return
+        front_ns = self._front_ns if now - self._front_at_ns < FRONT_S * 1e9 else now
+        if front_ns - newest_ns < FRESH_S * 1e9:
+            one.caught_up.append((one.back_ns, (now - one.back_ns) / 1e9))
+            one.back_ns = 0
 
     def _attend(self, session: NativeDurable) -> None:
         try:

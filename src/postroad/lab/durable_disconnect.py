@@ -37,7 +37,7 @@ _SCALING: Final = (
     " --seconds is under 20), so more are away at a time."
 )
 NOTES_CATCHUP: Final = (
-    f"{_SCALING} A subscriber has caught up when it gets an event that left less than 0.1 s ago."
+    f"{_SCALING} A subscriber has caught up when it is less than 0.1 s behind those who were not away."
     " The paper: durations are usually between 5 and 6 s.",
 )
 NOTES_RATES: Final = (
