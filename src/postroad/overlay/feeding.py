@@ -253,4 +253,8 @@ def _rows_for(groups: list[Group], owners: frozenset[int]) -> npt.NDArray[np.uin
     wanted = [group.rows for group in groups if not owners.isdisjoint(group.targets)]
     if not wanted:
         return None
-    return wanted[0] if len(wanted) == 1 else np.unique(np.concatenate(wanted))
+    if len(wanted) == 1:
+        return wanted[0]
+    # Not np.unique: its first call imports numpy.ma, which stops a broker for a tenth of a second or more.
+    rows = np.sort(np.concatenate(wanted))
+    return rows[np.concatenate(([True], rows[1:] != rows[:-1]))]

@@ -52,12 +52,13 @@ def holds(spans: Iterable[tuple[int, int]], time_ms: int) -> bool:
 
 def runs(times_ms: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """The spans of consecutive milliseconds that cover exactly these times."""
-    unique = np.unique(times_ms)
-    if not len(unique):
+    if not len(times_ms):
         return []
-    breaks = np.flatnonzero(np.diff(unique) > 1)
-    starts = unique[np.concatenate(([0], breaks + 1))]
-    ends = unique[np.concatenate((breaks, [len(unique) - 1]))]
+    # Not np.unique: its first call imports numpy.ma, which stops a broker for a tenth of a second or more.
+    ordered = np.sort(times_ms)
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    starts = ordered[np.concatenate(([0], breaks + 1))]
+    ends = ordered[np.concatenate((breaks, [len(ordered) - 1]))]
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
