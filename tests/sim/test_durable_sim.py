@@ -28,10 +28,11 @@ from postroad.wire.frames import Kind, Subscribe, decode
 
 SEEDS = (1, 3, 4, 7, 12, 1000)
 
-# Worlds that found something, as they were drawn then: a subscriber that came back to what must be refiltered
-# was not served (5); a lost attach that the end of a dead pubend seemed to answer (6); another token told than
-# the one brought (8); segments that were matched before a subscription came, taken for silence (16). The causes
-# have tests of their own in tests/unit/test_durable_subscribers.py and test_stream_protocol.py.
+# Worlds that found something, as they were drawn then: a subscriber that came back to what must be
+# refiltered was not served (5); a lost attach that the end of a dead pubend seemed to answer (6); another
+# token told than the one brought (8); segments that were matched before a subscription came, taken for
+# silence (16). The causes have tests of their own in tests/unit/test_durable_subscribers.py and
+# test_stream_protocol.py.
 FOUND = (5, 6, 8, 16)
 
 PUBEND = 7 << 32
