@@ -116,16 +116,16 @@ class Reader:
         del missing
         self.broker, self.connected_us = broker, now_us
         if self._fresh and self.ack and self._records.unheard_of(self, broker):
-            # Its name could not be known there: it began anew (docs/durable.md).
+            # Its name could not be known there: it may have begun anew (docs/simulator.md).
             self.began = False
-            self.got.clear()
             self.begins.clear()
         if not self.began:
             self.began, self.began_us, self.home = True, now_us, broker
             self.begins.update(token)
         self.claims.setdefault(broker, now_us)
         if self._fresh and (self.ack or not self.committed):
-            self._position.update(token)
+            for pubend, tick in token.items():
+                self._position[pubend] = max(tick, self._position.get(pubend, 0))
             if not self.ack:
                 self.committed = dict(token)  # an application stores the token it begins with
         self._fresh = False
