@@ -178,6 +178,7 @@ class Application:
                 self._up()
             case fx.Down():
                 self.broker = ""
+                self._down()
             case fx.Failed(error=error):
                 if not isinstance(error, UnavailableError):
                     raise Violation("protocol", f"{self.name} was refused: {error}", (self.name,))
@@ -196,6 +197,9 @@ class Application:
 
     def _up(self) -> None:
         """There is a broker."""
+
+    def _down(self) -> None:
+        """There is none any more."""
 
     def _hear(self, effect: fx.Effect) -> None:
         raise NotImplementedError
@@ -306,6 +310,9 @@ class DurableSubscriber(Application):
         self.reader.end()
         self._number, self._unsaid, self._working = 0, 0, False
         self._queue.clear()
+
+    def _down(self) -> None:
+        self.reader.away()
 
     def _up(self) -> None:
         self.reader.hosts[self.broker] = None

@@ -34,7 +34,7 @@ from postroad.ids import MessageId, is_volatile, pubend_text
 from postroad.overlay.effects import Effect
 from postroad.selectors import Selector
 from postroad.sim.frames import BatchView
-from postroad.sim.ledger import Ledger, Published
+from postroad.sim.ledger import NEVER, Ledger, Published
 from postroad.sim.process import Core, Process
 from postroad.sim.violation import Violation
 from postroad.sim.world import World
@@ -66,7 +66,7 @@ class Reader:
         self.ack = ack
         self.began = False
         self.began_us = 0
-        self.connected_us = 0  # since when it is, as far as it knows
+        self.connected_us = NEVER  # since when it is, as far as it knows
         self.slow = False
         self.broker = ""  # where it was told last that it had begun
         self.hosts: dict[str, None] = {}  # brokers that it ever asked
@@ -92,8 +92,13 @@ class Reader:
         self._position = dict(self.committed)
         self._fresh = True
 
+    def away(self) -> None:
+        """It has no broker; what comes before its subscription is confirmed again is of that time."""
+        self.connected_us = NEVER
+
     def end(self) -> None:
         """The process is gone, and with it what it had not committed."""
+        self.away()
         if self.ack:
             return
         for got in self.got.values():
