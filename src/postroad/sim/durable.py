@@ -120,7 +120,7 @@ class Reader:
     ) -> None:
         del missing
         self.broker, self.connected_us = broker, now_us
-        if self._fresh and self.ack and self._records.unheard_of(self, broker):
+        if self.ack and self._records.unheard_of(self, broker):
             # Its name could not be known there: it may have begun anew (docs/simulator.md).
             self.began = False
             self.begins.clear()
