@@ -71,7 +71,7 @@ class Reader:
         self.broker = ""  # where it was told last that it had begun
         self.hosts: dict[str, None] = {}  # brokers that it ever asked
         self.home = ""  # the first where it began
-        self.claims: dict[str, int] = {}  # brokers where it began -> when first
+        self.claim = ("", 0)  # the last broker where it began or went on, and when
         self.committed: dict[int, int] = {}  # the token that an application keeps
         self.begins: dict[int, int] = {}  # pubend -> everything after this tick is for it
         self.repeats = 0
@@ -127,7 +127,7 @@ class Reader:
         if not self.began:
             self.began, self.began_us, self.home = True, now_us, broker
             self.begins.update(token)
-        self.claims.setdefault(broker, now_us)
+        self.claim = (broker, now_us)
         if self._fresh and (self.ack or not self.committed):
             for pubend, tick in token.items():
                 self._position[pubend] = max(tick, self._position.get(pubend, 0))
@@ -208,7 +208,7 @@ class Records:
     ) -> None:
         """`explains(reader, pubend, start, end)`: the world knows a reason for a gap there.
 
-        `unheard_of(reader, broker)`: this broker cannot know that the subscription exists.
+        `unheard_of(reader, broker)`: this broker cannot know where the subscription is.
         """
         self.unheard_of = unheard_of
         self._world = world

@@ -123,14 +123,12 @@ class DurableLife:
         return self.records.pubends[pubend] != reader.home and max(heard, default=0) < SETTLE_US
 
     def _unheard_of(self, reader: Reader, broker: str) -> bool:
-        """It was never together with a broker that has it."""
-        if not reader.claims or broker in reader.claims:
+        """It was not together with the broker that has it since it is there."""
+        former, claimed_us = reader.claim
+        if former in ("", broker):
             return False
-        return not any(
-            to - max(since, claimed_us) >= SETTLE_US
-            for former, claimed_us in reader.claims.items()
-            for since, to in self._connectivity.spells(former, broker)
-        )
+        spells = self._connectivity.spells(former, broker)
+        return not any(to - max(since, claimed_us) >= SETTLE_US for since, to in spells)
 
     # -- the course of a run
 
