@@ -71,14 +71,11 @@ class DurableFanout(Fanout):
         }
 
     def _leave(self, connection: Connection) -> None:
-        connection.session.finish()
-        connection.socket.setblocking(True)
-        connection.socket.sendall(connection.session.reply)
         self.poll.unregister(connection.socket)
         del self.by_descriptor[connection.socket.fileno()]
         self.subscribers.remove(connection)
         self.by_topic[connection.topic].remove(connection)
-        connection.session.close()
+        connection.session.leave()
 
     def _publish(self, count: int) -> None:
         """To the first topic, from its publisher, with as much in flight as in the closed loop."""

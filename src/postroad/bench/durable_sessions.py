@@ -250,6 +250,10 @@ class AmqpDurable(Amqp):
             self._said = self._received
             self.reply += method(1, 60, 80, struct.pack(">QB", self._said, 1))
 
+    def _say_goodbye(self) -> None:
+        """RabbitMQ ends a channel whose connection is gone before it has handled all its acknowledgements."""
+        self._call(1, 20, 40, struct.pack(">H", 200) + short(b"") + bytes(4), 41)
+
     def _confirmations(self, data: memoryview) -> None:
         held = self._carry + bytes(data)
         position = 0

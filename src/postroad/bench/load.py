@@ -178,7 +178,8 @@ class Fanout:
         while len(marks) < 2 or self.missing() > 0:
             now = time.monotonic()
             if len(marks) < 2:
-                if now >= due:
+                # A system that first stores all that it is sent begins late; it is measured all the same.
+                if now >= due and total:
                     marks.append((now, total, cpu_seconds(task.pids), time.process_time()))
                     due = now + task.seconds
                 self.pump()

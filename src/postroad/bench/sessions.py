@@ -115,6 +115,19 @@ class Session(ABC):
         """Puts into `reply` the acknowledgement of what was received and not acknowledged yet."""
         return
 
+    def leave(self) -> None:
+        """Acknowledges what is left and closes the connection."""
+        self.finish()
+        self.socket.setblocking(True)
+        self.socket.sendall(self.reply)
+        self.reply.clear()
+        self._say_goodbye()
+        self.close()
+
+    def _say_goodbye(self) -> None:
+        """Where a system might not read what was sent just before a connection is closed."""
+        return
+
     @abstractmethod
     def feed(self, data: memoryview) -> int:
         """Deliveries that this piece of the stream completes."""

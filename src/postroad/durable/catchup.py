@@ -25,7 +25,7 @@ from postroad.errors import BugError
 from postroad.selectors import MatchIndex, Selector
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
-WINDOW_TICKS: Final = 1_024  # Q ticks asked for at a time
+WINDOW_TICKS: Final = 4_096  # Q ticks asked for at a time
 WINDOW_SPANS: Final = 128  # and the spans they may be asked in
 NEAR_TICKS: Final = 8  # Q ticks no further apart are asked for together, with what lies between
 REFILTER_US: Final = SECOND_US  # of a span to be refiltered, asked for at a time, at first

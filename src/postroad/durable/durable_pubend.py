@@ -241,7 +241,9 @@ class DurablePubend:
 
     # ---- answering
 
-    def answer(self, start: int, end: int, most: int) -> tuple[list[Segment], list[Span]]:
+    def answer(
+        self, start: int, end: int, most: int, *, whole: bool = False
+    ) -> tuple[list[Segment], list[Span]]:
         """What memory knows of (start, end], in at most `most` segments, and what must be read from the log.
 
         Silence before the start and L up to the floor are told whole, so that nobody has to ask for them
@@ -257,7 +259,9 @@ class DurablePubend:
         start = max(start, self.floor, self.start)
         if start >= end:
             return segments, []
-        found, missing = self._cache.find(start, end, {}, most)
+        found, missing = self._cache.find(start, end, {}, most, whole=whole)
+        if whole:  # but what was released is L, though memory may have it still
+            found = [one.cut(self.floor, one.end) if one.start < self.floor else one for one in found]
         for gap_start, gap_end in intersect([self._hole], start, end):
             segments.append(Segment(gap_start, gap_end, NOTHING, lost=True))
         missing = subtract(missing, [self._hole])

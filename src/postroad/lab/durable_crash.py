@@ -17,7 +17,7 @@ from typing import Any, Final
 from postroad.errors import UnavailableError
 from postroad.ids import pubend_text
 from postroad.lab.durable_crowd import EACH, Crowd
-from postroad.lab.durable_disconnect import Look, look, rates
+from postroad.lab.durable_disconnect import Look, apart, look, rates
 from postroad.lab.durable_network import Broker, Network, network
 
 SECONDS: Final = 25.0
@@ -60,7 +60,7 @@ def _follow(crowd: Crowd, made: Network, story: Story, began: float) -> None:
 
     def told(answer: dict[str, Any]) -> None:
         seen = look(answer, pubend, time.monotonic() - began)
-        if seen is not None:
+        if seen is not None and apart(story.looks, seen, WATCH_S):
             story.looks.append(seen)
 
     def used(broker: Broker, before: float, elapsed: float) -> float:

@@ -73,6 +73,11 @@ def look(answer: dict[str, Any], pubend: str, at_s: float) -> Look | None:
     return Look(at_s, latest[0], min([latest[0], *held]))
 
 
+def apart(looks: list[Look], seen: Look, every_s: float) -> bool:
+    """Whether a rate can be told from the last look to this one: a busy broker answers several at once."""
+    return not looks or seen.at_s - looks[-1].at_s >= every_s / 2
+
+
 def rates(looks: list[Look], what: str) -> list[float]:
     """Milliseconds of ticks in a second, between each look and the next."""
     return [
@@ -95,7 +100,7 @@ def disconnecting(seconds: float, tell: Callable[[str], None]) -> Seen:
 
             def told(answer: dict[str, Any]) -> None:
                 seen = look(answer, pubend, time.monotonic() - began)
-                if seen is not None:
+                if seen is not None and apart(looks, seen, WATCH_S):
                     looks.append(seen)
 
             def leave(one: Subscriber) -> None:

@@ -186,7 +186,7 @@ class Stream:
         whole: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
         if isinstance(self.pubend, DurablePubend):
-            return self.pubend.answer(start, end, most)
+            return self.pubend.answer(start, end, most, whole=whole)
         if self.pubend is not None:
             return self.pubend.answer(start, end, most), []
         return self.knowledge.find(start, end, need, most, beyond=beyond, whole=whole)
