@@ -201,6 +201,8 @@ class Crowd:
         """`count` more, in turn at these brokers; they begin with the next event."""
         publishing = self.publishing
         self.pause()
+        # What is still on its way would be new to those who begin now.
+        self.run(SETTLE_S, until=lambda: self.backlog() <= 0)
         new = []
         for _ in range(count):
             number = len(self.subscribers)
