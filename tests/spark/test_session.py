@@ -57,3 +57,12 @@ def test_no_java_at_all_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_master_and_remote_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="exclude"):
         make_session(master="spark://x:1", remote="sc://x")
+
+
+@pytest.mark.parametrize(
+    "where", [{"master": "spark://127.0.0.1:1"}, {"remote": "sc://127.0.0.1:1/;user_id=x"}]
+)
+def test_an_engine_that_is_not_there_is_one_line_at_once(where: dict[str, str]) -> None:
+    with pytest.raises(UnavailableError, match=r"no Spark at s\w+://127.0.0.1:1.*refused") as raised:
+        make_session(**where)
+    assert "\n" not in str(raised.value)

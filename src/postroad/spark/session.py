@@ -7,6 +7,8 @@ cluster, YARN, Kubernetes) or `remote` (Spark Connect); executors there need Pos
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL: Final = "local[*]"
+CONNECT_S: Final = 5
+_PLACES: Final = re.compile(r"(?:spark|sc)://([^/;]+).*")  # of a standalone master, or of Spark Connect
 _QUIET: Final = Path(__file__).with_name("log4j2.properties")
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -54,6 +58,7 @@ def make_session(
         raise UnavailableError("the pipeline needs Spark: pip install 'postroad[spark]'") from None
     # Executors on this machine must be of the same Python, or nothing that is sent to them can be read.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _check_reachable(remote or master)
     chosen = dict(_SETTINGS)
     builder = SparkSession.Builder().appName(name)
     if remote:
@@ -79,6 +84,22 @@ def make_session(
         if type(error).__module__.startswith("py4j"):
             raise UnavailableError(f"no Spark at {remote or master}: {_first_line(error)}") from None
         raise
+
+
+def _check_reachable(url: str) -> None:
+    """Spark itself tries for minutes, and then fails somewhere else."""
+    places = _PLACES.fullmatch(url)
+    if places is None:
+        return
+    failures: list[str] = []
+    for place in places[1].split(","):
+        host, _, port = place.partition(":")
+        try:
+            with socket.create_connection((host, int(port or 15002)), timeout=CONNECT_S):
+                return
+        except (OSError, ValueError) as error:
+            failures.append(f"{place}: {error}")
+    raise UnavailableError(f"no Spark at {url}: {'; '.join(failures)}")
 
 
 def _first_line(error: Exception) -> str:
