@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from postroad.ids import MessageId
 from postroad.spark.claims import SLICED_FROM, Bits, contained, contains
 from postroad.spark.group import Group, Stored, keys_from
 from postroad.spark.paths import trace_group
-from postroad.spark.views import BrokerView
+from postroad.spark.views import BrokerView, NetworkView
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import LOG, PUBLISH
@@ -196,3 +197,16 @@ def test_views_answer_as_the_map(seed: int) -> None:
     for time_ms, row in zip(times.tolist(), view.lost.at(times), strict=True):
         assert bool(row.any()) == held.lost_at(time_ms, **slack)
         assert (time_ms < view.forgot_ms) == (time_ms * MILLISECOND_US < (held.forgot_us or 0))
+
+
+def test_brokers_of_the_same_name_are_not_mixed_up() -> None:
+    world = World(2, TrackingConfig(strategy="exact"), 4, extra=1)
+    world.happen(30, faults=False)
+    world.stop()
+    ids, network = keys_from(world.truth), world.view()
+    alike = NetworkView({at: replace(one, name="b") for at, one in network.brokers.items()}, network.config)
+    found, _ = trace_group(Group(ids, world.stored(), network), complete=True)
+    same_names, _ = trace_group(Group(ids, world.stored(), alike), complete=True)
+    expected = [[one["subscriber"] for one in row] for row in found["receivers"].to_pylist()]
+    assert sum(map(len, expected)) > 30
+    assert [[one["subscriber"] for one in row] for row in same_names["receivers"].to_pylist()] == expected

@@ -96,10 +96,12 @@ class _Judged:
         self._said = {broker: self._listen(broker) for broker in group.views}
         self.pattern, first = self._patterns()
         self._results: list[TraceResult] = []
+        self._numbers: list[TraceResult] = []  # the same with numbers in place of names, which may recur
         went: list[bool] = []
         for at in first.tolist():
-            result, everywhere = self._trace(at)
-            self._results.append(result)
+            trace, everywhere = self._trace(at)
+            self._results += trace.results(group.network.names)
+            self._numbers += trace.results({})
             went.append(everywhere)
         self.everywhere: Flags = np.array(went, np.bool_)[self.pattern]
 
@@ -228,7 +230,7 @@ class _Judged:
             lost=lost,
         )
 
-    def _trace(self, at: int) -> tuple[TraceResult, bool]:
+    def _trace(self, at: int) -> tuple[Trace, bool]:
         """The live trace of one id; and whether it had to ask everywhere, for any origin."""
         group = self._group
         trace = Trace([group.keys[at].tobytes()], reachable=group.views, limits=LIMITS, now_us=0)
@@ -239,7 +241,7 @@ class _Judged:
             everywhere = everywhere or ask.question.items[0].origin == ANY_ORIGIN
             answer = TraceAnswer(findings=(self._finding(ask.broker, at),))
             asks += trace.answered(ask.broker, answer, 0)
-        return trace.results(group.network.names)[0], everywhere
+        return trace, everywhere
 
     # ---- the answer
 
@@ -310,13 +312,12 @@ class _Judged:
 
     def _places(self) -> tuple[Numbers, Flags]:
         """Per pattern and broker: its place along the route, or -1; and whether all claims there are void."""
-        names = {name or f"{broker:08x}": broker for broker, name in self._group.network.names.items()}
         at = {broker: number for number, broker in enumerate(self._said)}
         places = np.full((len(self._results), len(at)), -1, np.int64)
         doubtful = np.ones((len(self._results), len(at)), np.bool_)
-        for pattern, result in enumerate(self._results):
+        for pattern, result in enumerate(self._numbers):
             for place, step in enumerate(result.route):
-                number = at[names[step.broker]]
+                number = at[int(step.broker, 16)]
                 if places[pattern, number] < 0:
                     places[pattern, number] = place
                 doubtful[pattern, number] &= step.doubt >= 1.0

@@ -186,6 +186,8 @@ def _latency(timeline: Sequence[Mapping[str, Any]]) -> str:
         values = [max(row["latency_us"][at], 1) / MILLISECOND_US for row in timeline]
         axes.plot(times, values, color=color, label=name, linewidth=1.8, marker=".", markersize=4)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("milliseconds")
     axes.grid(axis="y", color="#e6eaef")
     if timeline:
@@ -226,7 +228,9 @@ def _map(topology: Mapping[str, tuple[str, Mapping[str, int]]], links: Mapping[t
         width = 1 + 9 * load / busiest
         axes.plot([x1, x2], [y1, y2], color=BAD if load else SOFT, alpha=0.75, linewidth=width, zorder=1)
         if load:
-            axes.text((x1 + x2) / 2, (y1 + y2) / 2, f"{load:,}", fontsize=9, color=INK, ha="center", zorder=4)
+            x, y = (x1 + x2) / 2, (y1 + y2) / 2
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 2}
+            axes.text(x, y, f"{load:,}", fontsize=9, color=INK, ha="center", va="center", bbox=box, zorder=4)
     for broker, (x, y) in places.items():
         axes.scatter([x], [y], s=620, color="#ffffff", edgecolors=INK, linewidths=1.5, zorder=2)
         axes.text(
