@@ -17,14 +17,11 @@ import msgspec
 from postroad import kernel
 from postroad.config import BrokerConfig, Identity
 from postroad.durable.durable_pubend import DurablePubend
-from postroad.durable.knowledge import Segment
 from postroad.durable.release import TABLE as OWNERS
 from postroad.durable.release import RetentionPolicy
 from postroad.errors import (
     BugError,
-    DeniedError,
     PeerError,
-    TooLargeError,
     UnavailableError,
     UsageError,
     shorten,
@@ -39,16 +36,16 @@ from postroad.overlay.flooding import Flooding
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.history import History, Sources
 from postroad.overlay.inquiries import Inquiries
+from postroad.overlay.intake import Intake
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links, Peer
 from postroad.overlay.press import Press
-from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts, runs_within
+from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.overlay.releasing import Releasing
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
-from postroad.overlay.streams import DURABLE_KEY
+from postroad.overlay.subscribing import Subscribing
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
-from postroad.selectors import Selector
 from postroad.storage.effects import StorageInput, Stored
 from postroad.tracking.bulletins import Author
 from postroad.tracking.effects import FiltersRead
@@ -58,26 +55,21 @@ from postroad.tracking.tracer import Tracer
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
-    Accepted,
     Ack,
     Answer,
     Attach,
     Credit,
     Detach,
-    Ended,
     Kind,
     Message,
     Nack,
     Query,
-    Rejected,
     Release,
     Reply,
     Request,
     Silence,
-    Skew,
     Stamp,
     Subscribe,
-    Subscribed,
     Unsubscribe,
     decode,
     encode,
@@ -86,7 +78,6 @@ from postroad.wire.frames import (
 )
 
 MAX_STATUS_ROWS: Final = 1_000
-MAX_MISSING: Final = 256  # brokers named to a subscriber as not having confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +156,6 @@ class Broker:
             topology=self._topology,
             inquiries=self._inquiries,
         )
-        # Only tracking reads the times in ids.
-        self._clocks = None if tracking is None else SkewCheck(config.tracking.skew_us, me=me)
         self._now_us = now_us  # of the turn under way
         self._delivery = Delivery(
             config.delivery,
@@ -184,13 +173,13 @@ class Broker:
             links=self._links,
             tracking=self._tracer.tracking,
             forwarded=None if tracking is None or config.tracking.routing == "all" else self._forwarded,
-            confirmed=self._confirmed,
+            confirmed=lambda key, missing: self._subscribing.confirmed(key, missing),
             held=lambda pubend: self._releasing.held(pubend),
             now_us=now_us,
         )
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
         tags = count(1)
-        self._receipts = Receipts()
+        receipts = Receipts()
         self._durable = DurablePublishing(
             me=me,
             pubends=config.durable.pubends,
@@ -198,10 +187,26 @@ class Broker:
             limits=config.limits,
             stored=stored,
             links=self._links,
-            receipts=self._receipts,
-            room=PubendRoom(opened=self._opened_pubend, spread=self._spread, answered=self._routing.log_read),
+            receipts=receipts,
+            room=PubendRoom(
+                opened=self._opened_pubend,
+                spread=lambda pubend, segment: self._intake.spread(pubend, segment, self._now_us),
+                answered=self._routing.log_read,
+            ),
             new_tag=lambda: next(tags),
             now_us=now_us,
+        )
+        self._intake = Intake(
+            limits=config.limits,
+            publishers=self._publishers,
+            receipts=receipts,
+            links=self._links,
+            routing=self._routing,
+            durable=self._durable,
+            tracking=self._tracer.tracking,
+            clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
+            refuse=self._refuse,
+            out=self._out,
         )
         self._releasing = Releasing(
             me=me,
@@ -237,18 +242,24 @@ class Broker:
                 new_tag=lambda: next(tags),
                 now_us=now_us,
             )
+        self._subscribing = Subscribing(
+            limits=config.limits,
+            links=self._links,
+            delivery=self._delivery,
+            interest=self._interest,
+            flooding=self._flooding,
+            routing=self._routing,
+            host=self._host,
+            tracking=self._tracer.tracking,
+            out=self._out,
+        )
         self._retiring = Retiring(
             me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
         )
         self._peers: dict[int, Peer] = {}  # connections that are up
-        self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
-        self._pending: list[tuple[int, EventBatch]] = []  # publish frames of this turn, with their connection
         self._counters = {
-            "events_in_total": 0,
             "bytes_in_total": 0,
             "frames_in_total": 0,
-            "publish_frames_total": 0,
-            "rejected_publishes_total": 0,
             "refused_frames_total": 0,
             "turns_total": 0,
         }
@@ -306,10 +317,7 @@ class Broker:
                 self._history.stored(item, now_us)
                 if self._host is not None:
                     self._out += self._host.stored(item, now_us)
-        self._flush_publishes(now_us)
-        self._out += self._durable.stage(now_us)
-        for connection, sequence in self._receipts.take().items():
-            self._send(connection, Accepted(sequence=sequence))
+        self._intake.settle(now_us)
         self._out += self._links.tick(now_us)
         for advertisement in self._topology.tick(now_us):
             self._flooding.topology((advertisement,))
@@ -418,14 +426,8 @@ class Broker:
             return
         self._tracer.closed(peer.connection)
         self._retiring.closed(peer.connection)
-        self._receipts.closed(peer.connection)
-        self._durable.closed(peer.connection)
-        if self._host is not None:
-            self._host.closed(peer.connection)
-        if self._clocks is not None:
-            self._clocks.forget(peer.publisher)
-        for key in self._delivery.closed(peer.connection):
-            self._end_subscription(key)
+        self._intake.closed(peer)
+        self._subscribing.closed(peer.connection, now_us)
 
     def _retire(self, broker: int) -> None:
         """An administrator says that it never comes back."""
@@ -451,48 +453,10 @@ class Broker:
     def _on_batch(self, peer: Peer, frame: bytes, now_us: int) -> None:
         batch = EventBatch.parse(frame, peer.limits)
         if frame_kind(frame) == Kind.PUBLISH:
-            self._counters["publish_frames_total"] += 1
-            self._pending.append((peer.connection, batch))
+            self._intake.add(peer.connection, batch)
         else:
             self._out += self._routing.knowledge(peer.broker, batch, now_us)
             self._out += self._links.consumed(peer.connection, len(frame))
-
-    def _flush_publishes(self, now_us: int) -> None:
-        """The publish frames of this turn become one stretch of the stream."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        batches: list[EventBatch] = []
-        for connection, batch in pending:
-            peer = self._links.peer(connection)
-            if peer is None:
-                continue  # it went away, or was sent away, within this turn
-            try:
-                self._check_publish(peer, batch)
-            except PeerError as error:
-                self._refuse(connection, error)
-                continue
-            except UsageError as error:
-                self._counters["rejected_publishes_total"] += 1
-                self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
-            else:
-                # What is durable is remembered by its pubend, across restarts.
-                fresh = batch if batch.durable else self._publishers.fresh(peer, batch)
-                if fresh is not None and self._clocks is not None:
-                    self._check_clock(self._clocks, peer, fresh, now_us)
-                if batch.durable:
-                    self._durable.publish(connection, batch)
-                    continue
-                if fresh is not None:
-                    batches.append(fresh)
-                self._receipts.accept(connection, batch.channel)
-            self._out += self._links.consumed(connection, len(batch.data))
-        if batches:
-            self._counters["events_in_total"] += sum(batch.count for batch in batches)
-            for group in runs_within(batches, self._config.limits):
-                ids = [batch.ids() for batch in group]
-                self._tracer.tracking.published(ids[0] if len(ids) == 1 else b"".join(ids), now_us)
-                self._out += self._routing.publish(group, now_us)
 
     def _opened_pubend(self, pubend: DurablePubend, now_us: int) -> list[Effect]:
         """Others may hear of a durable pubend."""
@@ -502,42 +466,16 @@ class Broker:
         self._topology.set_pubends(tuple(pubends), now_us)
         return effects
 
-    def _spread(self, pubend: DurablePubend, segment: Segment) -> list[Effect]:
-        """Durable events that are synced."""
-        if segment.batch is not None:
-            self._counters["events_in_total"] += segment.batch.count
-            if not is_history(pubend.id):
-                self._tracer.tracking.published(segment.batch.ids(), self._now_us)
-        return self._routing.spread(pubend, segment)
-
-    def _check_clock(self, clocks: SkewCheck, peer: Peer, batch: EventBatch, now_us: int) -> None:
-        """Spec T5."""
-        correction_us = clocks.correction_us(peer.publisher, batch.id(batch.count - 1), now_us)
-        if correction_us is not None:
-            self._send(peer.connection, Skew(correction_us=correction_us))
-
-    def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
-        self._publishers.check(peer, batch)
-        for topic in batch.topics():
-            if not self._links.may_publish(peer.connection, topic):
-                raise DeniedError(f"{peer.principal or 'anonymous'} may not publish to {topic}")
-
-    # ---- subscriptions
+    # ---- clients
 
     def _on_client(self, peer: Peer, message: Message, now_us: int) -> None:
         match message:
             case Subscribe():
-                self._flush_publishes(now_us)  # what came before it in this turn is not for it
-                self._subscribe(peer, message, now_us)
+                self._intake.flush(now_us)  # what came before it in this turn is not for it
+                self._subscribing.subscribe(peer, message, now_us)
             case Unsubscribe():
-                self._flush_publishes(now_us)
-                key = self._delivery.unsubscribe(peer.connection, message.number)
-                if key is not None:
-                    self._end_subscription(key)
-                if key is not None or (
-                    self._host is not None and self._host.unsubscribe(peer.connection, message.number)
-                ):
-                    self._send(peer.connection, Ended(number=message.number, code="", reason=""))
+                self._intake.flush(now_us)
+                self._subscribing.unsubscribe(peer, message, now_us)
             case Ack():
                 if self._host is not None:
                     self._out += self._host.ack(peer.connection, message, now_us)
@@ -555,53 +493,6 @@ class Broker:
             case _:
                 raise BugError(f"{type(message).__name__} from a client has no handler")
 
-    def _subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
-        connection, number = peer.connection, message.number
-        self._delivery.check_free(connection, number)
-        if self._host is not None and self._host.has(connection, number):
-            raise PeerError(f"subscription number {number} is in use on this connection")
-        name = f"{peer.name}#{peer.publisher:08x}.{number}"
-        try:
-            durable = 0 if self._host is None else self._host.count(connection)
-            if self._delivery.count(connection) + durable >= peer.limits.subscriptions:
-                raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
-            selector = Selector.parse(message.topic, message.where, self._config.limits)
-            if not self._links.may_subscribe(connection, message.topic):
-                who = peer.principal or "anonymous"
-                raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
-            if message.durable or message.until:
-                if self._host is None:
-                    raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
-                begin = self._host.readers.begin if message.until else self._host.subscribe
-                self._out += begin(connection, message, selector, now_us)
-                return
-            key = self._delivery.subscribe(
-                connection=connection,
-                number=number,
-                selector=selector,
-                overflow=message.overflow,
-                buffer=message.buffer,
-                name=name,
-            )
-            try:
-                updates = self._interest.subscribe(key, selector)
-            except UsageError:
-                self._delivery.unsubscribe(connection, number)
-                raise
-        except (UsageError, UnavailableError) as error:
-            self._send(connection, Ended(number=number, code=error.code, reason=str(error)))
-            return
-        self._subscribers[key] = (connection, number, name)
-        self._tracer.tracking.attached(name, now_us)
-        self._flooding.interest(updates)
-        self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
-
-    def _confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
-        if key >= DURABLE_KEY:
-            return [] if self._host is None else self._host.confirmed(key, missing[:MAX_MISSING])
-        connection, number, _ = self._subscribers[key]
-        return [Send(connection, encode(Subscribed(number=number, missing=missing[:MAX_MISSING])))]
-
     def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
         if not is_history(pubend):
             self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
@@ -609,12 +500,6 @@ class Broker:
     def _forwarded(self, pubend: int, neighbour: int, ids: bytes) -> None:
         if not is_history(pubend):
             self._tracer.tracking.forwarded(pubend >> 32, (neighbour,), ids, self._now_us)
-
-    def _end_subscription(self, key: int) -> None:
-        _, _, name = self._subscribers.pop(key)
-        self._tracer.tracking.detached(name, self._now_us)
-        self._routing.unsubscribe(key)
-        self._flooding.interest(self._interest.unsubscribe(key))
 
     # ---- the network
 
@@ -686,6 +571,7 @@ class Broker:
     def metrics(self) -> dict[str, int | float]:
         return {
             **self._counters,
+            **self._intake.metrics(),
             **self._delivery.metrics(),
             **self._interest.stats(),
             **self._routing.metrics(),
@@ -695,9 +581,6 @@ class Broker:
             "links": len(self._flooding),
             "clients": len(self._peers) - len(self._flooding),
             "brokers_reachable": len(self._topology.reachable()),
-            "duplicate_events_total": self._publishers.repeated,
-            "clock_corrections_total": 0 if self._clocks is None else self._clocks.corrections,
-            "publishers_remembered": len(self._publishers),
             "uptime_started_seconds": self._started_us / SECOND_US,
             "kernel_compiled": int(kernel.COMPILED),
         }
@@ -705,12 +588,10 @@ class Broker:
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""
         rooms = (self._links, self._topology, self._interest, self._delivery, self._routing, self._tracer)
-        for room in (*rooms, self._receipts, self._durable, self._releasing, self._history):
+        for room in (*rooms, self._intake, self._durable, self._releasing, self._history):
             room.check()
         if self._host is not None:
             self._host.check()
         self._flooding.check(
             {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
         )
-        if self._pending:
-            raise BugError("publish frames are left over from a turn")
