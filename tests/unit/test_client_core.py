@@ -9,7 +9,7 @@ import pytest
 
 from postroad.client import effects as fx
 from postroad.client.core import ClientCore, State
-from postroad.client.settings import CLIENT_LIMITS, ClientSettings
+from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.config import DEFAULT_LIMITS
 from postroad.durable.token import CheckpointToken
 from postroad.errors import (
@@ -908,3 +908,8 @@ def test_a_subscriber_with_its_own_token_goes_on_after_what_it_acknowledged() ->
     assert again.token == CheckpointToken({5: 4}).to_json()
     script.say(wire.Subscribed(number=number, token=again.token), delivery(number, 5, 4, [5, 6]))
     assert [ticks(found.batch) for found in script.take(fx.Delivered)] == [[6]]
+
+
+def test_what_is_not_text_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="text, not NoneType"):
+        check_texts("subscription", "t", None)  # type: ignore[arg-type]

@@ -55,6 +55,9 @@ class ClientSettings:
 
 def check_texts(what: str, *texts: str) -> None:
     """UsageError unless a message can carry them."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"what a {what} says is text, not {type(text).__name__}")
     try:
         size = sum(len(text.encode()) for text in texts)
     except UnicodeEncodeError:

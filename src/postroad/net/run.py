@@ -45,6 +45,7 @@ from postroad.overlay.durable_publishing import TABLES as PUBLISHING_TABLES
 from postroad.overlay.handshake import MAX_WINDOW
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.releasing import TABLES as RELEASING_TABLES
+from postroad.selectors import Selector
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Stored, StreamEnd
 from postroad.storage.identity import DataFolder
@@ -224,6 +225,8 @@ async def _serve(node: _Node) -> int:
     _stop_on_signals(loop, server)
     if node.metrics is not None:
         await http.start(node.metrics)
+    # The parser takes half a second to import, which the first condition must not cost everybody.
+    Selector.parse("", "ready = TRUE")
     await server.start(node.listener)
     LOGGER.info(
         "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",

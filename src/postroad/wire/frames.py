@@ -501,6 +501,8 @@ class Splitter:
             if data[position : position + 2] in _TLS_RECORDS:
                 raise PeerError("the other side speaks TLS and this one does not")
             limit = 0 if kind in BATCH_KINDS else HANDSHAKE_BYTES
-        if not FRAME_PREFIX_BYTES <= length <= limit:
+        if length < FRAME_PREFIX_BYTES:
+            raise PeerError(f"frame of {length} bytes, its prefix alone has {FRAME_PREFIX_BYTES}")
+        if length > limit:
             raise PeerError(f"frame of {length} bytes, the limit is {limit}")
         return int(length)
