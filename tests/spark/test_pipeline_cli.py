@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.networks import World
@@ -103,7 +104,7 @@ def test_audit(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """P9: what a task simulates is what the same seed gives here."""
+    """P9: what a task simulates is what the same seed gives here; a rule that breaks is told."""
     del spark
     code, text, err = run(
         capsys,
@@ -118,15 +119,15 @@ def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
         tmp_path / "out",
         "--json",
     )
-    assert code == 0, err
-    assert json.loads(text)["runs"] == 4
-    import pyarrow.parquet as pq
-
+    answer = json.loads(text)
+    assert answer["runs"] == 4
     rows = pq.read_table(tmp_path / "out").to_pylist()
-    assert sorted((row["brokers"], row["seed"]) for row in rows) == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    chosen = next(row for row in rows if (row["brokers"], row["seed"]) == (2, 1))
-    outcome = Scenario(seed=1, minutes=0.1, brokers=2).run()
-    assert (chosen["digest"], chosen["published"], chosen["rule"]) == (outcome.digest, outcome.published, "")
+    found = {(row["brokers"], row["seed"]): (row["digest"], row["published"], row["rule"]) for row in rows}
+    outcomes = [Scenario(seed=seed, minutes=0.1, brokers=count).run() for count in (1, 2) for seed in (1, 2)]
+    assert found == {(one.brokers, one.seed): (one.digest, one.published, one.rule) for one in outcomes}
+    broken = [one.seed for one in outcomes if one.rule]
+    assert sorted(one["seed"] for one in answer["broken"]) == sorted(broken)
+    assert code == (1 if broken else 0), err
     with pytest.raises(UsageError, match="brokers"):
         grid(seeds=[1], brokers=[99])
 
