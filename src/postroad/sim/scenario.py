@@ -248,7 +248,11 @@ class Scenario:
             self.durable.begin_again()
             world.run(world.now_us + BEGIN_AGAIN_US)
         self._judge()
-        if self.durable is not None and self.durable.reclaims:
+        # A log that could not be synced takes nothing more until a restart, no release either.
+        sound = not any(
+            one.storage is not None and one.storage.group.broken for one in self.processes.values()
+        )
+        if self.durable is not None and self.durable.reclaims and sound:
             world.run(world.now_us + self.durable.config.keep_us + RECLAIM_US)
             self.durable.judge_storage()
 
