@@ -75,6 +75,8 @@ def test_a_rate_is_measured_with_and_without_disconnections() -> None:
             crowd.add(made.hosts, 8)
             crowd.resume()
             quiet = durable_scaling.measure(crowd, made, 1.0)
+            crowd.remove(4)
+            crowd.add(made.hosts, 4)
             away = durable_scaling.disconnecting(crowd, made, 2.0)
             crowd.run(30.0, until=lambda: all(one.session for one in crowd.subscribers))
             crowd.drain()

@@ -153,6 +153,7 @@ class Crowd:
         self.subscribers: list[Subscriber] = []
         self.sent = [0] * TOPICS
         self.received = 0
+        self._named = 0  # subscribers so far: one that was removed is another than the one added in its place
         self.publishing = False
         self._poll = select.epoll()
         self._by_descriptor: dict[int, Subscriber | NativeDurable] = {}
@@ -206,7 +207,8 @@ class Crowd:
         new = []
         for _ in range(count):
             number = len(self.subscribers)
-            one = Subscriber(f"s{number}", number % TOPICS, brokers[number % len(brokers)])
+            self._named += 1
+            one = Subscriber(f"s{self._named}", number % TOPICS, brokers[number % len(brokers)])
             one.base = self.sent[one.topic]
             self.subscribers.append(one)
             new.append(one)
@@ -220,9 +222,10 @@ class Crowd:
             self.resume()
 
     def remove(self, count: int) -> None:
-        """The last ones leave for good."""
+        """The last ones leave for good, and nothing is kept for them."""
         for one in self.subscribers[len(self.subscribers) - count :]:
             self._drop(one)
+            one.broker.request("subs.delete", name=one.name)
         del self.subscribers[len(self.subscribers) - count :]
 
     def leave(self, one: Subscriber) -> None:
@@ -262,7 +265,7 @@ class Crowd:
 
     def backlog(self) -> int:
         """Events that were published to the subscribers and have not come yet."""
-        return sum(self.sent[one.topic] - one.base - one.events for one in self.subscribers)
+        return sum(max(0, self.sent[one.topic] - one.base - one.events) for one in self.subscribers)
 
     def drain(self, seconds: float = SETTLE_S) -> None:
         """Stop publishing; PeerError unless everybody has each event once within that time."""

@@ -92,10 +92,10 @@ class Broker:
         """Of the running process."""
         return cpu_seconds([self.pid])
 
-    def request(self, what: str) -> dict[str, Any]:
+    def request(self, what: str, **arguments: str) -> dict[str, Any]:
         session = Native.connect(self.address)
         try:
-            session.socket.sendall(frames.encode(frames.Request(number=1, what=what)))
+            session.socket.sendall(frames.encode(frames.Request(number=1, what=what, arguments=arguments)))
             return answer(session.wait(frames.Reply))
         finally:
             session.close()
