@@ -40,8 +40,8 @@ PAPER: Final = {
 NOTES: Final = (
     "The paper has a machine with six processors for each broker; here brokers, publishers and subscribers"
     " share one machine, so rates stop growing where its processors are used up."
-    " shb_cpu_us_per_event is what a delivery costs; it falls where brokers have to wait for a processor, since"
-    " events that wait are delivered together.",
+    " shb_cpu_us_per_event is what a delivery costs; it falls where brokers have to wait for a processor,"
+    " since events that wait are delivered together.",
     "phb_idle_percent is of one core, the paper's of six. Times of disconnections are scaled: a cycle is four"
     " times --seconds, not 300 s, and a subscriber is away for a sixtieth of it, as in the paper.",
 )
