@@ -1,9 +1,10 @@
 """The compiled inner loops and nothing else.
 
-Each function stands twice: in Cython (`check`, `frames`, `bloom`, `match`) and in plain Python
-(`reference.py`, `match_reference.py`), which says what it means and takes over where nothing was
-compiled. POSTROAD_KERNEL=reference in the environment forces the latter. `match` has no name here: its
-only user is `selectors`, which imports it, or its reference when `wanted("match")` is false.
+Each function stands twice: in Cython (`check`, `frames`, `bloom`, `match`, `columns`) and in plain Python
+(`reference.py`, `match_reference.py`, `columns_reference.py`), which says what it means and takes over where
+nothing was compiled. POSTROAD_KERNEL=reference in the environment forces the latter. `match` and `columns`
+have no names here: their only users, `selectors` and `spark`, import them, or their references when
+`wanted(...)` is false.
 """
 
 from __future__ import annotations
