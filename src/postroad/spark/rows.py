@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroad.ids import ID_BYTES, MessageId, pubend_text
+from postroad.spark.columns import EVENTS
 from postroad.tracking.attachment import Change
 from postroad.tracking.bulletins import Deliveries, Links, Spans, broker_text
 from postroad.tracking.keys import PUBLISH
@@ -20,20 +21,10 @@ from postroad.units import MILLISECOND_US
 
 _EPOCH: Final = date(1970, 1, 1)
 _DAY_MS: Final = 86_400_000
-_VALUE: Final = pa.struct(
-    [("text", pa.string()), ("integer", pa.int64()), ("float", pa.float64()), ("boolean", pa.bool_())]
-)
 _SPAN: Final = pa.struct([("lo_ms", pa.int64()), ("hi_ms", pa.int64())])
 _LINK: Final = pa.struct([("broker", pa.string()), ("cost", pa.int64())])
 SCHEMAS: Final = {
-    "events": pa.schema(
-        [
-            *(("id", pa.string()), ("publisher", pa.string()), ("broker", pa.string())),
-            *(("time_ms", pa.int64()), ("topic", pa.string()), ("attributes", pa.map_(pa.string(), _VALUE))),
-            *(("payload", pa.binary()), ("pubend", pa.string()), ("tick", pa.int64())),
-            *(("date", pa.date32()), ("origin", pa.string())),
-        ]
-    ),
+    "events": EVENTS,
     "filters": pa.schema(
         [
             *(("broker", pa.string()), ("name", pa.string()), ("sequence", pa.int64())),
