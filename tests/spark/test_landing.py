@@ -85,36 +85,36 @@ def test_a_driver_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp
         while not stopped.is_set():
             publish(broker.address, range(published, published + 50))
             published += 50
-            time.sleep(0.05)
+            time.sleep(0.2)
 
+    lake = Lake(spark, folder)
+    land(lake, broker.address, once=True)  # from here on brokers keep what is published
     thread = threading.Thread(target=keep_publishing)
     thread.start()
     try:
-        for kill_after in (1, 2):
-            driver = subprocess.Popen(
-                [sys.executable, str(script), str(folder), broker.address],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": str(SOURCE)},
-                start_new_session=True,
-            )
-            watchdog = threading.Timer(200, os.killpg, (driver.pid, signal.SIGKILL))
-            watchdog.start()
-            assert driver.stdout is not None
-            lines = 0
-            for line in driver.stdout:
-                lines += line.startswith("events ")
-                if lines >= kill_after:
-                    break
-            assert lines == kill_after
-            # The next batch is under way by now: it follows at once.
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
-            driver.stdout.close()
-            watchdog.cancel()
+        driver = subprocess.Popen(
+            [sys.executable, str(script), str(folder), broker.address],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            start_new_session=True,
+        )
+        watchdog = threading.Timer(300, os.killpg, (driver.pid, signal.SIGKILL))
+        watchdog.start()
+        assert driver.stdout is not None
+        batches = 0
+        for line in driver.stdout:
+            batches += line.startswith("events ")
+            if batches == 2:
+                break
+        assert batches == 2
+        # The next batch follows at once, so it is under way.
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        driver.stdout.close()
+        watchdog.cancel()
     finally:
         stopped.set()
         thread.join()
-    lake = Lake(spark, folder)
     land(lake, broker.address, once=True)
     assert landed(lake) == list(range(published))

@@ -145,7 +145,9 @@ def test_a_released_range(spark: SparkSession, brokers: Brokers, tmp_path: Path)
     text = '[durable]\nkeep = "2 s"\n'
     broker = brokers.start("b1", extra=configured(tmp_path, text))
     with postroad.sync.connect(broker.address) as client:
-        start = json.dumps(client.request("heads")["heads"])
+        while not (heads := client.request("heads")["heads"]):  # it opens a moment after the start
+            time.sleep(0.05)
+        start = json.dumps(heads)
     publish(broker.address, range(10))
     with postroad.sync.connect(broker.address) as client:
         until = time.monotonic() + 120
