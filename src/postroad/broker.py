@@ -533,6 +533,8 @@ class Broker:
         elif message.what == "heads":
             heads = self._routing.durable_heads()
             body = json_within_frame({"heads": {pubend_text(one): tick for one, tick in heads.items()}})
+        elif message.what == "publisher.last":
+            body = json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
         elif message.what == "subs" and self._host is not None:
             body = json_within_frame(self._host.status(now_us))
         elif message.what == "subs.delete" and self._host is not None:

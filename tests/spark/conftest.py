@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.process.conftest import Brokers
 
 from postroad.spark.session import make_session
 
@@ -25,6 +27,15 @@ def spark() -> Iterator[SparkSession]:
     )
     yield made
     made.stop()
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    started = Brokers(tmp_path)
+    try:
+        yield started
+    finally:
+        started.end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from postroad.cli.connection import DEFAULT_BROKER, BrokerOption, TokenOption
 from postroad.errors import UsageError
 from postroad.units import duration_us, size
 
@@ -31,6 +33,7 @@ LOCAL = "local[*]"
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Work on the lake, with Spark.", no_args_is_help=True)
+    group.command("land")(land)
     group.command("trace")(trace)
     group.command("compact")(compact)
     group.command("audit")(audit)
@@ -58,6 +61,32 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
 
 def _tell(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     print(json.dumps(result) if as_json else text)
+
+
+def land(
+    lake: LakeOption,
+    once: Annotated[bool, typer.Option("--once", help="Land what there is now, then end.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    token: TokenOption = None,
+    master: MasterOption = LOCAL,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a lake of events, filters, attachments, topology and deliveries up to date from a network."""
+    from postroad.spark.lake import Lake
+    from postroad.spark.landing import land as landed
+
+    segments: Counter[str] = Counter()
+
+    def told(table: str, batch: int) -> None:
+        segments[table] += 1
+        if not once and not as_json:
+            print(f"{table}: batch {batch}", flush=True)
+
+    with _spark("landing", master, "") as spark, suppress(KeyboardInterrupt):
+        landed(Lake(spark, lake), broker, once=once, token=token or "", told=told)
+    listed = ", ".join(f"{count} of {table}" for table, count in sorted(segments.items()))
+    text = f"segments added: {listed or 'none'}; {lake}"
+    _tell({"lake": str(lake), "segments": dict(sorted(segments.items()))}, text, as_json=as_json)
 
 
 def trace(

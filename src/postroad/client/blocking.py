@@ -139,12 +139,15 @@ class Client:
         events: Iterable[tuple[str, Payload] | tuple[str, Payload, Attributes | None]],
         *,
         mode: str = "plain",
+        ids: Iterable[bytes] | None = None,
     ) -> int:
         """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were."""
         source = iter(events)
+        given = None if ids is None else iter(ids)
         count = 0
         while chunk := list(itertools.islice(source, PUBLISH_CHUNK)):
-            count += self._thread.call(self._client.publish_many(chunk, mode=mode))
+            some = None if given is None else list(itertools.islice(given, len(chunk)))
+            count += self._thread.call(self._client.publish_many(chunk, mode=mode, ids=some))
         return count
 
     def flush(self) -> None:
@@ -212,9 +215,9 @@ class Subscription:
         """The checkpoint token, JSON: everything handed out so far is consumed."""
         return self._inner.token
 
-    def ack(self, event: Event | None = None) -> None:
+    def ack(self, event: Event | None = None, *, upto: str = "") -> None:
         """As the async client's: returns when the acknowledgement is on the broker's disk."""
-        self._thread.call(self._inner.ack(event))
+        self._thread.call(self._inner.ack(event, upto=upto))
 
     @property
     def missing(self) -> tuple[str, ...]:

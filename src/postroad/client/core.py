@@ -403,10 +403,11 @@ class ClientCore:
         now_us: int,
         *,
         durable: bool = False,
+        identity: bytes = b"",
     ) -> bytes:
         """Queue one event, while there is `outbox.room`; its id. It leaves with the next `flush`."""
         now_ms = (now_us + self.skew_us) // 1000
-        return self.outbox.add(topic, attributes, payload, now_ms, durable=durable)
+        return self.outbox.add(topic, attributes, payload, now_ms, durable=durable, identity=identity)
 
     def flush(self) -> list[Effect]:
         """Send what was published since the last time; also the credit that is due."""

@@ -122,6 +122,7 @@ class Outbox:
         now_ms: int,
         *,
         durable: bool = False,
+        identity: bytes = b"",
     ) -> bytes:
         """Encode one event into the open batch, if there is `room`; its id. UsageError if it cannot be sent.
 
@@ -134,7 +135,7 @@ class Outbox:
         if durable is not self._durable:
             self._cut()
             self._durable = durable
-        identity = ids.next(now_ms)
+        identity = identity or ids.next(now_ms)
         builder.add(identity, topic, attributes or _NO_ATTRIBUTES, payload, limits)
         if builder.size >= self._cut_bytes or builder.count >= self._cut_events:
             self._cut()

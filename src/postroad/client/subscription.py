@@ -152,11 +152,12 @@ class Subscription:
         and go on after it with `subscribe(durable=..., token=...)`, at any broker."""
         return CheckpointToken(self._token).to_json()
 
-    async def ack(self, event: Event | None = None) -> None:
+    async def ack(self, event: Event | None = None, *, upto: str = "") -> None:
         """Everything up to this event of its pubend was consumed; without one, all that was handed out.
 
-        Of a shared subscription: this event was, or all that this consumer was handed. Returns when that is
-        on the broker's disk.
+        Of a shared subscription: this event was, or all that this consumer was handed. `upto`, a checkpoint
+        token, is for who got the events by other ways, such as `client.read`: everything up to it was
+        consumed. Returns when that is on the broker's disk.
         """
         if not self.durable:
             raise UsageError("only a durable subscription is acknowledged")
@@ -164,10 +165,14 @@ class Subscription:
             raise self._error or UsageError("this subscription is closed")
         if event is not None and (event.pubend is None or event.tick is None):
             raise UsageError("only a durable event is acknowledged")
+        if upto and (self.shared or event is not None):
+            raise UsageError("a token is acknowledged by itself, and not of a shared subscription")
         token: dict[int, int] = {}
         events: dict[tuple[int, int], None] = {}
         with self._lock:
-            if event is not None and event.pubend is not None and event.tick is not None:
+            if upto:
+                token = dict(CheckpointToken.from_json(upto))
+            elif event is not None and event.pubend is not None and event.tick is not None:
                 pubend = parse_pubend(event.pubend)
                 token = {pubend: event.tick}
                 events = {(pubend, event.tick): None}

@@ -24,7 +24,7 @@ import msgspec
 
 from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.durable.spans import Span, intersect, subtract, union
-from postroad.errors import BugError, PeerError, StorageError
+from postroad.errors import BugError, PeerError, StorageError, UnavailableError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
@@ -195,6 +195,12 @@ class DurablePubend:
         self._staged_bytes = 0
         self._logged = self._synced
         return failed
+
+    def last_id(self, prefix: bytes) -> bytes:
+        """Time and counter of the last id of this publisher on disk; b"" if none is remembered."""
+        if not self.recovered or prefix in self._coming:
+            raise UnavailableError(f"pubend {pubend_text(self.id)} does not know yet what becomes durable")
+        return self._publishers.get(prefix, b"")
 
     def _remember(self, prefixes: Mapping[bytes, bytes]) -> None:
         for prefix, last in prefixes.items():

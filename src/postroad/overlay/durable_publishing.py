@@ -13,13 +13,14 @@ can be saved at the start, frames are refused until one can.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.knowledge import Segment
-from postroad.errors import BugError, PostroadError, StorageError
+from postroad.errors import BugError, PostroadError, StorageError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY
 from postroad.overlay.effects import Effect, Send
@@ -140,6 +141,15 @@ class DurablePublishing:
         publisher = int.from_bytes(batch.id(0)[:4], "big")
         frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel))
         self._frames.setdefault(publisher % self._count, []).append(frame)
+
+    def last_id(self, prefix: str) -> str:
+        """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal."""
+        if re.fullmatch("[0-9a-f]{16}", prefix) is None:
+            raise UsageError("ids of a publisher begin with 16 hexadecimal digits")
+        if not self._count:
+            raise StorageError("this broker keeps nothing on disk: it takes no durable events")
+        key = bytes.fromhex(prefix)
+        return self._pubends[int.from_bytes(key[:4], "big") % self._count].last_id(key).hex()
 
     @property
     def available(self) -> bool:

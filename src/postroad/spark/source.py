@@ -1,0 +1,443 @@
+"""The data source `postroad`: durable events as rows, batch and streaming (spec P1, P2).
+
+An offset is a checkpoint token, pubend -> tick, and under `since` the tick at which pubends begin that it
+does not name. Offsets grow by the maximum of each component. A partition is a tick range of one pubend, which
+an executor reads straight from a broker, if it can from the one that has it on disk.
+
+Whatever moves offsets runs in one process at the driver. Brokers keep events for the durable subscription
+named by `durable`, whose token moves when Spark says that a batch is done. It is never read from: it holds
+storage, and says where a query begins that has no batch behind it yet, so that a query killed in its first
+batch begins at the same place again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from postroad.client.blocking import Client, connect
+from postroad.durable.token import CheckpointToken
+from postroad.errors import PostroadError, StorageError, UnavailableError, UsageError
+from postroad.events import Gap
+from postroad.ids import is_history, parse_pubend, pubend_text
+from postroad.spark.columns import EVENTS, event_columns
+from postroad.spark.lake import SCHEMAS
+from postroad.spark.options import OLDEST, ReadOptions, read_options
+from postroad.spark.pushdown import Pushed, pushed
+from postroad.spark.rows import day
+from postroad.units import KIB, MILLISECOND_US, SECOND_US
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
+    from pyspark.sql.types import StructType
+
+SINCE: Final = "since"
+GAP_TOPIC: Final = "$postroad/gap"
+PACE_S: Final = 0.25  # an idle query looks for events this often
+QUIET_S: Final = 5.0  # and moves on this often where there are none for it: released ticks lie behind
+WINDOW: Final = 256 * KIB  # of what the driver looks at; executors have the client's own
+KNOCK_S: Final = 5.0  # for a broker that is one of several
+_KINDS: Final = {"string": "text", "bigint": "integer", "double": "float", "boolean": "boolean"}
+
+Offset = dict[str, int]
+
+
+class PostroadSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "postroad"
+
+    def schema(self) -> str:
+        return SCHEMAS["events"]
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(read_options(self.options), _columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(read_options(self.options), _columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from postroad.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from postroad.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite=overwrite)
+
+
+class PushingSource(PostroadSource):
+    """The same with filters pushed down, which Spark must be told to allow (`register`)."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return PushingReader(read_options(self.options), _columns(schema))
+
+
+def _columns(schema: StructType) -> dict[str, str]:
+    """The columns asked for: name -> "" for one of the event's own, else the type of the attribute."""
+    found: dict[str, str] = {}
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if field.name in EVENTS.names:
+            found[field.name] = ""
+        elif kind in _KINDS:
+            found[field.name] = _KINDS[kind]
+        else:
+            raise UsageError(
+                f"column {field.name}: an attribute is string, bigint, double or boolean, not {kind}"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Range(InputPartition):
+    """The ticks (after, until] of one pubend; `address` lists the brokers to read them from."""
+
+    address: str
+    pubend: int
+    after: int
+    until: int
+    topic: str
+    where: str
+    columns: tuple[tuple[str, str], ...]
+    on_loss: str
+    timeout_s: float
+    secret: str
+
+
+def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The events of a range, in an executor."""
+    if not isinstance(part, Range):  # Spark's own, for a plan without partitions
+        return
+    first = True
+    after, until = (CheckpointToken({part.pubend: tick}).to_json() for tick in (part.after, part.until))
+    with (
+        connect(part.address, name="spark", token=part.secret or None, timeout=part.timeout_s) as client,
+        _patient(client, part, after, until) as events,
+    ):
+        for items in events.batches():
+            for item in items:
+                if not isinstance(item, Gap):
+                    yield _chosen(event_columns(item), part.columns)
+                elif first and part.after <= OLDEST:
+                    pass  # it begins with the oldest that is kept
+                elif part.on_loss == "gap":
+                    yield _chosen(_gap_row(item), part.columns)
+                else:
+                    raise StorageError(
+                        f"events of pubend {item.pubend} in the ticks ({item.start}, {item.end}] were"
+                        " released before they were read: a durable name holds them; with onLoss=gap it"
+                        " goes on without them"
+                    )
+                first = False
+
+
+def _patient(client: Client, part: Range, after: str, until: str) -> Any:
+    """A broker that has just started does not know every pubend yet."""
+    give_up = time.monotonic() + part.timeout_s
+    while True:
+        try:
+            return client.read(until, after=after, topic=part.topic, where=part.where)
+        except UnavailableError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(PACE_S)
+
+
+def _gap_row(gap: Gap) -> pa.RecordBatch:
+    values = [
+        (name, {"text": None, "integer": tick, "float": None, "boolean": None})
+        for name, tick in (("start", gap.start), ("end", gap.end))
+    ]
+    row = {
+        **dict.fromkeys(EVENTS.names),
+        "topic": GAP_TOPIC,
+        "attributes": values,
+        "pubend": gap.pubend,
+        "tick": gap.end,
+        "date": day(gap.end // MILLISECOND_US),
+        "origin": gap.pubend[:8],
+    }
+    return pa.RecordBatch.from_pylist([row], EVENTS)
+
+
+def _chosen(batch: pa.RecordBatch, columns: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    found = []
+    for name, kind in columns:
+        if kind:
+            entry = pc.map_lookup(batch.column("attributes"), pa.scalar(name), "first")
+            found.append(pc.struct_field(entry, kind))
+        else:
+            found.append(batch.column(name))
+    return pa.RecordBatch.from_arrays(found, names=[name for name, _ in columns])
+
+
+class Planner:
+    """What batch and streaming have in common, at the driver."""
+
+    def __init__(self, options: ReadOptions, columns: dict[str, str]) -> None:
+        self.options = options
+        self.columns = columns
+        self._homes: dict[int, str] | None = None  # broker number -> address
+
+    def client(self) -> Client:
+        one = self.options
+        return connect(
+            ",".join(one.brokers),
+            name="spark",
+            token=one.secret or None,
+            timeout=one.timeout_s,
+            window=256 * KIB,
+        )
+
+    def heads(self, clients: Iterable[Client]) -> Offset:
+        found: Offset = {}
+        for client in clients:
+            for pubend, tick in client.request("heads")["heads"].items():
+                if tick > 0 and self.concerned(parse_pubend(pubend)):
+                    found[pubend] = max(tick, found.get(pubend, 0))
+        return found
+
+    def concerned(self, pubend: int) -> bool:
+        """Whether this pubend can have events of the topic."""
+        topic = self.options.topic
+        return not topic or is_history(pubend) == topic.startswith("$postroad")
+
+    def everywhere(self) -> dict[str, Client]:
+        """Clients of all brokers that answer, by address."""
+        found: dict[str, Client] = {}
+        failed: PostroadError | None = None
+        for address in self.options.brokers:
+            patience = self.options.timeout_s if len(self.options.brokers) == 1 else KNOCK_S
+            try:
+                found[address] = connect(
+                    address, name="spark", token=self.options.secret or None, timeout=patience
+                )
+            except UnavailableError as error:
+                failed = error
+        if not found and failed is not None:
+            raise failed
+        return found
+
+    def homes(self) -> dict[int, str]:
+        if self._homes is None:
+            clients = self.everywhere()
+            try:
+                self._homes = {
+                    int(client.request("status")["number"], 16): address
+                    for address, client in clients.items()
+                }
+            finally:
+                for client in clients.values():
+                    client.close()
+        return self._homes
+
+    def ranges(self, start: Offset, end: Offset, found: Pushed) -> list[InputPartition]:
+        out: list[InputPartition] = []
+        one = self.options
+        for name, until in sorted(end.items()):
+            after = start.get(name, start.get(SINCE, OLDEST))
+            if name == SINCE or after >= until or not found.wants(name):
+                continue
+            pubend = parse_pubend(name)
+            home = self.homes().get(pubend >> 32)
+            brokers = sorted(one.brokers, key=lambda address, home=home: address != home)  # type: ignore[misc]
+            pieces = one.partitions if after > OLDEST else 1
+            marks = sorted({after + (until - after) * at // pieces for at in range(pieces + 1)})
+            out += [
+                Range(
+                    address=",".join(brokers),
+                    pubend=pubend,
+                    after=low,
+                    until=high,
+                    topic=found.topic,
+                    where=found.where,
+                    columns=tuple(self.columns.items()),
+                    on_loss=one.on_loss,
+                    timeout_s=one.timeout_s,
+                    secret=one.secret,
+                )
+                for low, high in pairwise(marks)
+            ]
+        return out
+
+    def start(self) -> Offset:
+        one = self.options
+        return {SINCE: one.since_us} if one.token is None else _offset({**one.token})
+
+
+def _offset(token: dict[int, int], since: int = OLDEST) -> Offset:
+    return dict(sorted({SINCE: since, **{pubend_text(one): tick for one, tick in token.items()}}.items()))
+
+
+def _token(offset: Offset) -> CheckpointToken:
+    return CheckpointToken({parse_pubend(name): tick for name, tick in offset.items() if name != SINCE})
+
+
+def _maximum(first: Offset, second: Offset) -> Offset:
+    names = sorted({*first, *second})
+    return {name: max(first.get(name, 0), second.get(name, 0)) for name in names}
+
+
+class BatchReader(Planner, DataSourceReader):
+    """`spark.read.format("postroad")`: everything between two places."""
+
+    def __init__(self, options: ReadOptions, columns: dict[str, str]) -> None:
+        super().__init__(options, columns)
+        self._pushed = Pushed(topic=options.topic, where=options.where)
+
+    def partitions(self) -> list[InputPartition]:
+        clients = self.everywhere()
+        try:
+            end = self.heads(clients.values())
+        finally:
+            for client in clients.values():
+                client.close()
+        one = self.options
+        if one.until is not None:
+            end = {pubend_text(pubend): tick for pubend, tick in one.until.items()}
+        elif one.until_us is not None:
+            # A tick is a time of its broker's clock.
+            end = dict.fromkeys(end, min(one.until_us, time.time_ns() // 1000))
+        return self.ranges(self.start(), end, self._pushed)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(partition)
+
+
+class PushingReader(BatchReader):
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """All of them stay with Spark too: a broker's selector may let more pass, never less."""
+        self._pushed = pushed(self._pushed, filters, self.columns)
+        return filters
+
+
+class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("postroad")`."""
+
+    def __init__(self, options: ReadOptions, columns: dict[str, str]) -> None:
+        super().__init__(options, columns)
+        self._client: Client | None = None
+        self._target: Offset | None = None  # Trigger.AvailableNow: no further than this
+        self._quiet: tuple[Offset, Offset] = ({}, {})  # after the first, nothing up to the second
+        self._moved = self._looked = 0.0
+
+    def initialOffset(self) -> Offset:
+        if not self.options.durable:
+            return self.start()
+        token = CheckpointToken.from_json(self._with_subscription(""))
+        since = self.start().get(SINCE, OLDEST)
+        return _offset({pubend: tick for pubend, tick in token.items() if self.concerned(pubend)}, since)
+
+    def _with_subscription(self, upto: str) -> str:
+        """Acknowledge `upto`, if it is something; the token after which the durable subscription goes on.
+
+        It is attached for this moment only, and made if it is new. So this can be done any number of times.
+        Its token is ours: one that the broker keeps moves on over silence, and what is released below it
+        would look lost to a query that has not moved yet.
+        """
+        one = self.options
+        since = datetime.fromtimestamp(one.since_us / SECOND_US, UTC)
+        with self._connected().subscribe(
+            one.topic, one.where, durable=one.durable, token="", since=since
+        ) as held:
+            begun = held.token
+            if upto:
+                held.ack(upto=upto)
+            return begun
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = self.client()
+        return self._client
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self.options.max_rows
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        clients = self.everywhere()
+        try:
+            self._target = self.heads(clients.values())
+        finally:
+            for client in clients.values():
+                client.close()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._target is not None:
+            end = _maximum(start, self._target)
+            return end if most is None else self._reach(start, start, end, most)[0]
+        time.sleep(max(0.0, self._looked + PACE_S - time.monotonic()))
+        self._looked = time.monotonic()
+        end = _maximum(start, self.heads([self._connected()]))
+        passed = self._quiet[1] if self._quiet[0] == start else start
+        if end == passed:
+            return start
+        reached, rows = self._reach(start, passed, end, most or 1)
+        if rows or self._looked - self._moved >= QUIET_S:
+            self._moved, self._quiet = self._looked, ({}, {})
+            return end if most is None else reached
+        self._quiet = (start, end)
+        return start
+
+    def _reach(self, start: Offset, passed: Offset, end: Offset, most: int) -> tuple[Offset, int]:
+        """How far `most` rows reach from `passed`, and how many they are if there are fewer."""
+        rows = 0
+        since = start.get(SINCE, OLDEST)
+        after = CheckpointToken(
+            {parse_pubend(name): passed.get(name, since) for name in end if name != SINCE}
+        )
+        found = dict(passed)
+        one = self.options
+        with self._connected().read(
+            _token(end).to_json(), after=after.to_json(), topic=one.topic, where=one.where
+        ) as events:
+            for items in events.batches():
+                for item in items:
+                    if isinstance(item, Gap):
+                        rows += 1 if item.start > OLDEST else 0
+                        found[item.pubend] = max(item.end, found.get(item.pubend, 0))
+                    else:
+                        ticks = item.headers["tick"]
+                        take = min(most - rows, item.count)
+                        name = pubend_text(item.pubend)
+                        whole = take == item.count
+                        found[name] = max(int(ticks[take - 1]), item.end if whole else 0, found.get(name, 0))
+                        rows += take
+                    if rows >= most:
+                        return _maximum(start, found), rows
+        return end, rows
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        return self.ranges(start, end, Pushed(topic=self.options.topic, where=self.options.where))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(partition)
+
+    def commit(self, end: Offset) -> None:
+        """The batch up to here is done. What cannot be said now is said with the next."""
+        if self.options.durable:
+            with suppress(UnavailableError):
+                self._with_subscription(_token(end).to_json())
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None

@@ -1,0 +1,56 @@
+"""Publishing under ids of one's own, and acknowledging a whole token: what Spark builds on (P1, P3)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.process.test_durable_release import configured
+
+import postroad
+
+PREFIX = bytes(range(8))
+
+
+def test_ids_of_ones_own_are_taken_once(brokers: Any, tmp_path: Path) -> None:
+    """P3: the same ids again, also after a kill of the broker, publish only what is missing."""
+    broker = brokers.start("b1", extra=configured(tmp_path, '[durable]\nkeep = "1 h"\n'))
+
+    def publish(numbers: range) -> None:
+        with postroad.sync.connect(broker.address) as client:
+            ids = [PREFIX + (1 << 40 | n).to_bytes(8, "big") for n in numbers]
+            client.publish_many([("t", str(n)) for n in numbers], mode="durable", ids=ids)
+
+    def last() -> str:
+        with postroad.sync.connect(broker.address) as client:
+            return str(client.request("publisher.last", prefix=PREFIX.hex())["last"])
+
+    assert last() == ""
+    publish(range(1500))
+    assert int(last(), 16) == 1 << 40 | 1499
+    broker.kill()
+    broker.start()
+    assert int(last(), 16) == 1 << 40 | 1499
+    publish(range(1000, 2000))
+    with postroad.sync.connect(broker.address) as client:
+        until = json.dumps(client.request("heads")["heads"])
+        with client.read(until) as events:
+            assert [int(event.payload) for event in events] == list(range(2000))
+        with pytest.raises(postroad.UsageError):
+            client.request("publisher.last", prefix="x")
+
+
+def test_a_token_is_acknowledged(brokers: Any) -> None:
+    """P1: what was consumed by other ways is not delivered any more."""
+    broker = brokers.start("b1")
+    with postroad.sync.connect(broker.address) as client:
+        client.subscribe("t", durable="d", token="").close()
+        client.publish_many([("t", str(n)) for n in range(10)], mode="durable")
+        middle = json.dumps(client.request("heads")["heads"])
+        client.publish_many([("t", str(n)) for n in range(10, 20)], mode="durable")
+        with client.subscribe("t", durable="d", token="") as events:
+            events.ack(upto=middle)
+        with client.subscribe("t", durable="d", token="") as events:
+            assert [int(events.get(60).payload) for _ in range(10)] == list(range(10, 20))

@@ -1,0 +1,168 @@
+"""The data source against real brokers: batch, streaming, limits, loss (P1, P2)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, IsNull, Not, StringStartsWith
+from tests.process.conftest import Brokers
+from tests.process.test_durable_release import configured
+
+import postroad
+import postroad.spark
+from postroad.spark.pushdown import Pushed, pushed
+
+KEEP = '[durable]\nkeep = "1 h"\n'
+
+
+def source(spark: SparkSession, *addresses: str, **options: str) -> Any:
+    return spark.read.format("postroad").options(brokers=",".join(addresses), **options)
+
+
+def stream(spark: SparkSession, address: str, **options: str) -> DataFrame:
+    return spark.readStream.format("postroad").options(brokers=address, **options).load()
+
+
+def drain(rows: DataFrame, folder: Path) -> list[list[int]]:
+    """The attribute n of all there is now, a list for each batch."""
+    found: list[list[int]] = []
+
+    def take(batch: DataFrame, _number: int) -> None:
+        values = [row[0] for row in batch.select("attributes.n.integer").collect()]
+        if values:
+            found.append(sorted(values))
+
+    query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(folder))
+    query.trigger(availableNow=True).start().awaitTermination()
+    return found
+
+
+def publish(address: str, numbers: range, topic: str = "orders/eu") -> None:
+    with postroad.sync.connect(address) as client:
+        client.publish_many(
+            [(topic, f"payload {n}", {"n": n, "even": n % 2 == 0}) for n in numbers], mode="durable"
+        )
+
+
+def test_batch_reads_what_was_published(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
+    """P1: every durable event of a range, at the brokers that have it; P2: filters go to the brokers."""
+    extra = configured(tmp_path, KEEP)
+    one = brokers.start("b1", extra=extra)
+    two = brokers.start("b2", one.address, extra=extra)
+    with postroad.sync.connect(one.address) as client:
+        while len(client.request("heads")["heads"]) < 2:
+            time.sleep(0.05)
+    publish(one.address, range(100))
+    with postroad.sync.connect(one.address) as client:
+        middle = json.dumps(client.request("heads")["heads"])
+    publish(two.address, range(100, 150), "orders/us")
+    publish(one.address, range(150, 200), "invoices")
+    postroad.spark.register(spark)
+    rows = source(spark, one.address, two.address).load()
+    found = {row.attributes["n"].integer: row for row in rows.collect()}
+    assert sorted(found) == list(range(200))
+    assert (found[120].topic, bytes(found[120].payload)) == ("orders/us", b"payload 120")
+    assert found[7].id.startswith(found[7].publisher)
+    later = source(spark, one.address, two.address, startingToken=middle, topic="orders/#", where="n < 140")
+    assert sorted(row.n for row in later.schema("n bigint").load().collect()) == list(range(100, 140))
+    split = source(spark, one.address, startingTime="2020-01-01", partitions="3").load()
+    assert split.rdd.getNumPartitions() >= 3
+    assert split.count() == 200
+    typed = (
+        source(spark, one.address, two.address)
+        .schema("topic string, n bigint, even boolean, id string")
+        .load()
+    )
+    chosen = typed.filter("n >= 140 AND n < 160 AND even AND topic = 'invoices'")
+    assert sorted(row.n for row in chosen.collect()) == [150, 152, 154, 156, 158]
+    with pytest.raises(Exception, match="onLoss is fail or gap"):
+        source(spark, one.address, onLoss="perhaps").load().collect()
+
+
+def test_filters_become_a_selector() -> None:
+    """P2: what brokers can decide goes to them; what means something else there does not."""
+    columns = {"topic": "", "pubend": "", "n": "integer", "name": "text", "x": "float", "on": "boolean"}
+
+    def where(*filters: Filter) -> str:
+        return pushed(Pushed("", ""), filters, columns).where
+
+    assert where(GreaterThan(("n",), 5), IsNotNull(("n",))) == '("n" > 5) AND ("n" IS NOT NULL)'
+    assert where(Not(In(("name",), ("a'b", "c")))) == """NOT ("name" IN ('a''b', 'c'))"""
+    assert where(StringStartsWith(("name",), "5%")) == """"name" LIKE '5!%%' ESCAPE '!'"""
+    assert where(EqualTo(("on",), True)) == '"on" = TRUE'
+    nothing = (IsNull(("n",)), EqualTo(("x",), 0.0), EqualTo(("attributes", "n"), 1), EqualTo(("tick",), 1))
+    assert where(*nothing, Not(IsNotNull(("n",))), GreaterThan(("x",), float("nan"))) == ""
+    assert pushed(Pushed("a/#", ""), [EqualTo(("topic",), "a/b")], columns).topic == "a/b"
+    assert pushed(Pushed("a/#", ""), [EqualTo(("topic",), "b")], columns).topic == "a/#"
+    assert not pushed(Pushed("", ""), [EqualTo(("pubend",), "x")], columns).wants("y")
+
+
+def test_a_stream_goes_on_where_it_was(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
+    """P1: batches of at most the limit; a restart from the checkpoint reads what is new, each event once."""
+    broker = brokers.start("b1")
+    options = {"topic": "orders/#", "durable": "spark"}
+    drain(stream(spark, broker.address, **options), tmp_path / "c")
+    publish(broker.address, range(50))
+    publish(broker.address, range(50, 60), "elsewhere")
+    limited = stream(spark, broker.address, **options, maxRowsPerTrigger="20")
+    found = drain(limited, tmp_path / "c")
+    assert [len(one) for one in found] == [20, 20, 10]
+    assert [n for one in found for n in one] == list(range(50))
+    publish(broker.address, range(60, 70))
+    assert drain(stream(spark, broker.address, **options), tmp_path / "c") == [list(range(60, 70))]
+    assert drain(stream(spark, broker.address, **options), tmp_path / "c") == []
+    with postroad.sync.connect(broker.address) as client:
+        (held,) = client.request("subs")["subscriptions"]
+        assert held["name"] == "spark"
+
+
+def test_a_continuous_query(spark: SparkSession, brokers: Brokers) -> None:
+    """P1: what is published while the query runs arrives."""
+    broker = brokers.start("b1")
+    rows = stream(spark, broker.address, durable="live")
+    query = rows.writeStream.format("memory").queryName("live").start()
+    try:
+        for first in range(0, 30, 10):
+            publish(broker.address, range(first, first + 10))
+            until = time.monotonic() + 120
+            while spark.table("live").count() < first + 10:
+                assert time.monotonic() < until
+                assert query.exception() is None
+                time.sleep(0.2)
+        values = [row[0] for row in spark.table("live").select("attributes.n.integer").collect()]
+        assert sorted(values) == list(range(30))
+    finally:
+        query.stop()
+
+
+def test_a_released_range(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
+    """P1: a range lost to early release fails the query, or is a row, as the option says."""
+    text = '[durable]\nkeep = "2 s"\n'
+    broker = brokers.start("b1", extra=configured(tmp_path, text))
+    with postroad.sync.connect(broker.address) as client:
+        while not (heads := client.request("heads")["heads"]):  # it opens a moment after the start
+            time.sleep(0.05)
+        start = json.dumps(heads)
+    publish(broker.address, range(10))
+    with postroad.sync.connect(broker.address) as client:
+        until = time.monotonic() + 120
+        while client.request("status")["durable_pubends"][0]["floor"] <= max(json.loads(start).values()):
+            assert time.monotonic() < until
+            client.publish("other", b"x", mode="durable")
+            time.sleep(0.5)
+        client.subscribe("orders/#", durable="holder", ack="manual").close()
+    publish(broker.address, range(10, 20))
+    with pytest.raises(Exception, match="were released before they were read"):
+        source(spark, broker.address, startingToken=start, topic="orders/#").load().collect()
+    rows = source(spark, broker.address, startingToken=start, topic="orders/#", onLoss="gap").load().collect()
+    gaps = [row for row in rows if row.id is None]
+    assert gaps
+    assert all(row.topic == "$postroad/gap" for row in gaps)
+    assert gaps[0].attributes["start"].integer < gaps[0].attributes["end"].integer
+    assert {row.attributes["n"].integer for row in rows if row.id is not None} == set(range(10, 20))
+    assert source(spark, broker.address, topic="orders/#").load().count() == 10
