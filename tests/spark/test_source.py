@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, IsNull, Not, StringStartsWith
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    In,
+    IsNotNull,
+    IsNull,
+    Not,
+    StringStartsWith,
+)
 from tests.process.conftest import Brokers
 from tests.process.test_durable_release import configured
 
@@ -97,6 +107,7 @@ def test_filters_become_a_selector() -> None:
     assert where(EqualTo(("on",), True)) == '"on" = TRUE'
     nothing = (IsNull(("n",)), EqualTo(("x",), 0.0), EqualTo(("attributes", "n"), 1), EqualTo(("tick",), 1))
     assert where(*nothing, Not(IsNotNull(("n",))), GreaterThan(("x",), float("nan"))) == ""
+    assert where(Not(EqualNullSafe(("name",), "a"))) == ""
     assert pushed(Pushed("a/#", ""), [EqualTo(("topic",), "a/b")], columns).topic == "a/b"
     assert pushed(Pushed("a/#", ""), [EqualTo(("topic",), "b")], columns).topic == "a/#"
     assert not pushed(Pushed("", ""), [EqualTo(("pubend",), "x")], columns).wants("y")

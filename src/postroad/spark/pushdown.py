@@ -86,8 +86,11 @@ def _condition(one: Any, columns: dict[str, str]) -> str:
     """ "" if there is none."""
     kind = type(one).__name__
     if kind == "Not":
+        # These two pass rows without the attribute when they are negated, and a broker's condition does not.
+        if type(one.child).__name__ in ("IsNotNull", "EqualNullSafe"):
+            return ""
         inner = _condition(one.child, columns)
-        return f"NOT ({inner})" if inner and type(one.child).__name__ != "IsNotNull" else ""
+        return inner and f"NOT ({inner})"
     attribute: tuple[str, ...] = getattr(one, "attribute", ())
     of = columns.get(attribute[0], "") if len(attribute) == 1 else ""
     if not of:
