@@ -579,6 +579,7 @@ class Broker:
             **self._routing.metrics(),
             **self._tracer.metrics(),
             **self._durable.metrics(),
+            **({} if self._host is None else self._host.hosting.metrics()),
             **self._history.metrics(),
             "links": len(self._flooding),
             "clients": len(self._peers) - len(self._flooding),

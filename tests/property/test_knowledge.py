@@ -178,19 +178,31 @@ def test_small_neighbours_become_one_and_say_the_same(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(segments(), max_size=8), st.integers(0, 8), segments())
-def test_what_is_forgotten_is_unknown_again(told: list[Segment], count: int, later: Segment) -> None:
+@given(st.lists(segments(), max_size=8), st.integers(0, 8), st.sets(st.integers(0, 8)), segments())
+def test_what_is_forgotten_is_unknown_again(
+    told: list[Segment], count: int, newest: set[int], later: Segment
+) -> None:
     stream = KnowledgeStream()
     for segment in told:
         stream.accumulate(segment)
-    for _ in range(count):
-        first = next(iter(stream), None)
-        assert stream.forget_first() == first
+    for number in range(count):
+        held = list(stream)
+        gone = (held[-1] if number in newest else held[0]) if held else None
+        assert (stream.forget_last() if number in newest else stream.forget_first()) == gone
         stream.check()
-        if first is not None:
-            assert stream.after(first.start, {}) is None
+        if gone is not None:
+            assert stream.after(gone.start, {}) is None
     stream.accumulate(later)
     stream.check()
+
+
+def test_what_adjoins_a_gap_is_forgotten_last() -> None:
+    """D2: little memory and a gap: what comes right after the gap is kept, or the stream never gets on."""
+    stream = KnowledgeStream()
+    for at in (0, 20, 30, 40):
+        stream.accumulate(Segment(at, at + 10, EVERYTHING, batch_at([at + 5])))
+    gone = [stream.forget(10) for _ in range(5)]
+    assert [one and one.start for one in gone] == [0, 40, 30, 20, None]
 
 
 @settings(max_examples=100, deadline=None)

@@ -11,7 +11,7 @@ from postroad.errors import BugError, PeerError
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.sim.disk import CrashStyle
 from postroad.sim.network import Network
-from postroad.sim.process import Core, Process
+from postroad.sim.process import SWITCHOVER, Core, Process
 from postroad.sim.violation import Violation
 from postroad.sim.world import EPOCH_US, Clock, World
 from postroad.storage.effects import Append, Appended, AppendFailed, Read, ReadDone, Save, Saved
@@ -30,6 +30,7 @@ class Echo:
         self.seen: list[object] = []
         self.turns: list[int] = []
         self.deadline: int | None = None
+        self.switchovers = 0
         self.effects: list[Effect] = [Dial(address) for address in dial]
         process.disk.save("boot", bytes(len(process.boots) + 1))
 
@@ -55,7 +56,7 @@ class Echo:
         return {"now": now_us}
 
     def metrics(self) -> dict[str, int | float]:
-        return {}
+        return {"durable_switchovers_total": self.switchovers + 1}
 
 
 class Stage:
@@ -221,6 +222,28 @@ def test_a_process_dies_at_the_step_of_a_commit_that_is_named(step: str, survive
     found = 1 in storage.volume.recovered.streams
     assert survives is None or found
     assert storage.tables.get("t", {}) == ({b"k": b"v"} if step == "saved" else {})
+
+
+def test_a_process_dies_in_the_turn_of_a_switchover() -> None:
+    """D5, D12: whatever part of that turn was done, the process is gone after it, and not before."""
+    stage = started()
+    core, current = echo(stage.a), stage.a.current
+    assert current is not None
+    stage.a.open_storage()
+    assert stage.a.crash_at(SWITCHOVER, silently=False, style=CrashStyle())
+    current.schedule()
+    stage.run()
+    assert stage.a.running
+    handle = core.handle
+
+    def switches(inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
+        core.switchovers += 1
+        return handle(inputs, now_us)
+
+    core.handle = switches  # type: ignore[method-assign]
+    current.schedule()
+    stage.run()
+    assert not stage.a.running
 
 
 def test_a_sync_that_fails_is_final_until_a_restart() -> None:

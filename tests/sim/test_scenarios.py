@@ -16,6 +16,7 @@ SEEDS = (1, 2, 5, 6, 8, 10, 13, 16, 24, 30, 38, 40)
 FOUND = (
     (103, 2.0),  # L never superseded cached knowledge that was filtered too narrowly: nacked for ever
     (115, 2.0),  # the same, with the stale knowledge at an intermediate broker
+    (20133, 1.6),  # a full cache forgot first what adjoined the gap: asked for again, lost again, for ever
 )
 
 

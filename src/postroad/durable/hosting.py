@@ -99,6 +99,7 @@ class Hosting:
         self._save_at = now_us
         self._report_at = now_us + REPORT_US
         self._silence_at = now_us + SILENCE_US
+        self._switchovers = 0
 
     # ---- restart and pubends
 
@@ -377,6 +378,7 @@ class Hosting:
                 catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
                 if one.id in constream:
                     del held.catchups[one.id]
+                    self._switchovers += 1
                 return out
             if not self._next_round(held, one, catchup, out):
                 return out
@@ -581,6 +583,14 @@ class Hosting:
     def catching_up(self, subscriber: int, pubend: int) -> bool:
         """catchup(s, p), of a connected subscriber."""
         return subscriber in self._pubends[pubend].catchups
+
+    def metrics(self) -> dict[str, int]:
+        return {
+            "durable_subscriptions": len(self.subscriptions),
+            "durable_subscriptions_connected": sum(one.session is not None for one in self.subscriptions),
+            "durable_catchup_streams": sum(len(held.catchups) for held in self._pubends.values()),
+            "durable_switchovers_total": self._switchovers,
+        }
 
     def status(self, now_us: int) -> dict[str, object]:
         return {

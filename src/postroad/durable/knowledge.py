@@ -342,6 +342,25 @@ class KnowledgeStream:
             self._head = 0
         return segment
 
+    def forget_last(self) -> Segment | None:
+        """Drop the newest segment."""
+        if not len(self):
+            return None
+        segment = self._segments.pop()
+        self._starts.pop()
+        self._small = 0
+        self.size -= segment.size
+        return segment
+
+    def forget(self, passed: int) -> Segment | None:
+        """Drop what is needed least by one who has everything up to `passed`.
+
+        That is the oldest, up to there. Of what lies ahead it is the newest: whatever adjoins the gap that
+        holds it up would otherwise be asked for again, and while that is on its way more comes than is kept.
+        """
+        ahead = len(self) and self._segments[self._head].end > passed
+        return self.forget_last() if ahead else self.forget_first()
+
     def check(self) -> None:
         if self._starts[self._head :] != [segment.start for segment in self]:
             raise BugError("knowledge: starts do not mirror segments")

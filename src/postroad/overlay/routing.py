@@ -607,16 +607,16 @@ class Routing:
         return {self._me: stream.need} if stream.need else {}
 
     def _evict(self) -> None:
-        """Forget what was heard longest ago, from the largest stream, until there is room again."""
+        """Forget what is needed least, from the largest stream, until there is room again."""
         largest = [(-stream.knowledge.size, stream.id) for stream in self._streams.values()]
         heapq.heapify(largest)
         while self._cache_size > self._config.cache_bytes * _EVICT_TO:
-            knowledge = self._streams[largest[0][1]].knowledge
-            forgotten = knowledge.forget_first()
+            stream = self._streams[largest[0][1]]
+            forgotten = stream.knowledge.forget(stream.horizon)
             if forgotten is None:
                 raise BugError("the cache has a size but no segments")
             self._cache_size -= forgotten.size
-            heapq.heapreplace(largest, (-knowledge.size, largest[0][1]))
+            heapq.heapreplace(largest, (-stream.knowledge.size, stream.id))
 
     # ---- curiosity
 

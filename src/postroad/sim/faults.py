@@ -14,7 +14,7 @@ from postroad.sim.applications import Application
 from postroad.sim.clients import Client
 from postroad.sim.disk import CrashStyle
 from postroad.sim.network import Network, Raw
-from postroad.sim.process import Process
+from postroad.sim.process import SWITCHOVER, Process
 from postroad.sim.storage import STEPS
 from postroad.sim.world import World
 from postroad.units import GIB, MILLISECOND_US, SECOND_US
@@ -66,6 +66,7 @@ class Faults:
             self._kinds += [
                 ("application", 4, self._application),
                 ("commit", 4, self._commit),
+                ("switchover", 3, self._switchover),
                 ("disk-full", 1, self._fill_disk),
                 ("disk-slow", 1, self._slow_disk),
             ]
@@ -203,6 +204,16 @@ class Faults:
             self._restart_later(process)
         return True
 
+    def _switchover(self) -> bool:
+        """A broker dies when somebody has caught up; to that end an application comes anew."""
+        process, silently = self._chance.choice(self._processes), self._chance.random() < 0.3
+        if not process.crash_at(SWITCHOVER, silently=silently, style=CrashStyle()):
+            return False
+        self._world.note("fault", f"switchover of {process.name}")
+        self._application()
+        self._restart_later(process, 5 * SECOND_US)
+        return True
+
     def _replace(self, process: Process) -> None:
         if self._going_on and process.running:
             process.stop()
@@ -249,7 +260,7 @@ class Faults:
         process.stop()
         return True
 
-    def _restart_later(self, process: Process) -> None:
+    def _restart_later(self, process: Process, soonest_us: int = 50 * MILLISECOND_US) -> None:
         def restart() -> None:
             if not self._going_on:
                 return
@@ -257,7 +268,7 @@ class Faults:
             if not process.running and process.name not in self._left:
                 process.start()
 
-        self._world.at(self._later(50 * MILLISECOND_US, 25 * SECOND_US), restart)
+        self._world.at(self._later(soonest_us, 25 * SECOND_US), restart)
 
     def _step(self) -> bool:
         process = self._chance.choice(self._processes)

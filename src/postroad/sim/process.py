@@ -29,6 +29,7 @@ SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that nev
 SPIN_US: Final = 10 * MILLISECOND_US
 SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many
 COMMIT_BYTES: Final = 8 * KIB
+SWITCHOVER: Final = "switchover"  # the turn in which a catchup stream ends and its subscriber is counted in
 
 
 class Core(Protocol):
@@ -56,6 +57,7 @@ class Incarnation:
         self._turn_timer: Timer | None = None
         self._wake_timer: Timer | None = None
         self._die_after: int | None = None  # effects of the next turn that are still performed
+        self._die_at_switchover = False
         self._idle_since_us = 0
         self._idle_turns = 0
 
@@ -96,13 +98,21 @@ class Incarnation:
     def die_within_turn(self, effects: int | None) -> None:
         """Crash in the next turn, after that many of its effects; None takes it back."""
         self._die_after = effects
+        self._die_at_switchover = False
+
+    def die_at_switchover(self) -> None:
+        """Crash in the next turn with a switchover, after any number of its effects."""
+        self._die_at_switchover = True
 
     def _turn(self) -> None:
         self._turn_timer = None
         process = self._process
         inputs, self._inputs = self._inputs, []
         self._watch_for_spinning(bool(inputs))
+        before = self._switchovers()
         effects = self._guard(lambda: self.core.handle(inputs, process.clock.now_us()))
+        if self._switchovers() > before:
+            self._die_after = process.world.random("switchover").randint(0, len(effects))
         self.turns += 1
         process.perform(self, effects if self._die_after is None else effects[: self._die_after])
         if not self.alive:
@@ -113,6 +123,10 @@ class Incarnation:
         if self.turns % process.check_every == 0:
             self._guard(lambda: self.core.check() or ())  # type: ignore[func-returns-value]
         self.wake()
+
+    def _switchovers(self) -> float:
+        """How many there were, if that matters."""
+        return self.core.metrics()["durable_switchovers_total"] if self._die_at_switchover else 0
 
     def wake(self) -> None:
         """Arrange for a turn when the core's next deadline comes."""
@@ -226,11 +240,14 @@ class Process:
             self.current.die_within_turn(within_turn)
 
     def crash_at(self, step: str, *, silently: bool, style: CrashStyle) -> bool:
-        """Die at this step of the next commit; False if it keeps nothing on disk."""
-        if self.storage is None:
+        """Die at this step of the next commit or in the next switchover; False if nothing is kept on disk."""
+        if self.storage is None or self.current is None:
             return False
         self._crash_style, self._crash_silently = style, silently
-        self.storage.strike = step
+        if step == SWITCHOVER:
+            self.current.die_at_switchover()
+        else:
+            self.storage.strike = step
         return True
 
     def spare(self) -> None:
