@@ -381,3 +381,12 @@ def test_every_restart_of_a_broker_makes_one_gap_and_its_dead_streams_go() -> No
     near = net.brokers[1]
     assert near is not None
     assert near.metrics()["streams"] == 2
+
+
+def test_an_idle_broker_has_a_deadline() -> None:
+    """Without gaps and without subscriptions that wait, silence is what is due next."""
+    now_us = 10 * SECOND_US
+    identity = Identity(number=1, node=b"1" * 16, name="b1", boot=1)
+    broker = Broker(BrokerConfig(), identity, draw=lambda _: 0, now_us=now_us)
+    broker.handle([], now_us)
+    assert now_us < broker.next_deadline() <= now_us + SECOND_US

@@ -293,7 +293,7 @@ def test_advertisements_before_one_that_is_refused_are_passed_on() -> None:
 def test_more_pubends_than_streams_are_followed_do_not_end_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("postroad.overlay.routing.MAX_STREAMS", 50)
+    monkeypatch.setattr("postroad.overlay.stream_table.MAX_STREAMS", 50)
     net = Net(1)
     fake = Fake(net, 0, 2)
     fake.advertise()

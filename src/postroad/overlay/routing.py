@@ -19,7 +19,6 @@ the asker stands up to its own start. That is the only way plain events are lost
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -32,12 +31,15 @@ from postroad.durable.spans import Span, intersect, overlaps, subtract, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import boot_of, is_history, is_volatile, pubend_text, volatile_pubend
-from postroad.overlay.delivery import MAX_PUBENDS, Delivery
+from postroad.overlay.beginnings import Beginnings
+from postroad.overlay.curiosity import Curiosity, Upstream
+from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.feeding import Feeder, Forwarded
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
-from postroad.overlay.streams import DURABLE_KEY, MAX_NACK_SPANS, Asked, Neighbour, Stream
+from postroad.overlay.stream_table import StreamTable
+from postroad.overlay.streams import MAX_NACK_SPANS, Neighbour, Stream
 from postroad.overlay.topology import MAX_BROKERS, Topology
 from postroad.selectors import Group
 from postroad.storage.effects import ReadDone
@@ -48,13 +50,10 @@ from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, S
 if TYPE_CHECKING:
     from postroad.overlay.durable_following import Following
 
-MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
-MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
 MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
 _MAX_U32: Final = (1 << 32) - 1
 ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
-_EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
 
 
 class Routing:
@@ -83,7 +82,6 @@ class Routing:
         self._delivery = delivery
         self._links = links
         self._tracking = tracking
-        self._confirmed = confirmed
         self._held = held  # whether durable subscriptions follow an own durable pubend
         self._out: list[Effect] = []
         self._feeder = Feeder(
@@ -91,25 +89,39 @@ class Routing:
         )
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
-        self._streams: dict[int, Stream] = {own.id: own}  # by pubend
-        self._by_origin: dict[int, dict[int, Stream]] = {me: {own.id: own}}  # the same, by broker
+        self._table = StreamTable(config.cache_bytes)
+        self._table.add(own)
+        self._streams = self._table.streams
         self._neighbours: dict[int, Neighbour] = {}  # by broker number
-        self._upstream: dict[int, tuple[int, tuple[int, ...]]] = {}  # origin -> (parent, its pubends)
+        self._upstream: Upstream = {}
         self._unanswered: dict[int, int] = {}  # origins of which the parent said nothing yet -> attached when
         self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
-        self._subscriptions: dict[int, int] = {}  # live local subscription -> interest version it needs
-        self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
-        self._cache_size = 0  # bytes of knowledge in all streams but the own
         self._routed_at = -1  # topology generation the attachments were made for
         self.host: Following | None = None  # durable subscribers, where there is a disk
         self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
         self._news = False  # interest or routes changed: own pubends say so at once
-        self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
-        # Streams heard of in this turn -> where to look for gaps from: one nack for all frames of a turn.
-        self._to_look_at: dict[int, int] = {}
         self._silence_at = now_us + config.silence_us
-        self._counters = dict.fromkeys(("nacks_sent_total", "nacks_received_total", "lost_spans_total"), 0)
+        self._counters = dict.fromkeys(("nacks_received_total", "lost_spans_total"), 0)
+        self._curiosity = Curiosity(
+            me=me,
+            nack_us=config.nack_us,
+            streams=self._streams,
+            upstream=self._upstream,
+            neighbours=self._neighbours,
+            out=self._out,
+        )
+        self._beginnings = Beginnings(
+            me=me,
+            wait_us=config.subscribe_wait_us,
+            topology=topology,
+            delivery=delivery,
+            streams=self._streams,
+            upstream=self._upstream,
+            begin_durable=self._begin_durable,
+            confirmed=confirmed,
+            out=self._out,
+        )
 
     # ---- publishing and local subscriptions
 
@@ -122,13 +134,9 @@ class Routing:
     def open_durable(self, pubend: DurablePubend) -> list[Effect]:
         """An own durable pubend of which others may hear from now on."""
         stream = Stream(pubend.id, start=pubend.last, pubend=pubend)
-        self._streams[stream.id] = self._by_origin[self._me][stream.id] = stream
+        self._table.add(stream)
         self._durable[stream.id] = (stream, pubend)
-        for key, version in self._subscriptions.items():
-            if key < DURABLE_KEY:
-                self._delivery.activate(key, stream.id, stream.horizon)
-            elif key in self._unconfirmed:
-                stream.waiting[key] = version
+        self._beginnings.opened(stream)
         if self.host is not None:
             self.host.met(stream)
         for neighbour in self._neighbours.values():
@@ -162,9 +170,7 @@ class Routing:
 
     def host_subscription(self, key: int, version: int) -> None:
         """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
-        self._subscriptions[key] = version
-        for pubend in self.durable_streams():
-            self._streams[pubend].need = max(self._streams[pubend].need, version)
+        self._beginnings.host_subscription(key, version)
 
     def durable_streams(self) -> list[int]:
         return [pubend for pubend in self._streams if not is_volatile(pubend)]
@@ -178,7 +184,7 @@ class Routing:
 
     def follow_from(self, pubend: int, tick: int) -> None:
         """A pubend that durable subscriptions here knew before a restart."""
-        if pubend not in self._streams and self._has_room(pubend >> 32):
+        if pubend not in self._streams and self._table.has_room(pubend >> 32):
             self._create_stream(pubend, tick)
 
     def follow_all(self) -> None:
@@ -189,9 +195,7 @@ class Routing:
 
     def activate_waiting(self, stream: Stream) -> None:
         """Hosting has caught up with a stream: durable subscriptions in force there begin."""
-        for key, version in [item for item in stream.waiting.items() if item[0] >= DURABLE_KEY]:
-            if stream.pubend is not None or version <= stream.version:
-                self._activate(stream, key, version, stream.horizon)
+        self._beginnings.activate_waiting(stream)
 
     def find_for_host(
         self, pubend: int, spans: Sequence[Span], need: Mapping[int, int], now_us: int
@@ -212,66 +216,19 @@ class Routing:
         if isinstance(stream.pubend, DurablePubend):
             self._out += stream.pubend.read(union(spans))
         elif spans:
-            self._ask(stream, spans, {**self._own_need(stream), **need}, now_us)
+            self._curiosity.ask(stream, spans, {**self._curiosity.own_need(stream), **need}, now_us)
 
     def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
         """A local subscription that relies on this version of the own interest."""
-        self._subscriptions[key] = version
-        for stream in self._streams.values():
-            current = stream.announced and stream.origin in self._upstream
-            if key < DURABLE_KEY and stream.pubend is None:
-                stream.floors[key] = stream.top if current else None
-            if stream.pubend is not None or (stream.version >= version and current):
-                self._activate(stream, key, version, stream.horizon)
-            else:
-                stream.waiting[key] = version
-        self._unconfirmed[key] = (self._awaited(key), now_us + self._config.subscribe_wait_us)
+        self._beginnings.subscribe(key, version, now_us)
         self._news = True
-        self._confirm(key)
         return self._take()
 
     def unsubscribe(self, key: int) -> None:
-        self._subscriptions.pop(key, None)
-        self._unconfirmed.pop(key, None)
-        for stream in self._streams.values():
-            stream.waiting.pop(key, None)
-            stream.floors.pop(key, None)
-            if not self._subscriptions:
-                stream.need = 0
+        self._beginnings.unsubscribe(key)
 
-    def _awaited(self, key: int) -> set[int]:
-        """Pubends of reachable brokers on which the subscription has not begun."""
-        return {
-            pubend
-            for origin in self._topology.reachable()
-            if origin != self._me
-            for pubend in self._pubends(origin)
-            if (stream := self._streams.get(pubend)) is None or key in stream.waiting
-        }
-
-    def _pubends(self, origin: int) -> tuple[int, ...]:
-        """What a broker advertises, without what is not its own."""
-        return tuple(pubend for pubend in self._topology.pubends(origin) if pubend >> 32 == origin)
-
-    def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
-        if key < DURABLE_KEY:
-            self._delivery.activate(key, stream.id, max(start, stream.floors.pop(key, None) or 0))
-        elif self.host is not None and not is_volatile(stream.id) and not self.host.begin(key, stream):
-            stream.waiting[key] = version
-            return
-        stream.waiting.pop(key, None)
-        if stream.pubend is None:
-            stream.need = max(stream.need, version)
-        held = self._unconfirmed.get(key)
-        if held is not None:
-            held[0].discard(stream.id)
-            self._confirm(key)
-
-    def _confirm(self, key: int) -> None:
-        awaited, _ = self._unconfirmed[key]
-        if not awaited:
-            del self._unconfirmed[key]
-            self._out += self._confirmed(key, ())
+    def _begin_durable(self, key: int, stream: Stream) -> bool:
+        return self.host is None or is_volatile(stream.id) or self.host.begin(key, stream)
 
     # ---- neighbours and routes
 
@@ -290,7 +247,7 @@ class Routing:
 
     def forget_origin(self, origin: int, now_us: int) -> list[Effect]:
         """A broker is gone for good: what of its streams never arrived is lost."""
-        for stream in list(self._by_origin.get(origin, {}).values()):
+        for stream in list(self._table.of(origin).values()):
             if stream.need:
                 self._out += self._delivery.lost(stream.id, stream.horizon, max(stream.horizon + 1, now_us))
             self._drop_stream(stream)
@@ -299,12 +256,8 @@ class Routing:
         return self._take()
 
     def _drop_stream(self, stream: Stream) -> None:
-        self._cache_size -= stream.knowledge.size
-        del self._streams[stream.id]
-        del self._by_origin[stream.origin][stream.id]
-        if not self._by_origin[stream.origin]:
-            del self._by_origin[stream.origin]
-        self._curious.pop(stream.id, None)
+        self._table.drop(stream)
+        self._curiosity.dropped(stream.id)
         self._delivery.retire(stream.id)
         if self.host is not None:
             self.host.dropped(stream.id)
@@ -323,24 +276,21 @@ class Routing:
         for origin in reachable:
             if origin == self._me:
                 continue
-            pubends = self._pubends(origin)
+            pubends = self._topology.own_pubends(origin)
             self._meet(origin, pubends)
             parent = self._topology.parent(origin)
             if parent is None or parent not in self._neighbours:
                 self._detach(origin)
             elif self._upstream.get(origin) != (parent, pubends):
                 self._attach(origin, parent, pubends, now_us)
-        for key in list(self._unconfirmed):
-            awaited, deadline = self._unconfirmed[key]
-            self._unconfirmed[key] = (awaited & self._awaited(key), deadline)
-            self._confirm(key)
+        self._beginnings.rerouted()
 
     def _meet(self, origin: int, pubends: tuple[int, ...]) -> None:
         """Note who is there, and follow what a known broker opened anew."""
         for pubend in pubends:
             if is_volatile(pubend):
                 self._first_boot.setdefault(origin, boot_of(pubend))
-                if self._follows(pubend) and pubend not in self._streams and self._has_room(origin):
+                if self._follows(pubend) and pubend not in self._streams and self._table.has_room(origin):
                     self._create_stream(pubend, 0)
 
     def _follows(self, pubend: int) -> bool:
@@ -359,36 +309,22 @@ class Routing:
             self._detach(origin)
         self._upstream[origin] = (parent, pubends)
         self._unanswered[origin] = now_us
-        streams = self._by_origin.get(origin, {})
+        streams = self._table.of(origin)
         known = {stream.id: stream.horizon for stream in streams.values() if stream.horizon < MAX_TICK}
         self._say(self._neighbours[parent], Attach(origin=origin, known=known))
         for stream in streams.values():
             stream.announced = stream.id not in known
             stream.asked.clear()
-            self._nack_gaps(stream, now_us)
-
-    def _has_room(self, origin: int) -> bool:
-        held = self._by_origin.get(origin, {})
-        return len(self._streams) < MAX_STREAMS and len(held) < MAX_STREAMS_PER_ORIGIN
+            self._curiosity.nack_gaps(stream, now_us)
 
     def _create_stream(self, pubend: int, start: int) -> Stream:
         origin = pubend >> 32
-        if not self._has_room(origin):
+        if not self._table.has_room(origin):
             raise PeerError(f"more streams than can be followed, of broker {origin:08x} or of all")
         former = self._former(pubend)
-        stream = self._streams[pubend] = Stream(pubend, start=start)
-        self._by_origin.setdefault(origin, {})[pubend] = stream
-        stream.waiting = dict(self._subscriptions)
-        if not is_volatile(pubend):
-            for key, version in self._subscriptions.items():
-                if key >= DURABLE_KEY and key not in self._unconfirmed:
-                    del stream.waiting[key]
-                    stream.need = max(stream.need, version)
-        if former is not None:
-            # Subscriptions that were in force on its broker's last stream go on with this one's first tick.
-            for key, version in self._subscriptions.items():
-                if key not in former.waiting:
-                    self._activate(stream, key, version, start)
+        stream = Stream(pubend, start=start)
+        self._table.add(stream)
+        self._beginnings.created(stream, former)
         for neighbour in self._neighbours.values():
             if stream.origin in neighbour.attached:
                 self._feeder.begin(neighbour, stream, start)
@@ -400,7 +336,7 @@ class Routing:
         """The stream of the same broker's previous start, if this one follows it from its beginning."""
         if not self._follows(pubend):
             return None
-        held = self._by_origin.get(pubend >> 32, {})
+        held = self._table.of(pubend >> 32)
         earlier = [other for other in held if is_volatile(other) and other < pubend]
         return self._streams[max(earlier)] if earlier else None
 
@@ -423,7 +359,7 @@ class Routing:
                 neighbour.up_at[pubend] = tick  # it is told all after that when the pubend opens
             else:
                 self._adopt(pubend, tick)
-        for stream in list(self._by_origin.get(origin, {}).values()):
+        for stream in list(self._table.of(origin).values()):
             if stream.id not in message.known and self._has_ended(stream):
                 continue  # over for the neighbour, or never known there
             tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
@@ -434,7 +370,8 @@ class Routing:
     def _adopt(self, pubend: int, tick: int) -> None:
         """A neighbour asks about a stream that is not followed here: follow it from where that one stands."""
         origin = pubend >> 32
-        if self._pubends(origin):  # else there is no such broker; link state comes before any attach
+        # If it has none there is no such broker: link state comes before any attach.
+        if self._topology.own_pubends(origin):
             self._create_stream(pubend, tick)
             self._upstream.pop(origin, None)
             self._routed_at = -1
@@ -442,7 +379,7 @@ class Routing:
     def detach(self, number: int, message: Detach) -> None:
         neighbour = self._neighbours[number]
         neighbour.attached.discard(message.origin)
-        for pubend in self._by_origin.get(message.origin, {}):
+        for pubend in self._table.of(message.origin):
             feed = neighbour.feeds.pop(pubend, None)
             if feed is not None:
                 neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
@@ -520,7 +457,7 @@ class Routing:
                     self._feeder.send_segment(neighbour, stream, segment, owners)
         if missing and stream.pubend is None:
             feed.want(missing, need)
-            self._ask(stream, missing, {**self._own_need(stream), **need}, now_us)
+            self._curiosity.ask(stream, missing, {**self._curiosity.own_need(stream), **need}, now_us)
         return self._take()
 
     # ---- learning and spreading
@@ -543,9 +480,7 @@ class Routing:
             stream.announce(segment.end)
             if segment.start == segment.end:
                 return  # what is up to there follows
-        before = stream.knowledge.size
-        news = stream.knowledge.accumulate(segment)
-        self._cache_size += stream.knowledge.size - before
+        news = self._table.accumulate(stream, segment)
         top, stream.top = stream.top, max(stream.top, segment.end)
         for part in news:
             if part.batch is not None and not is_history(pubend):
@@ -567,10 +502,8 @@ class Routing:
         self._advance(stream, now_us)
         # A gap that stays open must not cost a look at all that came after it with every frame.
         looked = stream.horizon == horizon or not stream.partly_asked
-        after = top if looked else 0
-        self._to_look_at[pubend] = min(after, self._to_look_at.get(pubend, after))
-        if self._cache_size > self._config.cache_bytes:
-            self._evict()
+        self._curiosity.heard(pubend, top if looked else 0)
+        self._table.evict()
 
     def _spread(self, stream: Stream, segment: Segment) -> None:
         """A new segment of an own pubend: to local subscribers, then to the neighbours."""
@@ -589,67 +522,20 @@ class Routing:
 
     def _advance(self, stream: Stream, now_us: int) -> None:
         """Hand over to local delivery all that is known without a break from the horizon on."""
-        while (segment := stream.knowledge.after(stream.horizon, self._own_need(stream))) is not None:
+        while (
+            segment := stream.knowledge.after(stream.horizon, self._curiosity.own_need(stream))
+        ) is not None:
             if segment.lost:
                 self._counters["lost_spans_total"] += 1
                 stream.lost_at = now_us
                 self._out += self._delivery.lost(stream.id, segment.start, segment.end)
             else:
                 stream.version = segment.coverage.versions.get(self._me, 0)
-                for key, version in [item for item in stream.waiting.items() if item[1] <= stream.version]:
-                    self._activate(stream, key, version, segment.start)
+                self._beginnings.in_force(stream, segment.start)
                 self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
             if self.host is not None:
                 self.host.learn(stream, segment)
             stream.horizon = segment.end
-
-    def _own_need(self, stream: Stream) -> dict[int, int]:
-        return {self._me: stream.need} if stream.need else {}
-
-    def _evict(self) -> None:
-        """Forget what is needed least, from the largest stream, until there is room again."""
-        largest = [(-stream.knowledge.size, stream.id) for stream in self._streams.values()]
-        heapq.heapify(largest)
-        while self._cache_size > self._config.cache_bytes * _EVICT_TO:
-            stream = self._streams[largest[0][1]]
-            forgotten = stream.knowledge.forget(stream.horizon)
-            if forgotten is None:
-                raise BugError("the cache has a size but no segments")
-            self._cache_size -= forgotten.size
-            heapq.heapreplace(largest, (-stream.knowledge.size, stream.id))
-
-    # ---- curiosity
-
-    def _nack_gaps(self, stream: Stream, now_us: int, after: int = 0) -> None:
-        """Ask upstream for what is Q between the horizon and the newest tick heard of.
-
-        What is up to `after` was looked at before; it is looked at again when its nack is due again.
-        """
-        if stream.horizon >= stream.top or stream.pubend is not None:
-            stream.nack_at = None
-            self._curious.pop(stream.id, None)
-            return
-        need = self._own_need(stream)
-        start = stream.horizon
-        if stream.nack_at is None or stream.nack_at <= now_us or after <= start:
-            stream.nack_at = now_us + self._config.nack_us
-            self._curious[stream.id] = stream
-        else:
-            start = after
-        _, missing = stream.knowledge.find(start, stream.top, need)
-        stream.partly_asked = len(missing) > MAX_NACK_SPANS or (start == after and stream.partly_asked)
-        if missing:
-            self._ask(stream, missing, need, now_us)
-
-    def _ask(self, stream: Stream, spans: list[Span], need: Mapping[int, int], now_us: int) -> None:
-        held = self._upstream.get(stream.origin)
-        if held is None:
-            return
-        spans = stream.unasked(union(spans), need, now_us - self._config.nack_us)
-        if spans:
-            stream.asked.append(Asked(spans, need, now_us))
-            self._counters["nacks_sent_total"] += 1
-            self._say(self._neighbours[held[0]], Nack(pubend=stream.id, spans=tuple(spans), need=dict(need)))
 
     # ---- time
 
@@ -686,17 +572,8 @@ class Routing:
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:
                         self._feeder.tell_quiet(neighbour, feed, self._streams[pubend])
-        heard, self._to_look_at = self._to_look_at, {}
-        for pubend, after in heard.items():
-            if pubend in self._streams:
-                self._nack_gaps(self._streams[pubend], now_us, after)
-        for stream in list(self._curious.values()):
-            if stream.nack_at is not None and stream.nack_at <= now_us:
-                self._nack_gaps(stream, now_us)
-        for key in [key for key, (_, deadline) in self._unconfirmed.items() if deadline <= now_us]:
-            awaited, _ = self._unconfirmed.pop(key)
-            origins = sorted({pubend >> 32 for pubend in awaited})
-            self._out += self._confirmed(key, tuple(self._topology.name(origin) for origin in origins))
+        self._curiosity.settle(now_us)
+        self._beginnings.tick(now_us)
         for neighbour in self._neighbours.values():
             self._feeder.flush_silences(neighbour)
         return self._take()
@@ -740,7 +617,7 @@ class Routing:
                 stream.ended_at = now_us if stream.ended_at is None else stream.ended_at
                 if now_us - stream.ended_at >= ASK_AGAIN_US:
                     stream.top = max(stream.top, stream.horizon + 1, now_us)
-                    self._nack_gaps(stream, now_us)
+                    self._curiosity.nack_gaps(stream, now_us)
 
     def _has_ended(self, stream: Stream) -> bool:
         """Its broker has a newer process, as far as link state tells."""
@@ -748,12 +625,8 @@ class Routing:
         return held is not None and is_volatile(stream.id) and (stream.id,) < held[1][-1:]  # they are sorted
 
     def next_deadline(self) -> int:
-        if not self._curious and not self._unconfirmed:
-            return self._silence_at
-        deadlines = [self._silence_at]
-        deadlines += [stream.nack_at for stream in self._curious.values() if stream.nack_at is not None]
-        deadlines += [deadline for _, deadline in self._unconfirmed.values()]
-        return min(deadlines)
+        others = (self._curiosity.next_deadline(), self._beginnings.next_deadline())
+        return min([self._silence_at, *(deadline for deadline in others if deadline is not None)])
 
     def _say(self, neighbour: Neighbour, message: Message) -> None:
         self._out.append(Send(neighbour.connection, encode(message)))
@@ -782,21 +655,18 @@ class Routing:
             **self._counters,
             "events_forwarded_total": self._feeder.events_forwarded,
             "streams": len(self._streams),
-            "streams_with_gaps": len(self._curious),
+            "nacks_sent_total": self._curiosity.nacks_sent,
+            "streams_with_gaps": len(self._curiosity),
             "plain_bytes": self.pubend.size,
-            "cache_bytes": self._cache_size,
-            "subscriptions_unconfirmed": len(self._unconfirmed),
+            "cache_bytes": self._table.cache_size,
+            "subscriptions_unconfirmed": len(self._beginnings),
             "feeds_blocked": sum(
                 feed.blocked for neighbour in self._neighbours.values() for feed in neighbour.feeds.values()
             ),
         }
 
     def check(self) -> None:
-        for stream in self._streams.values():
-            stream.check()
-        remote = sum(stream.knowledge.size for stream in self._streams.values())
-        if remote != self._cache_size:
-            raise BugError(f"routing: cache size {self._cache_size}, streams hold {remote}")
+        self._table.check()
         for neighbour in self._neighbours.values():
             for pubend in neighbour.feeds:
                 if pubend >> 32 not in neighbour.attached or pubend not in self._streams:

@@ -445,6 +445,10 @@ class Topology:
         ad = self._ads.get(broker)
         return () if ad is None else ad.pubends
 
+    def own_pubends(self, broker: int) -> tuple[int, ...]:
+        """What a broker advertises, without what is not its own."""
+        return tuple(pubend for pubend in self.pubends(broker) if pubend >> 32 == broker)
+
     def conflict(self, number: int, node: bytes) -> bool:
         """Whether the number belongs to another node id."""
         ad = self._ads.get(number)
