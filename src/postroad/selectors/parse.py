@@ -2,9 +2,10 @@
 
 The grammar is sqlglot's (default dialect); what may be said is decided here, twice. Before sqlglot sees
 anything, a lexer admits only the language's own characters, words and sizes, quotes every attribute name
-(so that `order` and `date` are names, never keywords) and lifts the literals out. After it, only listed
-node types in listed places are taken over into our tree. Hence no input makes the parser recurse deeper
-than MAX_DEPTH or see syntax that is not ours, and every error knows its character.
+(so that `order` and `date` are names, never keywords) and lifts the literals out, and grammar.py refuses
+the first token that does not fit. After it, only listed node types in listed places are taken over into
+our tree. Hence no input makes the parser recurse deeper than MAX_DEPTH or see syntax that is not ours, and
+every error knows its character.
 
 Lifting the literals out leaves a template. A million subscriptions of one application differ in their
 literals and share a handful of templates, so sqlglot, 200 us a time, runs once per template; filling one
@@ -25,6 +26,7 @@ from sqlglot.errors import SqlglotError
 
 from postroad.errors import SelectorError
 from postroad.selectors import tree
+from postroad.selectors.grammar import Grammar
 from postroad.selectors.tree import Condition, Constant, ValueNode
 
 MAX_TEXT: Final = 4096  # characters of a condition
@@ -164,7 +166,7 @@ def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
     pieces: list[str] = []
     positions: list[tuple[int, int]] = []
     offset = nodes = 0
-    nesting = _Nesting(text)
+    nesting, grammar = _Nesting(text), Grammar(text)
     at = 0
     while True:
         found = _TOKEN.match(text, at)
@@ -190,9 +192,11 @@ def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
         nodes += nesting.step(piece, position, kind)
         if nodes > MAX_NODES:
             raise SelectorError(f"a condition has at most {MAX_NODES} parts", text=text, position=position)
+        grammar.step(kind, piece, position)
         pieces.append(piece)
         positions.append((offset, position))
         offset += len(piece) + 1
+    grammar.finish()
     nesting.finish()
     return " ".join(pieces), literals, positions
 
