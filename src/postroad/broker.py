@@ -28,6 +28,7 @@ from postroad.errors import (
 )
 from postroad.events.batch import EventBatch
 from postroad.ids import is_history, pubend_text
+from postroad.overlay.connection import SHUTTING_DOWN
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
@@ -357,7 +358,7 @@ class Broker:
         out += self._tracer.close(now_us)
         out += self._history.close(now_us)
         for connection in self._peers:
-            out += self._links.refuse(connection, UnavailableError("the broker is shutting down"))
+            out += self._links.refuse(connection, UnavailableError(SHUTTING_DOWN))
         return out
 
     # ---- connections

@@ -244,3 +244,17 @@ def test_a_broker_that_was_stopped_comes_back(brokers: Any, until: Callable[...,
         client.publish("a", b"x")
     b2.unpause()
     until(lambda: len(status(b2)["links"]) == 1, "linked again")
+
+
+def test_a_neighbour_that_stops_is_no_cause_for_alarm(brokers: Any, until: Callable[..., None]) -> None:
+    b1 = brokers.start("b1")
+    b2 = brokers.start("b2", b1.address)
+    until(lambda: len(status(b2)["links"]) == 1, "linked")
+    assert b1.stop() == 0
+    until(lambda: status(b2)["addresses"][0]["failures"] >= 5, "dialled again and again")
+    for log in (b1.log.read_text(), b2.log.read_text()):
+        assert "the broker is shutting down" in log
+        assert " warning " not in log
+        assert "TLS" not in log.replace("tls=no", "")
+    # Once, and once more after ten seconds should five attempts take that long.
+    assert b2.log.read_text().count(f"no connection to {b1.address}") <= 3

@@ -116,7 +116,7 @@ class _Socket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         error = UnavailableError(f"the connection broke: {exc}") if exc is not None else None
         if error is None and not self._splitter.begun:
-            error = UnavailableError(tls_unheard(self._client._tls))
+            error = UnavailableError(tls_unheard(self._client._tls, known=self._client._broker != ""))
         self._client._socket_lost(self, error)
         if not self.lost.done():
             self.lost.set_result(None)

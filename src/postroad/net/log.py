@@ -1,18 +1,23 @@
 """The log: one line per happening on stderr, `time level broker text`.
 
 Peers can cause lines (refused connections, broken frames), so lines per second are bounded; what was
-left out is counted in the next line that is written.
+left out is counted in the next line that is written. A complaint that goes on, such as an address that
+nobody listens on, is written at once and then at growing intervals.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from typing import Final
 
 LOGGER: Final = logging.getLogger("postroad")
 MAX_LINES_PER_SECOND: Final = 200
+FIRST_AGAIN_S: Final = 10.0  # a complaint is repeated after this long, then after twice as long, and so on
+LAST_AGAIN_S: Final = 600.0
+MAX_COMPLAINTS: Final = 256  # told apart; of more the oldest are forgotten
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -57,6 +62,48 @@ class _Bound(logging.Filter):
         return True
 
 
+class Complaints:
+    """Which complaints to write. Those that differ only in the connection are the same."""
+
+    _CONNECTION: Final = re.compile(r"connection \d+(?: was \S+| \S+:\d+)?")
+
+    def __init__(self) -> None:
+        # text -> when it was written last, after how long it is due again, and how often it was left out
+        self._known: dict[str, tuple[float, float, int]] = {}
+
+    def due(self, text: str, now_s: float) -> str | None:
+        """The line to write, if it is time for it. One that was not heard of for long begins anew."""
+        key = self._CONNECTION.sub("connection", text)
+        written_s, again_s, left_out = self._known.pop(key, (now_s, 0.0, 0))
+        if now_s < written_s + again_s:
+            self._known[key] = written_s, again_s, left_out + 1
+            return None
+        if left_out:
+            again_s = min(again_s * 2, LAST_AGAIN_S)
+            text += f" ({left_out} times more in {now_s - written_s:.0f} s)"
+        else:
+            again_s = FIRST_AGAIN_S
+        self._known[key] = now_s, again_s, 0
+        if len(self._known) > MAX_COMPLAINTS:
+            del self._known[next(iter(self._known))]
+        return text
+
+
+_COMPLAINTS: Final = Complaints()
+
+
+def complain(level: str, text: str) -> None:
+    """What a peer or the network causes, and may go on causing for ever."""
+    line = _COMPLAINTS.due(text, time.monotonic())
+    if line is not None:
+        LOGGER.log(_number(level), "%s", line)
+
+
+def _number(level: str) -> int:
+    """A core's level that is unknown is worth seeing, not an error."""
+    return logging.getLevelNamesMapping().get(level.upper(), logging.WARNING)
+
+
 def setup(name: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Line(name))
@@ -67,5 +114,9 @@ def setup(name: str, level: str) -> None:
 
 
 def note(level: str, text: str) -> None:
-    """A core's Note: an unknown level is worth seeing, not an error."""
-    LOGGER.log(logging.getLevelNamesMapping().get(level.upper(), logging.WARNING), "%s", text)
+    """A core's Note. Its warnings are complaints."""
+    number = _number(level)
+    if number == logging.WARNING:
+        complain(level, text)
+    else:
+        LOGGER.log(number, "%s", text)

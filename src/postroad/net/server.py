@@ -32,7 +32,7 @@ from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net import tls
 from postroad.net.clock import Clock
 from postroad.net.historian import Historian
-from postroad.net.log import LOGGER, note
+from postroad.net.log import LOGGER, complain, note
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Append, Chop, Read, Save, StorageEffect
@@ -138,6 +138,7 @@ class Server:
         self._live: dict[int, Connection] = {}  # Opened and not Closed, by number
         self._sockets: set[Connection] = set()  # every open socket, those being refused or closed too
         self._dials: set[asyncio.Task[None]] = set()
+        self._answered: set[str] = set()  # addresses that answered when dialled, at most MAX_DIALS
         self._inputs: list[Input] = []  # of this turn
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -281,7 +282,7 @@ class Server:
                 if connection is not None:
                     self._write(connection, writes.pop(effect.connection, b""))
                     if effect.error is not None:  # the core has noted why, only we know who that was
-                        LOGGER.info("connection %d was %s", connection.number, connection.peer)
+                        complain("info", f"connection {connection.number} was {connection.peer}")
                     self._close(connection)
             elif isinstance(effect, Dial):
                 self._dial(effect.address)
@@ -384,16 +385,23 @@ class Server:
             LOGGER.debug(
                 "connection %d %s lost: %s", connection.number, connection.peer, error or "end of stream"
             )
-            if connection.dialled is not None and not connection.splitter.begun:
-                LOGGER.info("no connection to %s: %s", connection.dialled, tls.unheard(self._tls_client))
+            if connection.dialled is not None:
+                self._undialled(connection.dialled, answered=connection.splitter.begun)
             self._forget(connection)
+
+    def _undialled(self, address: str, *, answered: bool) -> None:
+        """A connection that we dialled is gone."""
+        if answered:
+            if len(self._answered) < MAX_DIALS:
+                self._answered.add(address)
+        else:
+            why = tls.unheard(self._tls_client, known=address in self._answered)
+            complain("info", f"no connection to {address}: {why}")
 
     def refuse(self, connection: Connection, error: PostroadError) -> None:
         """Tell the peer why, then close."""
         self._refused += 1
-        LOGGER.warning(
-            "connection %d %s closed: %s: %s", connection.number, connection.peer, error.code, error
-        )
+        complain("warning", f"connection {connection.number} {connection.peer} closed: {error.code}: {error}")
         self._write(connection, encode(Refuse(code=error.code, reason=str(error))))
         self._close(connection)
 
@@ -401,14 +409,14 @@ class Server:
         """The peer takes nothing, and more waits for it than its credit explains."""
         if connection.live:
             self._overflowed += 1
-            LOGGER.warning("connection %d %s does not read: closed", connection.number, connection.peer)
+            complain("warning", f"connection {connection.number} {connection.peer} does not read: closed")
             self._forget(connection)
         # Aborting inside the write that noticed it would pull the transport from under its own feet.
         self._loop.call_soon(connection.transport.abort)
 
     def _turn_away(self, connection: Connection) -> None:
         self._refused += 1
-        LOGGER.warning("refused %s: %d connections is the limit", connection.peer, self._max_connections)
+        complain("warning", f"refused a connection: {self._max_connections} connections is the limit")
         if len(self._sockets) > self._max_connections + SPARE_SOCKETS:
             connection.transport.abort()
             return
@@ -450,7 +458,7 @@ class Server:
                 return
             self._dial_failures += 1
             why = tls.reason(error) if isinstance(error, ssl.SSLError) else error or type(error).__name__
-            LOGGER.info("no connection to %s: %s", address, why)
+            complain("info", f"no connection to {address}: {why}")
             self.queue([DialFailed(address=address)])
 
 

@@ -48,9 +48,12 @@ def reason(error: ssl.SSLError) -> str:
     return f"TLS: {error.reason or error}"
 
 
-def unheard(context: ssl.SSLContext | None) -> str:
-    """Why somebody who was dialled with this closed the connection before saying anything, for people."""
-    hint = "; perhaps it serves TLS" if context is None else ""
+def unheard(context: ssl.SSLContext | None, *, known: bool) -> str:
+    """Why somebody who was dialled with this closed the connection before saying anything, for people.
+
+    One who is `known` has spoken to us before, so this is no matter of TLS: it stops or has restarted.
+    """
+    hint = "; perhaps it serves TLS" if context is None and not known else ""
     return f"it closed the connection without a word{hint}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from postroad.errors import UsageError
+from postroad.errors import PostroadError, RedundantError, UsageError
 from postroad.overlay.handshake import MAX_WINDOW, MIN_WINDOW, Peer
 from postroad.overlay.topology import MAX_COST
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
@@ -39,6 +39,16 @@ class LinkSettings:
             raise UsageError("times of links are positive, and a ping comes before giving up")
         if not 0 < self.redial_first_us <= self.redial_last_us or self.redial_rest_us <= 0:
             raise UsageError("the first wait before dialling again is positive and not above the last")
+
+
+SHUTTING_DOWN: Final = "the broker is shutting down"
+
+
+def level_of(error: PostroadError) -> str:
+    """How much people need to know of a connection that closes for this reason."""
+    if isinstance(error, RedundantError):
+        return "debug"
+    return "info" if str(error) == SHUTTING_DOWN else "warning"
 
 
 class Phase(Enum):

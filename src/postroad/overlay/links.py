@@ -33,7 +33,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.overlay.access import Access, AuthConfig
-from postroad.overlay.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase
+from postroad.overlay.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase, level_of
 from postroad.overlay.dialler import Dialler
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.overlay.handshake import (
@@ -203,11 +203,10 @@ class Links:
         state.phase = Phase.CLOSING
         if isinstance(error, RedundantError):
             state.redundant = True
-        level = "debug" if isinstance(error, RedundantError) else "warning"
         return [
             Send(connection, encode(Refuse(code=error.code, reason=printable(str(error))))),
             Close(connection, error),
-            Note(level, f"closed {self._describe(state)}: {error}"),
+            Note(level_of(error), f"closed {self._describe(state)}: {error}"),
         ]
 
     def _describe(self, state: Connection) -> str:
@@ -293,8 +292,8 @@ class Links:
         error = from_wire(refuse.code, printable(refuse.reason))
         state.phase = Phase.CLOSING
         state.redundant = isinstance(error, RedundantError)
-        level = "debug" if state.redundant else "warning"
-        return [Close(state.number, error), Note(level, f"refused by {self._describe(state)}: {error}")]
+        said = f"refused by {self._describe(state)}: {error}"
+        return [Close(state.number, error), Note(level_of(error), said)]
 
     # -- handshake ---------------------------------------------------------------------------------
 
