@@ -21,6 +21,7 @@ from postroad.durable.release import TABLE as OWNERS
 from postroad.durable.release import RetentionPolicy
 from postroad.errors import (
     BugError,
+    DeniedError,
     PeerError,
     UnavailableError,
     UsageError,
@@ -79,6 +80,7 @@ from postroad.wire.frames import (
 )
 
 MAX_STATUS_ROWS: Final = 1_000
+_ADMIN: Final = frozenset({"subs.delete", "subs.retire"})  # requests that change something
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,11 +486,13 @@ class Broker:
                 self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():
                 try:
+                    if message.what in _ADMIN and not self._links.may_admin(peer.connection):
+                        raise DeniedError(f"{message.what} needs the right `admin` at this broker")
                     if message.what == "subs.retire":
                         self._out += self._retiring.request(peer.connection, message, now_us)
                     else:
                         self._answer(peer, message, now_us)
-                except (UsageError, UnavailableError) as error:
+                except (UsageError, UnavailableError, DeniedError) as error:
                     reply = Reply(number=message.number, code=error.code, body=str(error))
                     self._send(peer.connection, reply)
             case _:

@@ -110,6 +110,39 @@ def test_a_confirmed_acknowledgement_survives_kill_9_of_everyone(brokers: Any) -
     run(after())
 
 
+def test_who_is_replaced_hands_out_nothing_more(brokers: Any) -> None:
+    """D11: another connection under the name has everything from there on; the first gets its error."""
+    (one,) = brokers.line(1)
+
+    async def work() -> None:
+        async with postroad.connect(one.address) as first, postroad.connect(one.address) as second:
+            old = await first.subscribe("t", durable="s")
+            await publish(one.address, 0, 10)
+            assert numbers([*await take(old, 1)]) == [0]
+            new = await second.subscribe("t", durable="s")
+            assert numbers([*await take(new, 10)]) == list(range(10))
+            with pytest.raises(postroad.UsageError, match="taken by another connection"):
+                await anext(old)
+
+    run(work())
+
+
+def test_a_client_that_closes_says_what_is_due(brokers: Any) -> None:
+    """D11: who asked for the next event is done with the one before, also if the program ends there."""
+    (one,) = brokers.line(1)
+
+    async def work() -> None:
+        async with postroad.connect(one.address) as client:
+            events = await client.subscribe("t", durable="s")
+            await publish(one.address, 0, 10)
+            assert numbers([*await take(events, 6)]) == list(range(6))
+        async with postroad.connect(one.address) as client:
+            events = await client.subscribe("t", durable="s")
+            assert numbers([*await take(events, 5)]) == list(range(5, 10))
+
+    run(work())
+
+
 def test_since_a_time_in_the_past(brokers: Any) -> None:
     one, two = brokers.line(2)
 

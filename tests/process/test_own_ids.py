@@ -54,3 +54,27 @@ def test_a_token_is_acknowledged(brokers: Any) -> None:
             events.ack(upto=middle)
         with client.subscribe("t", durable="d", token="") as events:
             assert [int(events.get(60).payload) for _ in range(10)] == list(range(10, 20))
+
+
+def test_mistakes_of_a_program_are_its_own(brokers: Any) -> None:
+    """Ids that do not increase, a token of the future: a UsageError at once, and the client goes on."""
+    broker = brokers.start("b1")
+    with (
+        postroad.sync.connect(broker.address) as client,
+        client.subscribe("t", durable="d", ack="manual") as events,
+    ):
+        ids = [PREFIX + number.to_bytes(8, "big") for number in (5, 4)]
+        for wrong in (ids, ids[:1], [b"short"]):
+            with pytest.raises(postroad.UsageError, match="ids"):
+                client.publish_many([("t", "1"), ("t", "2")], mode="durable", ids=wrong)
+        client.publish("t", "3", mode="durable")
+        found = events.get(60)
+        (pubend,) = client.request("heads")["heads"]
+        with pytest.raises(postroad.UsageError, match="future"):
+            events.ack(upto=json.dumps({pubend: 1 << 60}))
+        with pytest.raises(postroad.UsageError):
+            events.ack("x")  # type: ignore[arg-type]
+        with pytest.raises(postroad.UsageError):
+            client.subscribe("t", durable="e", since=5)  # type: ignore[arg-type]
+        events.ack(found)
+        assert client.connected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,30 @@ def test_tokens(brokers: Any, tmp_path: Path) -> None:
             await asyncio.sleep(1)
             await linked(one, 2)
             await round_trip(two, one)
+
+    run(test())
+
+
+def test_changing_a_broker_needs_the_right_to(brokers: Any, tmp_path: Path) -> None:
+    """Deleting a subscription and retiring a broker are for those who hold the broker's own token."""
+
+    async def test() -> None:
+        config = tmp_path / "b.toml"
+        digest = hashlib.sha256(b"eve's").hexdigest()
+        config.write_text(f'[auth.tokens]\neve = "{digest}"\n')
+        b1 = brokers.start("b1", extra=("--config", str(config), "--token", "s3cret"))
+        async with (
+            postroad.connect(b1.address, token="s3cret") as owner,
+            postroad.connect(b1.address, token="eve's") as eve,
+        ):
+            async with await owner.subscribe("orders/#", durable="billing"):
+                pass
+            for what, arguments in (("subs.delete", {"name": "billing"}), ("subs.retire", {"broker": "b9"})):
+                with pytest.raises(postroad.DeniedError, match="admin"):
+                    await eve.request(what, **arguments)
+            assert [one["name"] for one in (await eve.request("subs"))["subscriptions"]] == ["billing"]
+            await owner.request("subs.delete", name="billing")
+            assert not (await eve.request("subs"))["subscriptions"]
 
     run(test())
 

@@ -80,6 +80,7 @@ def test_defaults() -> None:
     assert not guarded.may_link("alice")
     assert guarded.may_link("b2")
     assert not guarded.may_admin("alice")
+    assert guarded.may_admin("b2")
     assert open_house.may_link("anonymous")
     assert open_house.may_admin("anonymous")
 

@@ -12,7 +12,7 @@ import json
 import os
 import random
 import ssl
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import repeat
 from types import TracebackType
@@ -30,7 +30,7 @@ from postroad.client.subscription import Subscription
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
-from postroad.ids import MessageId
+from postroad.ids import ID_BYTES, MessageId
 from postroad.net.tls import reason as tls_reason
 from postroad.net.tls import unheard as tls_unheard
 from postroad.overlay.effects import Close, Dial, Send
@@ -72,6 +72,17 @@ def connect(
 
 def not_yet(what: str) -> UsageError:
     return UsageError(f"this broker has no {what} yet")
+
+
+def _increasing(ids: Iterable[bytes]) -> Iterator[bytes]:
+    """Ids of a program's own, as a broker takes them."""
+    last = b""
+    for one in ids:
+        if len(one) != ID_BYTES or (last and one[:8] != last[:8]) or one <= last:
+            raise UsageError("ids are of 16 bytes, the first 8 the same in all of them, and increase")
+        last = one
+        yield one
+    raise UsageError("there are fewer ids than events")
 
 
 def _check_mode(mode: str) -> None:
@@ -195,6 +206,8 @@ class Client:
 
     async def _shut(self) -> None:
         socket = self._socket
+        for subscription in self._subscriptions.values():
+            subscription._say()
         self._perform(self._core.close())
         if self._timer is not None:
             self._timer.cancel()
@@ -285,7 +298,7 @@ class Client:
         above the last id of that publisher, so a program that makes the same ids again repeats nothing.
         """
         _check_mode(mode)
-        given = iter(ids) if ids is not None else repeat(b"")
+        given = _increasing(ids) if ids is not None else repeat(b"")
         count = 0
         durable = mode == "durable"
         frames: dict[asyncio.Future[None], None] = {}
@@ -374,6 +387,8 @@ class Client:
             raise UsageError("only a durable subscription has a token or begins in the past")
         if (shared and (durable is None or token is not None)) or (key and not shared):
             raise UsageError("`shared` needs a durable name and no token, and `key` needs `shared`")
+        if not isinstance(token, str | None) or not isinstance(since, datetime | None):
+            raise UsageError("`token` is the text of a checkpoint token, `since` a datetime")
         if ack not in ("auto", "batch", "manual"):
             raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
         if overflow not in ("drop", "disconnect"):
@@ -451,11 +466,11 @@ class Client:
         """Wait for a change of the session; fails with it, or when there is no broker for too long."""
         while not done():
             if self._failed is not None:
-                raise self._failed
+                raise self._failed.with_traceback(None)  # raised any number of times
             if self._core.state is State.OVER or self._loop is None:
                 raise UsageError("this client is not open")
             if self._outage is not None:
-                raise self._outage
+                raise self._outage.with_traceback(None)
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(future)
             try:

@@ -65,6 +65,7 @@ class Outbox:
         self._cut_events = CUT_EVENTS
         self._builder = BatchBuilder()
         self._durable = False  # what the open batch holds
+        self._own = b""  # and of which publisher, if that is not this client
         self._stored: list[int] = []  # ordinals of durable frames accepted, until `take_stored`
         self._dropped: list[int] = []  # ordinals of durable frames not taken, until `take_dropped`
 
@@ -132,9 +133,9 @@ class Outbox:
         if ids is None or limits is None:
             raise BugError("published before any broker gave a publisher number")
         builder = self._builder
-        if durable is not self._durable:
-            self._cut()
-            self._durable = durable
+        if durable is not self._durable or identity[:8] != self._own:
+            self._cut()  # a frame is of one kind and of one publisher
+            self._durable, self._own = durable, identity[:8]
         identity = identity or ids.next(now_ms)
         builder.add(identity, topic, attributes or _NO_ATTRIBUTES, payload, limits)
         if builder.size >= self._cut_bytes or builder.count >= self._cut_events:

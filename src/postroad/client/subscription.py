@@ -163,7 +163,7 @@ class Subscription:
             raise UsageError("only a durable subscription is acknowledged")
         if self._number is None or self._over:
             raise self._error or UsageError("this subscription is closed")
-        if event is not None and (event.pubend is None or event.tick is None):
+        if event is not None and (not isinstance(event, Event) or event.pubend is None or event.tick is None):
             raise UsageError("only a durable event is acknowledged")
         if upto and (self.shared or event is not None):
             raise UsageError("a token is acknowledged by itself, and not of a shared subscription")
@@ -303,7 +303,7 @@ class Subscription:
         while not self._queue:
             if self._over:
                 if self._error is not None:
-                    raise self._error
+                    raise self._error.with_traceback(None)
                 return None
             if self._waiter is not None:
                 raise UsageError("this subscription is being read by another task")
@@ -355,6 +355,8 @@ class Subscription:
             return
         self._over = True
         self._error = error
+        if error is not None and self.durable:
+            self._drop_unread()  # another may have it by now
         if self._began is not None and not self._began.done():
             self._began.set_exception(error or UsageError("this subscription is closed"))
             self._began.exception()  # looked at here: nobody may be waiting for it

@@ -66,7 +66,7 @@ class AuthConfig:
     certificates: bool = False  # a verified certificate's name is a principal
     anonymous: bool = False  # serve anonymous peers on loopback beside authenticated ones
     rules: tuple[Rule, ...] = ()
-    link_principals: tuple[str, ...] = ()  # may link as brokers, without a rule
+    link_principals: tuple[str, ...] = ()  # may link as brokers and administer, without a rule
 
     def __post_init__(self) -> None:
         if len(self.tokens) > MAX_TOKENS or len(self.rules) > MAX_RULES:
@@ -151,24 +151,19 @@ class Access:
 
     def may_link(self, principal: str) -> bool:
         """Whether the peer may join the network as a broker; such a peer sees and routes everything."""
-        decided = self._decided(principal, "link")
-        if decided is not None:
-            return decided
-        return principal in self._config.link_principals or self._open_house("link")
+        return self._trusted(principal, "link")
 
     def may_admin(self, principal: str) -> bool:
         """Whether the peer may ask for changes of the broker. Asking for its status needs no right."""
-        decided = self._decided(principal, "admin")
-        return self._open_house("admin") if decided is None else decided
+        return self._trusted(principal, "admin")
 
-    def _decided(self, principal: str, action: Action) -> bool | None:
+    def _trusted(self, principal: str, action: Action) -> bool:
+        """Rules decide. Then brokers are trusted, and where nobody can authenticate, everybody."""
         for rule in self._config.rules:
             if rule.action == action and rule.names(principal):
                 return rule.allow
-        return None
-
-    def _open_house(self, action: Action) -> bool:
-        """Nobody can authenticate, so whoever reaches loopback is trusted, unless rules say otherwise."""
+        if principal in self._config.link_principals:
+            return True
         return not self._config.configured and action not in self._closed
 
 

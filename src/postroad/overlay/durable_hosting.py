@@ -378,13 +378,18 @@ class DurableHosting:
         for pubend, tick in token.items():
             if is_volatile(pubend):
                 raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
-            if tick > now_us + FUTURE_US:
-                raise UsageError(f"the token names a tick of {pubend_text(pubend)} in the future: {tick}")
+            self._check_time(pubend, tick, now_us)
         # To begin with the first tick of everything would be to repeat everything.
         known_here = {*self._routing.durable_streams(), *self.hosting.followed_before()}
         if token and not token.keys() & known_here and message.durable not in self.hosting.subscriptions:
             raise UnavailableError("the token names only streams that are not known here, or not yet")
         return token
+
+    def _check_time(self, pubend: int, tick: int, now_us: int) -> None:
+        """A tick may be ahead of what is known here, and of this clock if the pubend is known to be."""
+        stream = self._routing.stream(pubend)
+        if tick > max(now_us + FUTURE_US, 0 if stream is None else stream.top):
+            raise UsageError(f"the token names a tick of {pubend_text(pubend)} in the future: {tick}")
 
     def _number(self) -> int:
         """Names a session, or something else that is confirmed."""
@@ -431,23 +436,24 @@ class DurableHosting:
         if session is None:
             return []  # it ended meanwhile
         if session.shared:
-            ticket = self._ticket(session, message)
+            ticket = self._ticket(session, message) if message.ticket else None
             self._groups.ack(session.subscriber, session.id, message.events, ticket)
             self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
             return self.take()
         try:
             token = CheckpointToken.from_json(message.token)
+            for pubend, tick in token.items():
+                self._check_time(pubend, tick, now_us)
         except UsageError as error:
-            raise PeerError(f"an acknowledgement that cannot be read: {error}") from None
-        if max(token.values(), default=0) > now_us + FUTURE_US:
-            raise PeerError("an acknowledgement of events in the future")
-        self.hosting.ack(session.id, token, self._ticket(session, message))
+            if not message.ticket:
+                raise PeerError(f"an acknowledgement that cannot be taken: {error}") from None
+            self._acked(self._ticket(session, message), error)
+            return self.take()
+        self.hosting.ack(session.id, token, self._ticket(session, message) if message.ticket else None)
         return []
 
-    def _ticket(self, session: _Session, message: Ack) -> int | None:
-        """What names the acknowledgement until it is on disk, if its sender wants to know."""
-        if not message.ticket:
-            return None
+    def _ticket(self, session: _Session, message: Ack) -> int:
+        """What names the acknowledgement until it is on disk, where its sender wants to know."""
         if len(self._acking) >= MAX_ACKING:
             raise PeerError(f"more than {MAX_ACKING} acknowledgements wait for the disk")
         ticket = self._number()
