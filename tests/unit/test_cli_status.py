@@ -53,3 +53,33 @@ def test_what_others_wrote_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
     text = shown({"subscriptions": subscriptions}, capsys)
     assert "[red]a[/]" in text
     assert "x = '?[2J'" in text
+
+
+def test_nothing_is_broken_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    link = {
+        "broker": "frankfurt-1",
+        "number": "ad83c0b7",
+        "cost": 1,
+        "dialled": "broker.frankfurt.example.org:17420",
+        "up_s": 123_456,
+        "rtt_ms": 0.37,
+        "credit": 8_388_608,
+        "unconsumed": 0,
+    }
+    owners = [{"broker": "238e1fcb", "released": 1_700_000_000_123_456}]
+    answer = {
+        "links": [link, {**link, "broker": "london-1"}],
+        "durable_owners": [{"pubend": "238e1fcb-00000000", "floor": 5, "note": "x" * 50, "owners": owners}],
+        "brokers": [{"broker": "london-1", "distance": 0}],
+        "subscriptions": [{"name": "n", "where": "a = 1 AND " * 12 + "b"}],
+    }
+    text = shown(answer, capsys)
+    condition = str(answer["subscriptions"][0]["where"])
+    assert [line for line in text.splitlines() if len(line) > 80 and condition not in line] == []
+    for whole in ("broker.frankfurt.example.org:17420", "8,388,608", "2023-11-14 22:13:20.123", condition):
+        assert whole in text
+    assert "[{" not in text
+    assert "\u2502london-1" in text  # what fits is a table

@@ -31,6 +31,7 @@ FIRST_METRICS: Final = (
     "lost_spans_total",
     "refused_frames_total",
 )
+TICKS: Final = frozenset({"horizon", "floor", "last", "released", "latest_delivered"})  # shown as times
 NOT_FOR_PEOPLE: Final = frozenset({"uptime_started_seconds", "kernel_compiled"})  # said better above
 
 
@@ -60,7 +61,11 @@ async def _ask(client: Client) -> dict[str, Any]:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    """Single values, then every list as a table: whatever rooms add to status appears by itself."""
+    """Single values, then every list as a table: whatever rooms add to status appears by itself.
+
+    A table that is wider than the terminal would be broken inside its cells; its rows are then written
+    one after the other, each as names and values.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -71,7 +76,15 @@ def _show(answer: dict[str, Any]) -> None:
         if isinstance(value, dict) and value:
             console.print(_facts(key, _worth_showing(value) if key == "metrics" else value))
         elif isinstance(value, list) and value:
-            console.print(_rows(key, value))
+            rows = [row if isinstance(row, dict) else {"": row} for row in value]
+            table = _table(key, rows)
+            if _width(table) <= console.width:
+                console.print(table)
+            else:
+                console.print(_plain(key.replace("_", " ")), style="italic")
+                for row in rows:
+                    for line in _lines(row, console.width, 0):
+                        console.print(line, soft_wrap=True)
 
 
 def _worth_showing(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -90,22 +103,47 @@ def _facts(title: str, values: dict[str, Any]) -> Any:
     return table
 
 
-def _rows(title: str, rows: list[Any]) -> Any:
+def _table(title: str, rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    dicts = [row if isinstance(row, dict) else {"": row} for row in rows]
-    columns = list(dict.fromkeys(key for row in dicts for key in row))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title.replace("_", " "), title_justify="left", pad_edge=False)
     for column in columns:
-        numbers = all(isinstance(row.get(column), int | float | None) for row in dicts)
+        numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(
-            _plain(column.replace("_", " ")),
-            justify="right" if numbers else "left",
-            overflow="fold",  # an address that is cut off is of no use
+            _plain(column.replace("_", " ")), justify="right" if numbers else "left", no_wrap=True
         )
-    for row in dicts:
+    for row in rows:
         table.add_row(*(_text(column, row.get(column)) for column in columns))
     return table
+
+
+def _width(table: Any) -> int:
+    from rich.console import Console
+
+    unbounded = Console(width=10_000)
+    return int(unbounded.measure(table).maximum)
+
+
+def _lines(row: dict[str, Any], width: int, indent: int) -> list[Any]:
+    """Names and values side by side, as many on a line as fit; lists inside a row follow it, indented."""
+    nested = [
+        value for value in row.values() if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
+    lines = [_plain(" " * indent)]
+    for name, value in row.items():
+        if value in nested:
+            continue
+        pair = _plain(name.replace("_", " ") + " ", "dim").append_text(_text(name, value))
+        if lines[-1].cell_len > indent and lines[-1].cell_len + 2 + pair.cell_len > width:
+            lines.append(_plain(" " * (indent + 2)))
+        elif lines[-1].cell_len > indent:
+            lines[-1].append("  ")
+        lines[-1].append_text(pair)
+    for value in nested:
+        for inner in value:
+            lines += _lines(inner, width, indent + 2)
+    return lines
 
 
 def _text(name: str, value: Any) -> Any:
@@ -113,7 +151,7 @@ def _text(name: str, value: Any) -> Any:
         return _plain("-")
     if isinstance(value, bool):
         return _plain("yes" if value else "no")
-    if name == "horizon" and isinstance(value, int):
+    if name in TICKS and isinstance(value, int):
         return _plain(_time(value))
     if isinstance(value, float):
         return _plain(f"{value:,.3f}")
@@ -130,8 +168,8 @@ def _time(tick: int) -> str:
         return str(tick)
 
 
-def _plain(text: str) -> Any:
+def _plain(text: str, style: str = "") -> Any:
     """Others chose names, topics and conditions: they are neither markup nor commands to the terminal."""
     from rich.text import Text
 
-    return Text("".join(one if one.isprintable() else "?" for one in text))
+    return Text("".join(one if one.isprintable() else "?" for one in text), style)
