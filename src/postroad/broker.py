@@ -8,14 +8,12 @@ broker answers at once, a busy one in larger batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-import msgspec
-
 from postroad import kernel
 from postroad.config import BrokerConfig, Identity
+from postroad.delays import Delays
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.release import TABLE as OWNERS
 from postroad.durable.release import RetentionPolicy
@@ -37,6 +35,7 @@ from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.flooding import Flooding
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.history import History, Sources
+from postroad.overlay.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.intake import Intake
 from postroad.overlay.interest import Interest
@@ -79,38 +78,10 @@ from postroad.wire.frames import (
     json_within_frame,
 )
 
+__all__ = ["Broker", "Closed", "DialFailed", "Input", "Opened", "Received"]
+
 MAX_STATUS_ROWS: Final = 1_000
 _ADMIN: Final = frozenset({"subs.delete", "subs.retire"})  # requests that change something
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A connection is open, inbound or dialled by us; `certificate` is the peer's verified name."""
-
-    connection: int
-    dialled: str | None = None
-    certificate: str | None = None
-    loopback: bool = True
-
-
-class Received(msgspec.Struct, frozen=True, gc=False):
-    """One whole frame came in."""
-
-    connection: int
-    frame: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    connection: int
-
-
-@dataclass(frozen=True, slots=True)
-class DialFailed:
-    address: str
-
-
-Input = Opened | Received | Closed | DialFailed | FiltersRead | StorageInput
 
 
 class Broker:
@@ -592,6 +563,9 @@ class Broker:
             "uptime_started_seconds": self._started_us / SECOND_US,
             "kernel_compiled": int(kernel.COMPILED),
         }
+
+    def delays(self) -> list[Delays]:
+        return [self._links.round_trips, *self._routing.delays.values()]
 
     def check(self) -> None:
         """BugError unless every room's invariants hold, and those between them."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from prometheus_client import Histogram
 
 from postroad.broker import Closed, DialFailed, Input, Opened, Received
+from postroad.delays import Delays
 from postroad.net.clock import Clock
 from postroad.net.http import HttpServer
 from postroad.net.run import bind_listener, bind_metrics
@@ -46,6 +46,9 @@ class StandIn:
 
     def metrics(self) -> dict[str, int | float]:
         return {}
+
+    def delays(self) -> list[Delays]:
+        return []
 
     def shutdown(self, now_us: int) -> list[Effect]:  # noqa: ARG002
         return self.goodbye
@@ -353,10 +356,12 @@ def test_http_says_when_it_is_not_ready_and_bounds_what_it_reads() -> None:
 
     async def test() -> None:
         ready = [True]
-        histogram = Histogram("turns", "Turns.", registry=None)
+        turns = Delays("turn_seconds", "Turns.", kind="all")
+        for delay_us in (-1, 100, 101, 2_000_000, 90_000_000):
+            turns.observe(delay_us)
         http = HttpServer(
             figures=lambda: {"events_in_total": 3, "links": 2},
-            histogram=histogram,
+            delays=lambda: [turns],
             ready=lambda: ready[0],
             about={"name": "b1"},
         )
@@ -373,6 +378,11 @@ def test_http_says_when_it_is_not_ready_and_bounds_what_it_reads() -> None:
         metrics = (await ask(port, b"GET /metrics?x HTTP/1.1\r\n\r\n")).decode()
         assert "# TYPE postroad_events_in_total counter\npostroad_events_in_total 3.0\n" in metrics
         assert "# TYPE postroad_links gauge\npostroad_links 2.0\n" in metrics
+        assert 'postroad_turn_seconds_bucket{kind="all",le="0.0001"} 2.0\n' in metrics
+        assert 'postroad_turn_seconds_bucket{kind="all",le="0.0003"} 3.0\n' in metrics
+        assert 'postroad_turn_seconds_bucket{kind="all",le="3"} 4.0\n' in metrics
+        assert 'postroad_turn_seconds_count{kind="all"} 5.0\n' in metrics
+        assert 'postroad_turn_seconds_sum{kind="all"} 92.000201\n' in metrics
         http.close()
 
     run(test())

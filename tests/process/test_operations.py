@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -58,6 +59,43 @@ def status(broker: Any) -> dict[str, Any]:
         return client.request("status")
 
 
+def documented_metrics() -> set[str]:
+    """The names in the first cells of the tables of metrics in docs/operations.md."""
+    document = (SOURCE.parent / "docs" / "operations.md").read_text()
+    tables = document.split("These are all of them")[1].split("## Limits")[0]
+    cells = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    return set(re.findall(r"`([a-z_]+)", "".join(cells)))
+
+
+def test_delays_are_counted(brokers: Any, until: Callable[..., None]) -> None:
+    """Of plain and durable deliveries, of commits, and of the round trip to a neighbour."""
+    b1 = brokers.start("b1", extra=("--metrics", "127.0.0.1:0"))
+    b2 = brokers.start("b2", b1.address, extra=("--metrics", "127.0.0.1:0"))
+
+    def count(broker: Any, name: str) -> float:
+        text = get(metrics[broker.name], "/metrics")[1]
+        found = re.search(rf"^postroad_{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+    metrics = {broker.name: status(broker)["metrics_address"] for broker in (b1, b2)}
+    until(lambda: len(status(b2)["brokers"]) == 2, "linked")
+    with (
+        postroad.sync.connect(b1.address) as here,
+        postroad.sync.connect(b2.address) as there,
+        there.subscribe("a") as events,
+    ):
+        here.publish("a", b"x")
+        here.publish("a", b"y", mode="durable")
+        here.flush()
+        assert {event.payload for _, event in zip(range(2), events, strict=False)} == {b"x", b"y"}
+    for mode in ("plain", "durable"):
+        assert count(b2, f'delivery_delay_seconds_count{{mode="{mode}"}}') >= 1
+    assert count(b1, "log_commit_seconds_count") >= 1
+    assert count(b1, "log_sync_seconds_count") >= 1
+    until(lambda: count(b2, "link_round_trip_seconds_count") >= 1, "a ping was answered")
+
+
 def test_metrics_health_and_ready(brokers: Any) -> None:
     b1 = brokers.start("b1", extra=("--metrics", "127.0.0.1:0"))
     metrics = status(b1)["metrics_address"]
@@ -72,6 +110,11 @@ def test_metrics_health_and_ready(brokers: Any) -> None:
     assert "postroad_events_in_total" in lines
     assert "process_resident_memory_bytes" in lines
     assert any(line.startswith("postroad_broker_info{") and 'name="b1"' in line for line in lines)
+    assert documented_metrics() == {
+        line.split()[2].removeprefix("postroad_")
+        for line in text.splitlines()
+        if line.startswith("# TYPE postroad_")
+    }
     with socket.create_connection(metrics.split(":")) as rude:
         rude.sendall(b"POST / HTTP/1.1\r\n\r\n")
         assert rude.recv(100).startswith(b"HTTP/1.1 405 ")

@@ -2,7 +2,8 @@
 
 A few dozen lines instead of a web framework: one request per connection, its head bounded in bytes and
 time. /health answers while the process lives, /ready while it serves (503 before and while it stops).
-Metric names ending in _total are counters, all others gauges; each gets the prefix `postroad_`.
+Metric names ending in _total are counters, delays are histograms, all others gauges; each gets the prefix
+`postroad_`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from postroad.delays import BOUNDS_US, Delays
+from postroad.units import SECOND_US
 
 MAX_HEAD_BYTES: Final = 8192
 REQUEST_S: Final = 5.0
@@ -24,8 +34,14 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Figures(Collector):
-    def __init__(self, figures: Callable[[], dict[str, int | float]], about: dict[str, str]) -> None:
+    def __init__(
+        self,
+        figures: Callable[[], dict[str, int | float]],
+        delays: Callable[[], list[Delays]],
+        about: dict[str, str],
+    ) -> None:
         self._figures = figures
+        self._delays = delays
         self._about = about
 
     def collect(self) -> Iterable[Metric]:
@@ -34,6 +50,21 @@ class _Figures(Collector):
             text = name.removesuffix("_total").replace("_", " ")
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield family(f"postroad_{name}", text, value=value)
+        histograms: dict[str, HistogramMetricFamily] = {}
+        for one in self._delays():
+            if one.name not in histograms:
+                histograms[one.name] = HistogramMetricFamily(
+                    f"postroad_{one.name}", one.about, labels=list(one.labels)
+                )
+            histograms[one.name].add_metric(
+                list(one.labels.values()), buckets=_buckets(one), sum_value=one.total_us / SECOND_US
+            )
+        yield from histograms.values()
+
+
+def _buckets(delays: Delays) -> list[tuple[str, float]]:
+    bounds = [f"{bound / SECOND_US:g}" for bound in BOUNDS_US] + ["+Inf"]
+    return list(zip(bounds, map(float, accumulate(delays.counts)), strict=True))
 
 
 class HttpServer:
@@ -43,13 +74,12 @@ class HttpServer:
         self,
         *,
         figures: Callable[[], dict[str, int | float]],
-        histogram: Collector,
+        delays: Callable[[], list[Delays]],
         ready: Callable[[], bool],
         about: dict[str, str],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Figures(figures, about))
-        self._registry.register(histogram)
+        self._registry.register(_Figures(figures, delays, about))
         ProcessCollector(registry=self._registry)
         self._ready = ready
         self._active = 0

@@ -219,9 +219,7 @@ async def _serve(node: _Node) -> int:
         storage=storage,
     )
     served.append(server)
-    http = HttpServer(
-        figures=server.metrics, histogram=server.turn_seconds, ready=lambda: server.ready, about=about
-    )
+    http = HttpServer(figures=server.metrics, delays=server.delays, ready=lambda: server.ready, about=about)
     _stop_on_signals(loop, server)
     if node.metrics is not None:
         await http.start(node.metrics)

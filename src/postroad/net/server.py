@@ -24,10 +24,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
-from prometheus_client import Histogram
-
 from postroad.broker import Closed, DialFailed, Input, Opened, Received
 from postroad.config import parse_address
+from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net import tls
 from postroad.net.clock import Clock
@@ -56,6 +55,7 @@ class Core(Protocol):
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]: ...
     def next_deadline(self) -> int | None: ...
     def metrics(self) -> dict[str, int | float]: ...
+    def delays(self) -> list[Delays]: ...
     def shutdown(self, now_us: int) -> list[Effect]: ...
 
 
@@ -121,12 +121,7 @@ class Server:
         self.max_batch_bytes = max_batch_bytes
         self.ready = False
         self.bytes_in = 0
-        self.turn_seconds = Histogram(
-            "postroad_turn_seconds",
-            "Time the broker core took for one turn of the loop.",
-            buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1),
-            registry=None,
-        )
+        self._turns = Delays("turn_seconds", "Time the broker core took for one turn of the loop.")
         self._clock = clock
         self._max_connections = max_connections
         # Credit may be overdrawn by one frame.
@@ -153,6 +148,10 @@ class Server:
         self._overflowed = 0
         self._dial_failures = 0
         self._inputs_handled = 0
+
+    def delays(self) -> list[Delays]:
+        stored = [] if self._storage is None else self._storage.delays()
+        return [self._turns, *self.core.delays(), *stored]
 
     # -- life
 
@@ -197,17 +196,22 @@ class Server:
 
     def metrics(self) -> dict[str, int | float]:
         """The driver's own figures and the core's."""
-        return self.core.metrics() | {
-            "socket_connections": len(self._sockets),
-            "socket_connections_opened_total": self._opened,
-            "socket_connections_refused_total": self._refused,
-            "socket_connections_overflowed_total": self._overflowed,
-            "socket_bytes_in_total": self.bytes_in,
-            "socket_bytes_out_total": self._bytes_out,
-            "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
-            "dial_failures_total": self._dial_failures,
-            "turn_inputs_total": self._inputs_handled,
-        }
+        stored = {} if self._storage is None else self._storage.stats()
+        return (
+            self.core.metrics()
+            | stored
+            | {
+                "socket_connections": len(self._sockets),
+                "socket_connections_opened_total": self._opened,
+                "socket_connections_refused_total": self._refused,
+                "socket_connections_overflowed_total": self._overflowed,
+                "socket_bytes_in_total": self.bytes_in,
+                "socket_bytes_out_total": self._bytes_out,
+                "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
+                "dial_failures_total": self._dial_failures,
+                "turn_inputs_total": self._inputs_handled,
+            }
+        )
 
     # -- turns
 
@@ -224,7 +228,7 @@ class Server:
         if self._stopping or not (inputs or due):
             return
         now_us = self._clock.now_us()
-        began = time.perf_counter()
+        began_ns = time.perf_counter_ns()
         try:
             effects = self.core.handle(inputs, now_us)
             deadline_us = self.core.next_deadline()
@@ -233,7 +237,7 @@ class Server:
             return
         self._inputs_handled += len(inputs)
         self._perform(effects)
-        self.turn_seconds.observe(time.perf_counter() - began)
+        self._turns.observe((time.perf_counter_ns() - began_ns) // 1000)
         self._schedule(deadline_us, now_us)
 
     def _schedule(self, deadline_us: int | None, now_us: int) -> None:

@@ -106,7 +106,7 @@ class Intake:
             self._counters["events_in_total"] += segment.batch.count
             if not is_history(pubend.id):
                 self._tracking.published(segment.batch.ids(), now_us)
-        return self._routing.spread(pubend, segment)
+        return self._routing.spread(pubend, segment, now_us)
 
     def settle(self, now_us: int) -> None:
         """The end of a turn: all that came is on its way, and what is accepted is answered."""

@@ -23,6 +23,7 @@ import hmac
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from postroad.delays import Delays
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -92,6 +93,7 @@ class Links:
         "_publishers",
         "_settings",
         "_timers",
+        "round_trips",
     )
 
     def __init__(
@@ -124,6 +126,7 @@ class Links:
         self._live: dict[int, int] = {}  # publisher number -> its connection, while there is one
         self._timers: list[tuple[int, int]] = []  # heap of (due, connection); void if due is not its timer_us
         self._last_hello_us = 0
+        self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
 
     # -- addresses to keep linked ------------------------------------------------------------------
 
@@ -278,6 +281,8 @@ class Links:
             case Pong():
                 if message.time_us == state.pinged_us:  # else it answers an older one, or nothing
                     state.rtt_us = max(0, now_us - state.pinged_us)
+                    if state.phase is Phase.BROKER:
+                        self.round_trips.observe(state.rtt_us)
                 return [], None
             case Credit():
                 if message.size < 1 or state.credit_out + message.size > state.window_out:

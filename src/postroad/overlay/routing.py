@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from postroad.config import StreamConfig
+from postroad.delays import Delays
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import Segment
 from postroad.durable.pubend import PlainPubend
@@ -54,6 +55,7 @@ MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 6
 _MAX_U32: Final = (1 << 32) - 1
 ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
+DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local delivery here."
 
 
 class Routing:
@@ -111,6 +113,12 @@ class Routing:
             neighbours=self._neighbours,
             out=self._out,
         )
+        self.delays = {  # by whether the stream is volatile
+            volatile: Delays(
+                "delivery_delay_seconds", DELIVERY_DELAY, mode="plain" if volatile else "durable"
+            )
+            for volatile in (True, False)
+        }
         self._beginnings = Beginnings(
             me=me,
             wait_us=config.subscribe_wait_us,
@@ -128,7 +136,7 @@ class Routing:
     def publish(self, batches: list[EventBatch], now_us: int) -> list[Effect]:
         """Give these events their ticks and send them wherever they are wanted."""
         stream = self._streams[self.pubend.id]
-        self._spread(stream, self.pubend.publish(batches, now_us))
+        self._spread(stream, self.pubend.publish(batches, now_us), now_us)
         return self._take()
 
     def open_durable(self, pubend: DurablePubend) -> list[Effect]:
@@ -146,9 +154,9 @@ class Routing:
         self._news = True
         return self._take()
 
-    def spread(self, pubend: DurablePubend, segment: Segment) -> list[Effect]:
+    def spread(self, pubend: DurablePubend, segment: Segment, now_us: int) -> list[Effect]:
         """Events of an own durable pubend that are on disk now."""
-        self._spread(self._streams[pubend.id], segment)
+        self._spread(self._streams[pubend.id], segment, now_us)
         return self._take()
 
     def log_read(self, pubend: DurablePubend, done: ReadDone) -> list[Effect]:
@@ -505,10 +513,10 @@ class Routing:
         self._curiosity.heard(pubend, top if looked else 0)
         self._table.evict()
 
-    def _spread(self, stream: Stream, segment: Segment) -> None:
+    def _spread(self, stream: Stream, segment: Segment, now_us: int) -> None:
         """A new segment of an own pubend: to local subscribers, then to the neighbours."""
         stream.top = stream.horizon = segment.end
-        self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+        self._deliver(stream, segment, now_us)
         if self.host is not None:
             self.host.learn(stream, segment)
         groups: list[Group] | None = None
@@ -532,10 +540,16 @@ class Routing:
             else:
                 stream.version = segment.coverage.versions.get(self._me, 0)
                 self._beginnings.in_force(stream, segment.start)
-                self._out += self._delivery.deliver(stream.id, segment.start, segment.end, segment.batch)
+                self._deliver(stream, segment, now_us)
             if self.host is not None:
                 self.host.learn(stream, segment)
             stream.horizon = segment.end
+
+    def _deliver(self, stream: Stream, segment: Segment, now_us: int) -> None:
+        batch = segment.batch
+        if batch is not None and batch.count and not is_history(stream.id):
+            self.delays[is_volatile(stream.id)].observe(now_us - int(batch.headers["tick"][-1]))
+        self._out += self._delivery.deliver(stream.id, segment.start, segment.end, batch)
 
     # ---- time
 
@@ -556,7 +570,7 @@ class Routing:
             self._reroute(now_us)
         due = now_us >= self._silence_at
         if due or self._news:
-            self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us))
+            self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us), now_us)
             # A durable pubend pays for silence with a reservation on disk: if no token has to advance, what
             # is quiet is told with the next event.
             quiet = [one for one in self._durable if self._news or self._held(one)]
@@ -592,7 +606,7 @@ class Routing:
             self._out += effects
             if segment is not None:
                 del self._unsaid[pubend_id]
-                self._spread(stream, segment)
+                self._spread(stream, segment, now_us)
 
     def _bury(self, now_us: int) -> None:
         """Drop the streams of pubends that ended, once those further behind had time to ask."""

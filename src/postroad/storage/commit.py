@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from postroad.delays import Delays
 from postroad.errors import BugError, PostroadError, StorageError
 from postroad.storage.effects import (
     Append,
@@ -269,6 +271,7 @@ class Storage:
             self._metadata.close()
             raise
         self._group = GroupCommit(self.volume, commit_bytes=commit_bytes, queue_bytes=queue_bytes)
+        self._commits = Delays("log_commit_seconds", "One group commit: write, sync, metadata.")
         self._reads: deque[Read] = deque()
         self._work = threading.Semaphore(0)  # something for the commit thread
         self._reading = threading.Semaphore(0)  # something for the reading thread
@@ -318,6 +321,9 @@ class Storage:
     def stats(self) -> dict[str, int]:
         return self.volume.stats() | {"log_commits_total": self._group.commits}
 
+    def delays(self) -> list[Delays]:
+        return [self._commits, self._files.syncs]
+
     def close(self) -> None:
         """Everything asked for is done and answered before this returns."""
         self._closing = True
@@ -353,9 +359,11 @@ class Storage:
                 return
 
     def _commit(self) -> bool:
+        began_ns = time.perf_counter_ns()
         commit = commit_once(self._group, self._files, self._metadata)
         if commit is None:
             return False
+        self._commits.observe((time.perf_counter_ns() - began_ns) // 1000)
         if commit.chops:
             self._reading.release()
         if commit.items or commit.stale:

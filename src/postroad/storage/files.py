@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
+
+from postroad.delays import Delays
 
 MAX_OPEN_FILES: Final = 64  # a long log has more segments than a process may have open files
 MAX_PARTS: Final = 1024  # IOV_MAX of Linux
@@ -62,6 +65,7 @@ class OsFiles:
     def __init__(self, folder: Path, *, sync: bool = True) -> None:
         self.folder = folder
         self._sync = sync
+        self.syncs = Delays("log_sync_seconds", "One sync of the log to disk.")
         folder.mkdir(parents=True, exist_ok=True)
         self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._lock = threading.Lock()
@@ -93,10 +97,12 @@ class OsFiles:
         if not self._sync:
             return
         handle = self._take(name)
+        began_ns = time.perf_counter_ns()
         try:
             os.fdatasync(handle.fd)
         finally:
             self._give(handle)
+            self.syncs.observe((time.perf_counter_ns() - began_ns) // 1000)
 
     def cut(self, name: str, size: int) -> None:
         handle = self._take(name)

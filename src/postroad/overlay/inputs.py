@@ -1,0 +1,40 @@
+"""What a driver tells its broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from postroad.storage.effects import StorageInput
+from postroad.tracking.effects import FiltersRead
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A connection is open, inbound or dialled by us; `certificate` is the peer's verified name."""
+
+    connection: int
+    dialled: str | None = None
+    certificate: str | None = None
+    loopback: bool = True
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """One whole frame came in."""
+
+    connection: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    address: str
+
+
+Input = Opened | Received | Closed | DialFailed | FiltersRead | StorageInput
