@@ -11,8 +11,10 @@ import pytest
 
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import SelectorError, TooLargeError, UsageError
-from postroad.selectors import Selector
-from postroad.selectors.parse import MAX_DEPTH, MAX_IN, MAX_LIKE, MAX_TEXT
+from postroad.overlay.interest import Interest
+from postroad.selectors import Selector, tree
+from postroad.selectors.index import MatchIndex
+from postroad.selectors.parse import MAX_DEPTH, MAX_IN, MAX_LIKE, MAX_TEXT, parse
 from postroad.selectors.predicate import like_matcher
 
 EVENT: dict[str, Any] = {
@@ -312,3 +314,18 @@ def test_patterns_keep_to_the_limits_of_whoever_parses_them() -> None:
 def test_the_mark_stands_below_its_character_in_texts_of_several_lines() -> None:
     error = SelectorError("no", text="a = 1 AND\n\tb !! 2", position=13)
     assert str(error) == "no at character 14\n  a = 1 AND  b !! 2\n" + " " * 15 + "^"
+
+
+def test_a_condition_is_parsed_once_per_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index of local delivery and the comparison with other selectors need the same boxes."""
+    texts: list[str] = []
+
+    def counting(text: str) -> tree.Condition:
+        texts.append(text)
+        return parse(text)
+
+    monkeypatch.setattr("postroad.selectors.parse.parse", counting)
+    selector = Selector.parse("once/#", "once = 1 AND more > 2")
+    MatchIndex().add(1, selector, 1)
+    Interest(1, 1, DEFAULT_LIMITS).subscribe(1, selector)
+    assert texts == [selector.where]

@@ -407,6 +407,7 @@ class Interest:
             self._last_key += 1
             table.entries[entry] = (self._last_key, selector)
             self._index.add(self._last_key, selector, owner)
+            selector.forget()  # it is matched, and compared with nothing
             self._count_reserved(selector, 1)
 
     def _drop_stale_assembly(self, owner: int) -> None:

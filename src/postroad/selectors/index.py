@@ -60,7 +60,6 @@ class MatchIndex:
             self._selectors.append(None)
         number = self._free[-1]
         self._engine.insert(number, selector.topic, to_plan(selector.boxes), selector)
-        selector.forget()
         self._free.pop()
         self._numbers[selector] = number
         self._selectors[number] = selector
