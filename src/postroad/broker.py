@@ -47,7 +47,7 @@ from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
 from postroad.overlay.subscribing import Subscribing
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
-from postroad.storage.effects import StorageInput, Stored
+from postroad.storage.effects import AppendFailed, SaveFailed, StorageInput, Stored
 from postroad.tracking.bulletins import Author
 from postroad.tracking.effects import FiltersRead
 from postroad.tracking.skew import SkewCheck
@@ -286,6 +286,8 @@ class Broker:
                 ours = self._history.reads(item.tag)
                 self._out += (self._history if ours else self._tracer).read(item, now_us)
             elif isinstance(item, StorageInput):
+                if isinstance(item, AppendFailed | SaveFailed):
+                    self._out.append(Note("warning", f"nothing is stored: {item.error}"))
                 self._out += self._durable.stored(item, now_us)
                 self._releasing.stored(item)
                 self._history.stored(item, now_us)

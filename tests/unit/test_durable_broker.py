@@ -13,7 +13,7 @@ from postroad.config import BrokerConfig, DurableConfig, Identity
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder
 from postroad.ids import pubend_text
-from postroad.overlay.effects import Effect
+from postroad.overlay.effects import Effect, Note
 from postroad.storage.effects import (
     Append,
     Appended,
@@ -190,6 +190,14 @@ def test_a_full_disk_is_an_error_for_its_publishers_and_nothing_is_told() -> Non
     publisher.send(publisher.durable("t", "again"))
     assert publisher.accepted() == [1, 3, 4]
     assert subscriber.got() == ["kept", "plain", "again"]
+
+
+def test_a_full_disk_is_said_to_the_operator() -> None:
+    net = DurableNet(1)
+    broker = net.brokers[0]
+    assert broker is not None
+    failed = AppendFailed(tag=1 << 40, error=StorageError("no space left"))
+    assert Note("warning", "nothing is stored: no space left") in broker.handle([failed], net.now_us)
 
 
 def test_a_full_disk_is_not_asked_with_every_turn() -> None:

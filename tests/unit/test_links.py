@@ -373,6 +373,7 @@ def test_pings_are_answered_and_the_round_trip_is_kept() -> None:
     a.received(5, Pong(time_us=17, at_us=0), NOW + 9 * SECOND_US)
     (link,) = a.status(NOW + 10 * SECOND_US)["links"]  # type: ignore[misc]
     assert link["rtt_ms"] == 0.8
+    assert (sum(a.round_trips.counts), a.round_trips.total_us) == (1, 800)
     assert link["up_s"] == 10
 
 
