@@ -38,6 +38,9 @@ def test_the_number_of_a_connection_makes_no_difference() -> None:
     assert complaints.due("closed connection 8: who is that?", 1.0) is None
     assert complaints.due("connection 7 was 127.0.0.1:40000", 1.0) is not None
     assert complaints.due("connection 8 was 127.0.0.1:40002", 2.0) is None
+    assert complaints.due("connection 9 was 192.0.2.1:40000", 2.0) is not None
+    assert complaints.due("connection 9 [::1]:40000 closed: protocol: no", 2.0) is not None
+    assert complaints.due("connection 10 [::1]:40002 closed: protocol: no", 2.0) is None
 
 
 def test_after_a_quiet_time_it_is_news_again() -> None:

@@ -63,9 +63,9 @@ class _Bound(logging.Filter):
 
 
 class Complaints:
-    """Which complaints to write. Those that differ only in the connection are the same."""
+    """Which complaints to write. Those that differ only in the connection of one host are the same."""
 
-    _CONNECTION: Final = re.compile(r"connection \d+(?: was \S+| \S+:\d+)?")
+    _CONNECTION: Final = re.compile(r"connection \d+(?:((?: was)? \S+):\d+)?")
 
     def __init__(self) -> None:
         # text -> when it was written last, after how long it is due again, and how often it was left out
@@ -73,7 +73,7 @@ class Complaints:
 
     def due(self, text: str, now_s: float) -> str | None:
         """The line to write, if it is time for it. One that was not heard of for long begins anew."""
-        key = self._CONNECTION.sub("connection", text)
+        key = self._CONNECTION.sub(lambda found: f"connection{found[1] or ''}", text)
         written_s, again_s, left_out = self._known.pop(key, (now_s, 0.0, 0))
         if now_s < written_s + again_s:
             self._known[key] = written_s, again_s, left_out + 1
