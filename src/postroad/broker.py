@@ -164,9 +164,11 @@ class Broker:
             receipts=receipts,
             room=PubendRoom(
                 opened=self._opened_pubend,
+                recovered=lambda batch: self._tracer.tracking.published(batch.ids(), self._now_us),
                 spread=lambda pubend, segment: self._intake.spread(pubend, segment, self._now_us),
                 answered=self._routing.log_read,
             ),
+            again=self._tracer.tracking.unrecorded_us,
             new_tag=lambda: next(tags),
             now_us=now_us,
         )

@@ -213,7 +213,7 @@ class World:
         while effects:
             (read,) = effects
             assert isinstance(read, Read)
-            effects = self.pubend.tail_done(self.p_disk.answer(read))
+            effects, _ = self.pubend.tail_done(self.p_disk.answer(read))
         assert self.pubend.recovered
         assert self.pubend.last >= self.told, "a restart may assign a tick that was told silent"
         self.pubend.check()

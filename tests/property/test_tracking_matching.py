@@ -57,7 +57,7 @@ class Run:
         self.count += 1
         number = 1 << 32 | 7
         ids = (number << 64 | time_us // MILLISECOND_US << 16 | self.count % 65536).to_bytes(16, "big")
-        for filled in self.history.add(ids, Times(ids), now_us):
+        for filled in self.history.add(ids, Times(ids), now_us, now_us):
             self._keep(filled)
         self.history.check()
 
@@ -215,7 +215,7 @@ def test_adaptive_filters_are_full_when_tp_ends(factor: int) -> None:
             for number in range(per_step)
         )
         serial += per_step
-        made = history.add(ids, Times(ids), now_us)
+        made = history.add(ids, Times(ids), now_us, now_us)
         due = history.tick(now_us)
         for filled in [*made, *([due] if due else [])]:
             stored.pop(filled.meta.replaces or 0, None)

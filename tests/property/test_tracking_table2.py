@@ -116,7 +116,7 @@ def test_full_buffers(row: Row) -> None:
         due = history.tick(now_us)
         stored += [due] if due else []
         ids = ids_of(200, 200, first=step * 200)
-        stored += history.add(ids, Times(ids), now_us)
+        stored += history.add(ids, Times(ids), now_us, now_us)
     assert stored
     assert (stored[0].meta.count == row.n) == row.full
 

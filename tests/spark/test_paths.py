@@ -129,6 +129,29 @@ def test_bulk_is_live_is_true(
         }
 
 
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_crash_costs_no_more_than_its_interval(strategy: str) -> None:
+    """T4, T11: brokers that are held up and die; what is whole says so, and lacks nothing.
+
+    Found: whatever was added to filters later than it was noted counted as late, and whole minutes as lost.
+    """
+    complete = 0
+    for seed in range(11, 17):
+        world = World(seed, TrackingConfig(strategy=strategy, persist_us=2_000_000), 5, extra=2)
+        world.happen(60)
+        world.stop()
+        for identity, (_, edges, got) in world.truth.items():
+            result = world.live(identity)[0]
+            if result.verdict != "complete" or identity in world.late:
+                continue
+            complete += 1
+            steps = {(step.broker, step.source) for step in result.route}
+            assert steps >= {(f"b{broker}", f"b{source}") for broker, source in edges}
+            receivers = {(one.subscriber, one.broker) for one in result.receivers}
+            assert receivers >= {(name, f"b{broker}") for name, broker in got}
+    assert complete > 200  # of 360
+
+
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_filters_on_their_side_answer_as_one_by_one(seed: int) -> None:

@@ -61,6 +61,7 @@ def test_bulk_trace_is_the_live_trace(
     for row in live:
         same(row, found[row["id"]])
     assert sum(bool(row["route"]) for row in live) > 50  # else there was little to compare
+    assert sum(row["verdict"] == "complete" for row in live) > 50
 
 
 def test_ids_from_parquet_and_bad_input(spark: SparkSession, tmp_path: Path) -> None:

@@ -121,6 +121,23 @@ def test_a_crash_is_a_gap_and_a_stop_is_not() -> None:
     assert ended.begins_us == SECOND_US
 
 
+def test_what_is_recorded_again_at_a_start_is_wanted_again_if_that_process_dies_too() -> None:
+    """Until something is stored after it: T4, what a crash costs."""
+    held, log = started(SECOND_US)
+    assert held.unrecorded_us is None
+    held, news = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=9 * SECOND_US)
+    assert held.unrecorded_us == 5 * SECOND_US
+    log += news
+    again, news = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=12 * SECOND_US)
+    assert again.lost[-1] == (9 * SECOND_US, 12 * SECOND_US)
+    assert again.unrecorded_us == 5 * SECOND_US
+    stored, _ = AttachmentMap.restored(log, last_stored_us=10 * SECOND_US, now_us=12 * SECOND_US)
+    assert stored.unrecorded_us == 10 * SECOND_US
+    log += held.stopped(11 * SECOND_US)
+    ended, _ = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=12 * SECOND_US)
+    assert ended.unrecorded_us is None
+
+
 def test_a_long_catch_up_costs_few_changes() -> None:
     held, _ = started()
     changes = [held.late(SUBSCRIBER, "ann", ms, ms + 50) for ms in range(0, 600_000, 50)]

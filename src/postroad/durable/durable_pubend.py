@@ -105,6 +105,7 @@ class DurablePubend:
         self._mark_bytes = MARK_BYTES
         self._reads: dict[int, Span] = {}  # by tag: what is being read
         self._recovering: int | None = None
+        self._again: int | None = None  # recovery also hands out the events above this tick
         self._fresh = True  # `start` is not saved yet
         self._counters = {"duplicate_events_total": 0, "failed_appends_total": 0, "log_reads_total": 0}
 
@@ -433,9 +434,11 @@ class DurablePubend:
         chopped: int,
         suspect: bool,
         now_us: int,
+        again: int | None = None,
     ) -> list[StorageEffect]:
         """After a restart: both tables, and where the log stream begins and ends.
 
+        `again`: the events above that tick are wanted of `tail_done`.
         Returns reads of what the checkpoint does not know; until `recovered` nothing may be staged.
         """
         held = facts.get(self._key)
@@ -461,7 +464,9 @@ class DurablePubend:
             self._marks = deque(found.marks)
         ids = sorted((v, k) for k, v in publishers.items() if k[:8] == self._key and len(k) == 16)
         self._publishers = OrderedDict((key[8:], value) for value, key in ids)
-        return self._read_tail(max(self._checkpoint, self.floor))
+        self._again = again
+        begin = self._checkpoint if again is None else min(self._checkpoint, again)
+        return self._read_tail(max(begin, self.floor))
 
     def _read_tail(self, start: int) -> list[StorageEffect]:
         if start >= self._synced:
@@ -471,17 +476,23 @@ class DurablePubend:
         self._recovering = read.tag
         return [read]
 
-    def tail_done(self, done: ReadDone) -> list[StorageEffect]:
-        """The next piece of the tail after the last checkpoint."""
+    def tail_done(self, done: ReadDone) -> tuple[list[StorageEffect], list[EventBatch]]:
+        """The next piece of the tail: how to go on, and the events in it that were wanted again."""
         if done.tag != self._recovering:
             raise BugError("pubend: a read that recovery did not ask for")
         del self._reads[done.tag]
+        again: list[EventBatch] = []
         for first, last, data in done.records:
             batch = self._segment(first, last, data).batch
+            if batch is not None and self._again is not None and last > self._again:
+                again.append(batch)
+            if last <= self._checkpoint:
+                continue
             self._grow(last, len(data))
             if batch is not None:
                 self._remember(_last_ids(batch))
-        return self._read_tail(done.records[-1][1] if done.more and done.records else self._synced)
+        reached = done.records[-1][1] if done.more and done.records else self._synced
+        return self._read_tail(reached), again
 
     @property
     def recovered(self) -> bool:

@@ -41,6 +41,7 @@ from postroad.wire.frames import Limits, Rejected, encode
 
 TABLES: Final = (TABLE, PUBLISHERS)  # what a start must load
 TICK_US: Final = SECOND_US
+STALL_US: Final = 5 * SECOND_US  # the longest that a sync takes
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
@@ -62,6 +63,7 @@ class PubendRoom:
     """What the broker around does with its durable pubends."""
 
     opened: Callable[[DurablePubend, int], list[Effect]]
+    recovered: Callable[[EventBatch], None]  # by the last process, above `again`
     spread: Callable[[DurablePubend, Segment], list[Effect]]
     answered: Callable[[DurablePubend, ReadDone], list[Effect]]
 
@@ -80,9 +82,11 @@ class DurablePublishing:
         links: Links,
         receipts: Receipts,
         room: PubendRoom,
+        again: int | None,
         new_tag: Callable[[], int],
         now_us: int,
     ) -> None:
+        """`again`: events of the last process that were synced after this are told to `room.recovered`."""
         self._me = me
         self._cache_bytes = cache_bytes
         self._new_tag = new_tag
@@ -99,9 +103,9 @@ class DurablePublishing:
         self._tick_at = now_us + TICK_US
         self._counters = {"durable_events_total": 0, "durable_failures_total": 0}
         if stored is not None:
-            self._recover(stored, now_us)
+            self._recover(stored, again, now_us)
 
-    def _recover(self, stored: Stored, now_us: int) -> None:
+    def _recover(self, stored: Stored, again: int | None, now_us: int) -> None:
         facts, publishers = (stored.tables.get(table, {}) for table in TABLES)
         # Pubends that an earlier configuration had are still asked about.
         earlier = {int.from_bytes(key, "big") for key in facts}
@@ -110,7 +114,13 @@ class DurablePublishing:
             pubend = self._make(number, now_us)
             end = stored.streams.get(pubend.id, _NEVER_USED)
             self._out += pubend.recover(
-                facts, publishers, last=end.last, chopped=end.chopped, suspect=end.suspect, now_us=now_us
+                facts,
+                publishers,
+                last=end.last,
+                chopped=end.chopped,
+                suspect=end.suspect,
+                now_us=now_us,
+                again=None if again is None or number == HISTORY else again - STALL_US,
             )
             self._reserve(pubend, now_us)
 
@@ -253,7 +263,10 @@ class DurablePublishing:
             if pubend.recovered:
                 self._out += self._room.answered(pubend, item)
                 return
-            self._out += pubend.tail_done(item)
+            effects, again = pubend.tail_done(item)
+            self._out += effects
+            for batch in again:
+                self._room.recovered(batch)
             self._reserve(pubend, now_us)
 
     # ---- time

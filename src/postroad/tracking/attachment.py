@@ -97,7 +97,16 @@ def change_extents(data: bytes) -> list[int]:
 class AttachmentMap:
     """Every mutator returns the changes to store, none when nothing changed."""
 
-    __slots__ = ("_count", "_handled", "_intervals", "_late", "begins_us", "forgot_us", "lost")
+    __slots__ = (
+        "_count",
+        "_handled",
+        "_intervals",
+        "_late",
+        "begins_us",
+        "forgot_us",
+        "lost",
+        "unrecorded_us",
+    )
 
     def __init__(self) -> None:
         self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
@@ -107,6 +116,8 @@ class AttachmentMap:
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
+        # What the process before this one recorded since then may have died with it; None if nothing did.
+        self.unrecorded_us: int | None = None
 
     @classmethod
     def of(cls, changes: Iterable[Change]) -> AttachmentMap:
@@ -134,7 +145,11 @@ class AttachmentMap:
                 running_us = change.at_us if change.what == "start" else None
         news = made._end_all(now_us)
         if running_us is not None:
-            lost_us = min(max(running_us, last_stored_us), now_us)
+            lost_us = made.unrecorded_us = min(max(running_us, last_stored_us), now_us)
+            # What a process recorded again at its start is lost with it if it stored nothing after that.
+            crashes = {until_us: from_us for from_us, until_us in made.lost}
+            while crashes.get(made.unrecorded_us, made.unrecorded_us) < made.unrecorded_us:
+                made.unrecorded_us = crashes[made.unrecorded_us]
             news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=now_us)))
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:

@@ -77,19 +77,20 @@ class BloomTracking(Recorder):
         changes: Iterable[Change],
         now_us: int,
     ) -> None:
-        super().__init__(config, me=me, stored=stored, changes=changes, now_us=now_us)
+        # Filters are stored one by one: what is lost of some is up to one interval older than the last store.
+        lag_us = config.persist_us
+        super().__init__(config, me=me, stored=stored, changes=changes, lag_us=lag_us, now_us=now_us)
         behind_us = config.skew_us + GATHER_US
         self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
         self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)
-        persist_us = max(1, config.persist_us - GATHER_US)  # what is lost at most began when it was noted
-        self._pace = Pace(persist_us=persist_us, retain=config.retain, retain_us=config.renew_us)
+        self._pace = Pace(persist_us=config.persist_us, retain=config.retain, retain_us=config.renew_us)
         # Least recently used first; each is in `_due` exactly while it has something to store.
         self._histories: OrderedDict[_Name, FilterHistory] = OrderedDict()
         self._due: list[tuple[int, _Name]] = []  # heap; an entry whose history is not due then is void
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
-        # Noted since `_noted_us` and not added yet: ids published, deliveries, and all else by history.
+        # Noted from `_noted_us` to `_last_us`, not added yet: ids published, deliveries, all else by history.
         self._published: list[bytes] = []
         self._delivered: dict[tuple[int, Members], list[bytes]] = {}  # (origin, subscribers) -> ids
         # Deliveries to the same subscribers follow each other: the entry of the last one.
@@ -97,7 +98,7 @@ class BloomTracking(Recorder):
         self._same_subscribers: Sequence[str] | None = None
         self._same_origin = 0
         self._pending: dict[_Name, _Pending] = {}
-        self._noted_us = 0
+        self._noted_us = self._last_us = 0
         self._noted_bytes = 0  # 0 when nothing is noted
         self._keys = 0
 
@@ -136,6 +137,7 @@ class BloomTracking(Recorder):
         if not self._noted_bytes:
             self._noted_us = now_us
             self._wake_us = min(self._wake_us, now_us + GATHER_US)
+        self._last_us = now_us
         self._noted_bytes += len(ids)
         if self._noted_bytes >= MAX_PENDING_BYTES:
             self._add_pending(now_us)
@@ -163,11 +165,12 @@ class BloomTracking(Recorder):
                 pending.ids.append(ids)
                 pending.tags.append(self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES))
             times = Times(b"".join(pending.ids))
-            if not self._timely(times, self._noted_us, now_us):
-                self._note_handled(times, self._noted_us, now_us)
+            # By when it happened: a process that was held up before it came here makes no message late.
+            if not self._timely(times, self._noted_us, self._last_us):
+                self._note_handled(times, self._noted_us, self._last_us, now_us)
                 for kind, who, ids in pending.calls:
                     names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
-                    self._note_late(names, Times(ids), self._noted_us, now_us, kind)
+                    self._note_late(names, Times(ids), self._noted_us, self._last_us, kind)
             keys = paired(times.ids, b"".join(pending.tags)) if pending.tags else times.ids
             self._add(name, keys, times, now_us)
 
@@ -211,7 +214,7 @@ class BloomTracking(Recorder):
         if tag is None:
             begun, ended = self._groups.meet(members)
             if begun:
-                self._changed(self._map.attached(GROUP, group_name(members), now_us))
+                self._changed(self._map.attached(GROUP, group_name(members), self._noted_us))
                 tag = self._groups.tag(members)
             if ended is not None:
                 self._changed(self._map.detached(GROUP, group_name(ended), now_us))
@@ -246,7 +249,7 @@ class BloomTracking(Recorder):
             self._histories.move_to_end(name)
         clean = history.dirty_us is None
         self._keys += len(keys) // ID_BYTES
-        for filled in history.add(keys, times, now_us):
+        for filled in history.add(keys, times, self._noted_us, now_us):
             clean = True
             self._keep(filled)
         if clean and history.due_us is not None:

@@ -44,7 +44,7 @@ class ExactTracking(Recorder):
         changes: Iterable[Change],
         now_us: int,
     ) -> None:
-        super().__init__(config, me=me, stored=stored, changes=changes, now_us=now_us)
+        super().__init__(config, me=me, stored=stored, changes=changes, lag_us=0, now_us=now_us)
         self._window = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
         self._entries = bytearray()  # not stored yet
         self._happenings: dict[tuple[str, int, str], int] = {}  # (what, origin, who) -> position
@@ -85,7 +85,7 @@ class ExactTracking(Recorder):
             self._entries += rows.tobytes()
         times = Times(ids)
         self._range.include(times, self._window, now_us)
-        self._note_handled(times, now_us, now_us)
+        self._note_handled(times, now_us, now_us, now_us)
         if len(self._entries) >= self._config.log_bytes or len(known) >= MAX_HAPPENINGS:
             self._flush(now_us)
 

@@ -117,11 +117,11 @@ class FilterHistory:
         self._range = Range()
         self._opened_us = 0  # when the first key of the current filter was added
         self._stored: int | None = None  # the sequence under which an earlier state of it is stored
-        self.dirty_us: int | None = None  # when the first key came that is not stored yet
+        self.dirty_us: int | None = None  # when the first key was noted that is not stored yet
         self.used_us = 0  # when the last key came
 
-    def add(self, keys: bytes, times: Times, now_us: int) -> list[Filled]:
-        """Add keys of messages with these times; returns the filters that this completes.
+    def add(self, keys: bytes, times: Times, noted_us: int, now_us: int) -> list[Filled]:
+        """Add keys of messages with these times, noted from then on; returns the filters that this completes.
 
         Where the keys fill a filter and begin the next, both take the range of all: every time in it was
         added now, which is all that the bound on matching sets rests on.
@@ -136,7 +136,7 @@ class FilterHistory:
             current.add(piece)
             self._range.include(times, self._window, now_us)
             if self.dirty_us is None:
-                self.dirty_us = now_us
+                self.dirty_us = noted_us
             position += len(piece)
             if current.full:
                 done.append(self.end(now_us))

@@ -67,8 +67,10 @@ class Recorder:
         me: int,
         stored: Iterable[FilterMeta],
         changes: Iterable[Change],
+        lag_us: int,
         now_us: int,
     ) -> None:
+        """`lag_us`: whatever happened so long before the last store is stored."""
         self._config = config
         self._me = me
         self._shelf = Shelf(stored, cache_bytes=config.cache_bytes)
@@ -81,10 +83,9 @@ class Recorder:
         self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
         self._expire_us = now_us + EXPIRE_US
-        # Filters are stored one by one: what is lost of some is up to one interval older than the last store.
         self._map, news = AttachmentMap.restored(
             changes,
-            last_stored_us=self._shelf.last_stored_us - config.persist_us,
+            last_stored_us=self._shelf.last_stored_us - lag_us,
             now_us=now_us,
             again_us=config.persist_us,
         )
@@ -142,13 +143,14 @@ class Recorder:
             for lo_ms, hi_ms in spans:
                 self._news += self._map.late(kind, subscriber, lo_ms, hi_ms)
 
-    def _note_handled(self, times: Times, first_us: int, now_us: int) -> None:
-        """Messages of another time than now were recorded: should the record die, that is known."""
-        if self._timely(times, first_us, now_us):
+    def _note_handled(self, times: Times, first_us: int, last_us: int, now_us: int) -> None:
+        """Messages of another time than theirs, from first to last, were recorded: should the record die,
+        that is known."""
+        if self._timely(times, first_us, last_us):
             return
         ahead_us = min(times.hi_ms * MILLISECOND_US, now_us + MAX_AHEAD_US)
         self._ahead_us = max(self._ahead_us, ahead_us)
-        for lo_ms, hi_ms in self._untimely(times, first_us, now_us):
+        for lo_ms, hi_ms in self._untimely(times, first_us, last_us):
             self._changed(self._map.handled(lo_ms, hi_ms, now_us, self._config.persist_us))
 
     def _untimely(self, times: Times, first_us: int, now_us: int) -> list[tuple[int, int]]:
@@ -327,6 +329,10 @@ class Recorder:
 
     def stored_after(self, sequence: int) -> list[tuple[int, int]]:
         return self._shelf.after(sequence)
+
+    @property
+    def unrecorded_us(self) -> int | None:
+        return self._map.unrecorded_us
 
     def attachments(self, now_us: int) -> bytes:
         return encode_changes(self._map.snapshot(now_us))

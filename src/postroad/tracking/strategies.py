@@ -71,6 +71,10 @@ class Tracking(Protocol):
     def stored_after(self, sequence: int) -> list[tuple[int, int]]:
         """(sequence, about how many bytes) of the stored records beyond, by sequence."""
 
+    @property
+    def unrecorded_us(self) -> int | None:
+        """What was recorded since then may have died with the process before; None if nothing did."""
+
     def attachments(self, now_us: int) -> bytes:
         """The whole attachment map as encoded changes: all that `tick` returned until now."""
 
@@ -141,6 +145,10 @@ class NoTracking:
 
     def stored_after(self, sequence: int) -> list[tuple[int, int]]:  # noqa: ARG002
         return []
+
+    @property
+    def unrecorded_us(self) -> int | None:
+        return None
 
     def attachments(self, now_us: int) -> bytes:  # noqa: ARG002
         return b""
