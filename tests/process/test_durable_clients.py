@@ -80,6 +80,48 @@ def test_what_is_acknowledged_when(brokers: Any, ack: str, again: int) -> None:
     run(work())
 
 
+def test_a_token_of_ones_own_advances_over_silence(brokers: Any) -> None:
+    """D3, D7: who matches nothing holds no storage, with and without an event loop; who waits with what it was
+    given does. Whoever begins again with an older token, behind which there was nothing, is told no gap."""
+    (one,) = brokers.line(1)
+
+    async def released(client: Any, name: str) -> int:
+        rows = (await client.request("subs"))["subscriptions"]
+        return int(max(next(row["released"] for row in rows if row["name"] == name).values()))
+
+    async def work() -> None:
+        async with postroad.connect(one.address) as client:
+            idle = client.subscribe("nothing/#", durable="idle", token="")
+            busy = client.subscribe("t", durable="busy", token="")
+            async with idle, busy:
+                first = idle.token
+                waiting = asyncio.create_task(anext(aiter(idle)))
+                await publish(one.address, 0, 3)
+                await take(busy, 3)
+                rest = asyncio.create_task(anext(aiter(busy)))
+                with postroad.sync.connect(one.address) as blocking:
+                    held = blocking.subscribe("nothing/#", durable="other", token="", timeout=60)
+                    threading.Thread(target=lambda: list(held), daemon=True).start()
+                    begun = {name: await released(client, name) for name in ("idle", "other", "busy")}
+                    for name in ("idle", "other"):
+                        while await released(client, name) <= begun[name]:
+                            await asyncio.sleep(0.2)
+                    assert await released(client, "busy") == begun["busy"]
+                    held.close()
+                assert idle.token != first
+                await busy.ack()
+                while await released(client, "busy") <= begun["busy"]:
+                    await asyncio.sleep(0.2)
+                waiting.cancel()
+                rest.cancel()
+            async with client.subscribe("nothing/#", durable="idle", token=first) as events:
+                await client.publish("nothing/now", b"x", mode="durable")
+                (event,) = await take(events, 1)
+                assert event.payload == b"x"
+
+    run(work())
+
+
 def test_a_confirmed_acknowledgement_survives_kill_9_of_everyone(brokers: Any) -> None:
     """D11: `await events.ack(event)` returns when it is on disk."""
     (one,) = brokers.line(1)

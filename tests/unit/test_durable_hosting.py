@@ -8,6 +8,7 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.durable.hosting import SILENCE_US, Hosting
 from postroad.durable.knowledge import EVERYTHING, NOTHING, Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.subscriptions import Subscriptions
 from postroad.durable.token import CheckpointToken
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
@@ -221,6 +222,49 @@ def test_tokens_advance_over_silence() -> None:
     assert messages(out) == [(100, 200, [])]
     kept = rig.host.subscriptions.by_id(other)
     assert kept.token() == CheckpointToken({P: 200})
+
+
+def goes_on(rig: Rig, token: int) -> int:
+    """Where the subscriber goes on if it comes back with this token."""
+    rig.now += 1
+    rig.attach(token={P: token})
+    return rig.host.subscriptions.by_id(1).cursors[P].begun
+
+
+def test_who_comes_back_with_a_token_from_before_silence_misses_nothing() -> None:
+    """D3, D7: silence that was acknowledged is released, and is then no gap to an older token."""
+    rig = Rig()
+    rig.host.begin(rig.attach(), P, 100, 0)
+    assert rig.session is not None
+    rig.learn(segment(100, "aba"), Segment(103, 200, EVERYTHING))
+    rig.now = SILENCE_US
+    assert messages(rig.carry(rig.host.tick(rig.now))) == [(103, 200, [])]
+    rig.host.ack(rig.session, {P: 200})
+    *_, save = rig.host.subscriptions.flush(rig.now + SECOND_US)
+    assert isinstance(save, Save)
+    assert goes_on(rig, 103) == 200, "it has the last event"
+    assert goes_on(rig, 102) == 102, "it has not: what is gone is to be told"
+    again = Subscriptions(broker=3, new_tag=count(1).__next__)
+    again.attach(name="s", selector=Selector.parse("a", ""), ack="", session=1, token=None, now_us=0)
+    rows, *_ = again.flush(0)
+    assert isinstance(rows, Save)
+    subscriptions, released = ({k: v for k, v in one.rows if v is not None} for one in (rows, save))
+    restarted = Subscriptions(broker=3, new_tag=count(1).__next__)
+    restarted.recover(subscriptions, released, {}, now_us=0)
+    assert (restarted.by_id(1).cursors[P].quiet, restarted.by_id(1).cursors[P].released) == (103, 200)
+
+
+def test_what_was_not_sent_on_this_connection_is_not_taken_for_silence() -> None:
+    """An acknowledgement of what another connection, or process, was told."""
+    rig = Rig()
+    rig.host.begin(rig.attach(), P, 100, 0)
+    rig.learn(segment(100, "aa"), Segment(102, 200, EVERYTHING))
+    assert rig.session is not None
+    rig.host.ack(rig.session, {P: 101})
+    assert goes_on(rig, 150) == 150
+    assert rig.session is not None
+    rig.host.ack(rig.session, {P: 200})
+    assert goes_on(rig, 150) == 150
 
 
 def test_reports_follow_what_is_saved() -> None:

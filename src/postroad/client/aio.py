@@ -538,6 +538,9 @@ class Client:
                     self._stored(ordinal, error)
             case fx.Missed(number=number, gap=gap, size=taken):
                 self._put(number, gap, taken)
+            case fx.Passed(number=number, pubend=pubend, tick=tick):
+                if (subscription := self._subscriptions.get(number)) is not None:
+                    subscription._pass(pubend, tick)
             case fx.Began(number=number, missing=missing, token=token):
                 if (subscription := self._subscriptions.get(number)) is not None:
                     subscription._begin(missing, token)

@@ -124,6 +124,15 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A pubend has nothing for a durable subscription up to `tick`: its token may say so."""
+
+    number: int
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A subscription is over; nothing more comes for it."""
 
@@ -162,6 +171,7 @@ Effect = (
     | Began
     | Delivered
     | Missed
+    | Passed
     | Ended
     | Acknowledged
     | Answered

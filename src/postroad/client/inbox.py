@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.client.effects import Acknowledged, Began, Delivered, Effect, Ended, Missed
+from postroad.client.effects import Acknowledged, Began, Delivered, Effect, Ended, Missed, Passed
 from postroad.client.streams import Streams
 from postroad.durable.token import CheckpointToken
 from postroad.errors import (
@@ -229,6 +229,8 @@ class Inbox:
             out.append(Delivered(number=number, batch=rows, size=len(frame)))
         elif gap is None:
             self.consumed(len(frame))
+            if subscription.request.durable and not batch.count and not batch.lost:
+                out.append(Passed(number=number, pubend=batch.pubend, tick=batch.end))
         return out
 
     def consumed(self, size: int) -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from postroad.durable.token import CheckpointToken
-from postroad.errors import PostroadError, UnavailableError, UsageError
+from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
 from postroad.events import Event, EventBatch, Gap
 from postroad.ids import parse_pubend
 
@@ -60,12 +60,14 @@ class Subscription:
         self._until = until
         self._token: dict[int, int] = dict(CheckpointToken.from_json(token)) if token else {}
         self._reading = (0, 0)  # pubend and end of the batch being read
-        self._lock = threading.Lock()  # for the next six
+        self._lock = threading.Lock()  # for the next eight
         self._fresh: dict[int, int] = {}  # handed out, perhaps not consumed yet: pubend -> tick
         self._settled: dict[int, int] = {}  # all that was consumed
         self._due: dict[int, int] = {}  # of that, what is to be acknowledged
         self._held: dict[tuple[int, int], None] = {}  # shared: handed out, by pubend and tick
         self._due_events: dict[tuple[int, int], None] = {}  # shared: consumed, to be acknowledged
+        self._last: dict[int, int] = {}  # the newest event or gap handed out: pubend -> tick
+        self._acked: dict[int, int] = {}  # the token is the application's: what it said it has stored
         self._saying = False  # an acknowledgement is scheduled
         self._call_soon: Callable[[Callable[[], None]], object] | None = None  # on the client's loop
         self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
@@ -74,7 +76,9 @@ class Subscription:
         self._buffer = buffer
         self._number: int | None = None
         self._began: asyncio.Future[None] | None = None
-        self._queue: deque[tuple[EventBatch | Gap, int]] = deque()  # bounded by the client's window
+        # Bounded by the client's window: what came and its size. Between two of these at most one token, up
+        # to which there is nothing for this subscription.
+        self._queue: deque[tuple[EventBatch | Gap | dict[int, int], int]] = deque()
         self._ready: deque[Event] = deque()  # of the batch being read
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
@@ -178,6 +182,7 @@ class Subscription:
                 events = {(pubend, event.tick): None}
             else:
                 token, events = dict(self._token), dict(self._held)
+            self._acked = dict(CheckpointToken(self._acked).maximum(CheckpointToken(token)))
             if self.shared and not events.keys() <= self._held.keys():
                 raise UnavailableError(
                     "this event is not with this consumer any more: it was acknowledged, or the connection "
@@ -198,11 +203,31 @@ class Subscription:
             if self.shared:
                 self._held[pubend, tick] = None
             else:
+                self._last[pubend] = tick
                 self._advance(pubend, end)
 
     def _advance(self, pubend: int, tick: int) -> None:
         if tick > self._token.get(pubend, 0):
             self._token[pubend] = self._fresh[pubend] = tick
+
+    def _pass(self, pubend: int, tick: int) -> None:
+        """Nothing comes up to this tick that is not in the queue."""
+        if not self._queue or not isinstance(self._queue[-1][0], dict):
+            self._queue.append(({}, 0))
+        passed = self._queue[-1][0]
+        if isinstance(passed, dict):
+            passed[pubend] = tick
+        self._notify()
+
+    def _advance_over(self, passed: Mapping[int, int]) -> None:
+        """There was nothing up to here. The brokers may forget that, where the application has acknowledged
+        all that it was given; else a subscription that matches nothing would hold storage for ever."""
+        with self._lock:
+            for pubend, tick in passed.items():
+                self._advance(pubend, tick)
+                if self._acked.get(pubend, 0) >= self._last.get(pubend, 0):
+                    self._acked[pubend] = self._due[pubend] = tick
+        self._say()
 
     def _settle(self) -> None:
         """Who asks for more is done with what it had."""
@@ -281,7 +306,7 @@ class Subscription:
         """All that has come, a list at a time."""
         while (item := await self._next()) is not None:
             items = [item]
-            while self._queue:
+            while self._queue and not isinstance(self._queue[0][0], dict):
                 items.append(self._pop())
             for one in items:
                 if isinstance(one, EventBatch):
@@ -300,7 +325,13 @@ class Subscription:
         if self._began is None or not self._began.done():
             await self._open()
         self._settle()
-        while not self._queue:
+        while True:
+            while self._queue:
+                passed = self._queue[0][0]
+                if not isinstance(passed, dict):
+                    return self._pop()
+                self._queue.popleft()
+                self._advance_over(passed)
             if self._over:
                 if self._error is not None:
                     raise self._error.with_traceback(None)
@@ -312,15 +343,18 @@ class Subscription:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._pop()
 
     def _pop(self) -> EventBatch | Gap:
         item, taken = self._queue.popleft()
+        if isinstance(item, dict):
+            raise BugError("a token is not handed out")
         if isinstance(item, EventBatch):
             self._reading = (item.pubend, item.end)
         elif item.pubend and self.durable:
             with self._lock:
-                self._advance(parse_pubend(item.pubend), item.end)
+                pubend = parse_pubend(item.pubend)
+                self._last[pubend] = item.end
+                self._advance(pubend, item.end)
         if taken:
             client = self._client
             client._core.consumed(taken)

@@ -214,7 +214,9 @@ class Hosting:
             self._begin_from_token(one, token)
         for pubend, cursor in list(one.cursors.items()):
             at = cursor.released if token is None else token.tick(pubend) or cursor.released
-            cursor.told = at
+            if cursor.quiet <= at < cursor.released:
+                at = cursor.released
+            cursor.told = cursor.begun = at
             cursor.last_event = 0
             if self.position(pubend) is not None:
                 out += self._enter(self._pubends[pubend], one, at, now_us)

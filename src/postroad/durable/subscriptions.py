@@ -41,7 +41,7 @@ HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
 LATE_US: Final = 5 * SECOND_US  # clocks differ: how far before its creation a subscription may begin
 
 _NEXT: Final = b"\0next"  # no name begins with NUL
-_CURSOR: Final = struct.Struct("<qqq")
+_CURSOR: Final = struct.Struct("<qqqq")
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -68,6 +68,9 @@ class Cursor:
     counted: (
         int  # `matched` counts up to here: less than `released` if that was acknowledged before it was told
     )
+    # Nothing in (quiet, released] was for it: who comes back with a token from there on has all of it.
+    quiet: int
+    begun: int  # where this connection went on
     last_event: int = 0  # the newest event or gap it was sent on this connection
     unacked: deque[tuple[int, int]] = field(default_factory=deque)  # (tick, events) sent above `released`
 
@@ -284,7 +287,16 @@ class Subscriptions:
         """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on."""
         if pubend in subscription.cursors:
             return
-        cursor = Cursor(released=tick, saved=tick, since=since, matched=matched, told=tick, counted=tick)
+        cursor = Cursor(
+            released=tick,
+            saved=tick,
+            since=since,
+            matched=matched,
+            told=tick,
+            counted=tick,
+            quiet=tick,
+            begun=tick,
+        )
         subscription.cursors[pubend] = cursor
         self._holders.setdefault(pubend, {})[subscription.id] = cursor
         self._minimum.pop(pubend, None)
@@ -312,8 +324,10 @@ class Subscriptions:
         of what this broker has learned since a crash: the subscriber was told before.
         """
         for pubend, tick in token.items():
-            if pubend in subscription.cursors:
-                self.release(subscription, pubend, tick)
+            cursor = subscription.cursors.get(pubend)
+            if cursor is not None:
+                sent = max(cursor.begun, cursor.last_event)
+                self.release(subscription, pubend, tick, quiet=sent if sent <= tick <= cursor.told else tick)
         if ticket is not None:
             self.confirm(subscription.id, ticket)
 
@@ -322,11 +336,15 @@ class Subscriptions:
         self._tickets.append((number, ticket))
         self._save_at = 0
 
-    def release(self, subscription: Subscription, pubend: int, tick: int) -> None:
+    def release(
+        self, subscription: Subscription, pubend: int, tick: int, *, quiet: int | None = None
+    ) -> None:
+        """It acknowledged all up to `tick`, nothing in (quiet, tick] being for it."""
         cursor = subscription.cursors[pubend]
         if tick <= cursor.released:
             return
         cursor.released = tick
+        cursor.quiet = tick if quiet is None else quiet
         cursor.counted = max(cursor.counted, min(tick, cursor.told))
         while cursor.unacked and cursor.unacked[0][0] <= tick:
             cursor.matched += cursor.unacked.popleft()[1]
@@ -366,7 +384,7 @@ class Subscriptions:
                 rows.append((_cursor_key(number, pubend), None))
                 self._saving[tag].append((number, pubend, 0))
                 continue
-            row = _CURSOR.pack(cursor.released, cursor.since, cursor.matched)
+            row = _CURSOR.pack(cursor.released, cursor.since, cursor.matched, cursor.quiet)
             rows.append((_cursor_key(number, pubend), row))
             self._saving[tag].append((number, pubend, cursor.released))
         self._dirty.clear()
@@ -465,8 +483,9 @@ class Subscriptions:
             number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
             owner = self._by_id.get(number)
             if owner is not None:
-                tick, since, matched = _CURSOR.unpack(value)
+                tick, since, matched, quiet = _CURSOR.unpack(value)
                 self.begin(owner, pubend, tick, since=since, matched=matched)
+                owner.cursors[pubend].quiet = quiet
         self._dirty.clear()
         self._save_at = 0
 
