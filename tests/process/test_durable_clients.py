@@ -81,8 +81,8 @@ def test_what_is_acknowledged_when(brokers: Any, ack: str, again: int) -> None:
 
 
 def test_a_token_of_ones_own_advances_over_silence(brokers: Any) -> None:
-    """D3, D7: who matches nothing holds no storage, with and without an event loop; who waits with what it was
-    given does. Whoever begins again with an older token, behind which there was nothing, is told no gap."""
+    """D3, D7: who matches nothing holds no storage, with and without an event loop; who waits with what it
+    was given does. Whoever begins again with an older token, behind which was nothing, is told no gap."""
     (one,) = brokers.line(1)
 
     async def released(client: Any, name: str) -> int:

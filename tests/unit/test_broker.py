@@ -34,13 +34,13 @@ SECOND_US = 1_000_000
 class Client:
     """The other end of a client connection."""
 
-    def __init__(self, net: Net, at: int) -> None:
+    def __init__(self, net: Net, at: int, token: str = "") -> None:
         self.net, self.at = net, at
         self.connection = net.open(at, self)
         self.messages: list[Message] = []
         self.batches: list[EventBatch] = []
         hello = Hello(
-            version=1, role="client", name="c", token="", limits=DEFAULT_LIMITS, window=1 << 22, time_us=0
+            version=1, role="client", name="c", token=token, limits=DEFAULT_LIMITS, window=1 << 22, time_us=0
         )
         self.send(encode(hello))
         welcome = self.messages[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.unit.test_broker import DEFAULT_LIMITS, Client, Net, numbers
@@ -12,7 +13,8 @@ from postroad.broker import Broker, Input
 from postroad.config import BrokerConfig, DurableConfig, Identity
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder
-from postroad.ids import pubend_text
+from postroad.ids import IdSource, pubend_text
+from postroad.overlay.access import AuthConfig
 from postroad.overlay.effects import Effect, Note
 from postroad.storage.effects import (
     Append,
@@ -273,6 +275,28 @@ def test_a_retry_after_a_crash_is_recognised() -> None:
     net.wait(2)
     assert again.accepted() == [1, 2]
     assert [one for one in subscriber.got() if one != "GAP"] == ["a", "b"]
+
+
+def test_the_ids_of_another_principal_are_refused_and_not_taken_for_repetitions() -> None:
+    """Whoever sees a publisher's ids could else make a broker drop what that one sends next."""
+    net = DurableNet(1)
+    tokens = {hashlib.sha256(name.encode()).hexdigest(): name for name in ("alice", "mallory")}
+    net.config = replace(net.config, auth=AuthConfig(tokens=tokens))
+    net.kill(0)
+    net.start(0)
+    alice, mallory, again = (DurableClient(net, 0, name) for name in ("alice", "mallory", "alice"))
+    for client in (alice, mallory, again):
+        client.ids = IdSource(77, 99)  # of a publisher that began at another broker
+    first = alice.durable("t", "a")
+    alice.send(first)
+    net.now_us += 3_600_000_000
+    mallory.send(mallory.durable("t", "b"))
+    net.now_us -= 3_500_000_000
+    again.send(first)
+    again.send(alice.durable("t", "c"))
+    assert (alice.accepted(), again.accepted()) == ([1], [1, 2])
+    assert (mallory.accepted(), mallory.rejected()) == ([], [(1, "denied")])
+    assert net.brokers[0].metrics()["durable_events_total"] == 2
 
 
 def test_frames_wait_for_a_pubend_that_is_still_recovering() -> None:

@@ -200,6 +200,23 @@ def test_events_of_a_process_that_died_are_handed_out_by_recovery(released: bool
     rig.restart(NOW + 5000)
 
 
+def test_ids_belong_to_whoever_came_with_them_first() -> None:
+    """Idempotent publishing: nobody uses up the ids of others, also after a restart."""
+    rig = Rig()
+    batch = rig.batch()
+    prefix = batch.id(0)[:8]
+    assert rig.pubend.claim(prefix, "alice")
+    assert rig.pubend.claim(prefix, "alice")
+    assert not rig.pubend.claim(prefix, "mallory")
+    rig.write(rig.pubend.stage([batch], NOW + 1).effects)
+    rig.write(rig.pubend.release(NOW + 1))  # with a checkpoint
+    rig.restart(NOW + 10)
+    assert not rig.pubend.claim(prefix, "mallory")
+    assert rig.pubend.claim(prefix, "alice")
+    assert rig.pubend.claim(prefix, "bob", given=True), "numbers are given out again after 1,024 starts"
+    assert rig.pubend.stage([batch], NOW + 11).tags == [None], "and its last id is known"
+
+
 def test_publishers_are_refused_when_the_disk_is_behind() -> None:
     rig = Rig()
 

@@ -8,7 +8,8 @@ A pubend that told others "silence up to t" must never assign a tick at or below
 it asserts silence only below a reservation that was saved before; a restart resumes above it.
 
 Retries of a publisher are recognised by its last message id, which is saved now and then together with the
-tick up to which that is so; a restart reads the rest from the log. The log is not chopped beyond it.
+tick up to which that is so; a restart reads the rest from the log. The log is not chopped beyond it. Ids
+belong to the principal that came with them first, as far as that is known: it is saved with the last id.
 
 Released ticks become L: (start, floor]. Records that the log can no longer read are L as well.
 """
@@ -96,7 +97,8 @@ class DurablePubend:
         self._reserving: dict[int, int] = {}  # tag -> reservation on its way
         self._reserve_us = 0  # not before this is another one asked for
         self._publishers: OrderedDict[bytes, bytes] = OrderedDict()  # prefix -> last id on disk, oldest first
-        self._coming: dict[bytes, bytes] = {}  # the same, of what is staged
+        self._owners: dict[bytes, str] = {}  # prefix -> whose ids these are, the longest known first
+        self._coming: dict[bytes, bytes] = {}  # last ids, of what is staged
         self._dirty: dict[bytes, None] = {}  # prefixes that changed since the last checkpoint
         self._saving: dict[int, tuple[int, tuple[bytes, ...]]] = {}  # tag -> checkpoint on its way
         self._checkpoint = now_us  # saved: what a restart need not read again
@@ -135,6 +137,16 @@ class DurablePubend:
             tag = self._new_tag()
             effects.append(self._log(fresh, prefixes, tag, now_us))
         return Staged(effects=effects, tags=[tag if wait is True else wait or None for wait in waits])
+
+    def claim(self, prefix: bytes, principal: str, *, given: bool = False) -> bool:
+        """Whether ids that begin so are this principal's: it was given them by this broker, or came with them
+        first. Else one could use up the ids of another, whose events would be taken for repetitions.
+        """
+        if given or prefix not in self._owners:
+            if prefix not in self._owners and len(self._owners) >= MAX_PUBLISHERS:
+                del self._owners[next(iter(self._owners))]
+            self._owners[prefix] = principal
+        return self._owners[prefix] == principal
 
     def has_room(self, size: int) -> bool:
         """Whether that much may be staged now."""
@@ -390,12 +402,16 @@ class DurablePubend:
     def _save_checkpoint(self) -> list[StorageEffect]:
         tag = self._new_tag()
         facts = _Checkpoint(self._synced, self._size, list(self._marks))
-        ids = tuple((self._key + prefix, self._publishers.get(prefix)) for prefix in self._dirty)
+        ids = tuple((self._key + prefix, self._row(prefix)) for prefix in self._dirty)
         self._saving[tag] = (self._synced, tuple(self._dirty))
         self._dirty.clear()
         self._saved_size = self._size
         rows = ((self._key, msgspec.msgpack.encode(facts)), *ids)
         return [Save(table=PUBLISHERS, rows=rows, tag=tag)]
+
+    def _row(self, prefix: bytes) -> bytes | None:
+        last = self._publishers.get(prefix)
+        return None if last is None else last + self._owners.get(prefix, "").encode()
 
     def saved(self, tag: int) -> bool:
         """A reservation or a checkpoint is on disk; False if the tag is not one of ours."""
@@ -463,7 +479,8 @@ class DurablePubend:
             self._checkpoint, self._size, self._saved_size = found.tick, found.size, found.size
             self._marks = deque(found.marks)
         ids = sorted((v, k) for k, v in publishers.items() if k[:8] == self._key and len(k) == 16)
-        self._publishers = OrderedDict((key[8:], value) for value, key in ids)
+        self._publishers = OrderedDict((key[8:], value[:8]) for value, key in ids)
+        self._owners = {key[8:]: value[8:].decode() for value, key in ids if len(value) > 8}
         self._again = again
         begin = self._checkpoint if again is None else min(self._checkpoint, again)
         return self._read_tail(max(begin, self.floor))

@@ -20,7 +20,7 @@ from typing import Final
 
 from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.knowledge import Segment
-from postroad.errors import BugError, PostroadError, StorageError, UsageError
+from postroad.errors import BugError, DeniedError, PostroadError, StorageError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY
 from postroad.overlay.effects import Effect, Send
@@ -55,6 +55,8 @@ class _Frame:
     batch: EventBatch
     size: int  # of the frame as it came, which is given back as credit
     receipt: Waiting | None  # None: the broker's own
+    principal: str = ""
+    given: bool = False  # its ids are those that this broker gave to its connection
     settled: Settled | None = None  # who is told of the broker's own
 
 
@@ -148,9 +150,13 @@ class DurablePublishing:
             error = StorageError("this broker keeps nothing on disk: it takes no durable events")
             self._reject(_Frame(batch, size, self._receipts.wait(connection, batch.channel)), error)
             return
-        publisher = int.from_bytes(batch.id(0)[:4], "big")
-        frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel))
-        self._frames.setdefault(publisher % self._count, []).append(frame)
+        peer = self._links.peer(connection)
+        if peer is None:
+            raise BugError("a publish frame of nobody")
+        prefix = int.from_bytes(batch.id(0)[:8], "big")
+        given = prefix == peer.publisher << 32 | self._me
+        frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel), peer.principal, given)
+        self._frames.setdefault((prefix >> 32) % self._count, []).append(frame)
 
     def last_id(self, prefix: str) -> str:
         """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal."""
@@ -170,7 +176,7 @@ class DurablePublishing:
         """What the broker says about itself, on a pubend of its own, which the first such frame opens."""
         if HISTORY not in self._pubends:
             self._reserve(self._make(HISTORY, now_us), now_us)
-        frame = _Frame(batch, len(batch.data), None, settled)
+        frame = _Frame(batch, len(batch.data), None, settled=settled)
         self._frames.setdefault(HISTORY, []).append(frame)
 
     def closed(self, connection: int) -> None:
@@ -183,8 +189,8 @@ class DurablePublishing:
     def stage(self, now_us: int) -> list[Effect]:
         """Frames of this turn, and those that waited for room, become records."""
         for number in self._open:
-            frames = self._frames.pop(number, [])
             pubend = self._pubends[number]
+            frames = [frame for frame in self._frames.pop(number, []) if self._owns(pubend, frame)]
             taken = 0
             for run in runs_within([frame.batch for frame in frames], self._limits):
                 if not pubend.has_room(sum(len(batch.data) for batch in run)):
@@ -194,6 +200,15 @@ class DurablePublishing:
             if taken < len(frames):
                 self._frames[number] = frames[taken:]
         return self._take()
+
+    def _owns(self, pubend: DurablePubend, frame: _Frame) -> bool:
+        """Its ids are its principal's; else it is refused."""
+        if frame.receipt is None:
+            return True
+        if pubend.claim(frame.batch.id(0)[:8], frame.principal, given=frame.given):
+            return True
+        self._reject(frame, DeniedError("these message ids are of a publisher that is somebody else's"))
+        return False
 
     def _stage(self, pubend: DurablePubend, frames: Sequence[_Frame], now_us: int) -> None:
         staged = pubend.stage([frame.batch for frame in frames], now_us)
