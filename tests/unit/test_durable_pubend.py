@@ -7,7 +7,14 @@ from itertools import count
 import pytest
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.durable_pubend import MAX_STAGED_BYTES, PUBLISHERS, RESERVE_US, TABLE, DurablePubend
+from postroad.durable.durable_pubend import (
+    MAX_STAGED_BYTES,
+    PUBLISHERS,
+    READ_BYTES,
+    RESERVE_US,
+    TABLE,
+    DurablePubend,
+)
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
@@ -198,6 +205,24 @@ def test_events_of_a_process_that_died_are_handed_out_by_recovery(released: bool
     pubend = rig.restart(NOW + 5000, again=NOW + 1500, recovered=2 + 3)
     assert pubend.kept_bytes == size, "nothing is counted twice"
     rig.restart(NOW + 5000)
+
+
+def test_ticks_that_lie_close_together_in_the_log_are_one_read() -> None:
+    """Catching up from the own log: single ticks, each in a record of its own."""
+    rig = Rig()
+    ticks = range(NOW + 1000, NOW + 1000 * 4000, 1000)
+    for tick in ticks:
+        rig.write(rig.pubend.stage([rig.batch(10)], tick).effects)
+    per_record = rig.pubend.kept_bytes // len(ticks)
+    spans = [(tick - 1, tick) for tick in ticks]
+    reads = [one for one in rig.pubend.read(spans) if isinstance(one, Read)]
+    assert 1 < len(reads) < 10
+    for tick in ticks:
+        assert sum(one.start < tick <= one.end for one in reads) == 1, "each once"
+    for one in reads:
+        assert (one.end - one.start) / 1000 * per_record < READ_BYTES, "and all of it in one answer"
+    few = rig.restart(NOW + 10_000_000).read([(ticks[0] - 1, ticks[0]), (ticks[-1] - 1, ticks[-1])])
+    assert len(few) == 2, "not with all that lies between them"
 
 
 def test_ids_belong_to_whoever_came_with_them_first() -> None:

@@ -16,6 +16,7 @@ Released ticks become L: (start, floor]. Records that the log can no longer read
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ MAX_STAGED_BYTES: Final = 64 * MIB  # on their way to disk; then publishers are 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
 MAX_READS: Final = 64  # spans being read from the log at a time
 READ_BYTES: Final = 4 * MIB
+NEAR_BYTES: Final = 64 * KIB  # spans with no more than this between them are read in one go
 JOIN_BYTES: Final = 256 * KIB  # records read from the log are joined up to this
 CHECKPOINT_BYTES: Final = 16 * MIB  # of records between two checkpoints; as much is scanned after a crash
 MARK_BYTES: Final = 4 * MIB  # sizes are remembered this finely, at first
@@ -291,9 +293,34 @@ class DurablePubend:
         return segments, subtract(missing, [(self._synced, end)] if self._synced < end else [])
 
     def read(self, spans: Sequence[Span]) -> list[StorageEffect]:
-        """Read these spans from the log, but for what is being read already."""
-        wanted = subtract(union(spans), union(self._reads.values()))
+        """Read these spans from the log, but for what is being read already. Spans that lie close together
+        are one read, since a subscriber that catches up wants many single ticks."""
+        wanted = subtract(self._near(union(spans)), union(self._reads.values()))
         return [self._read(*span) for span in wanted[: max(0, MAX_READS - len(self._reads))]]
+
+    def _near(self, spans: list[Span]) -> list[Span]:
+        """Joined where little of the log lies between them, into pieces of at most half a read."""
+        together: list[Span] = []
+        for start, end in spans:
+            if together:
+                first, last = together[-1]
+                if self._bytes(last, start) <= NEAR_BYTES and self._bytes(first, end) <= READ_BYTES // 2:
+                    together[-1] = (first, end)
+                    continue
+            together.append((start, end))
+        return together
+
+    def _bytes(self, start: int, end: int) -> int:
+        """About how many bytes of the log lie in (start, end]."""
+        return self._size_at(end) - self._size_at(start)
+
+    def _size_at(self, tick: int) -> int:
+        """About how many bytes were ever logged up to there: between two marks as many with every tick."""
+        at = bisect_right(self._marks, tick, key=lambda mark: mark[0])
+        low = self._marks[at - 1] if at else (self.start, 0)
+        high = self._marks[at] if at < len(self._marks) else (max(self._synced, low[0] + 1), self._size)
+        part = min(max(tick - low[0], 0) / max(high[0] - low[0], 1), 1.0)
+        return low[1] + int(part * (high[1] - low[1]))
 
     def _read(self, start: int, end: int) -> Read:
         tag = self._new_tag()
