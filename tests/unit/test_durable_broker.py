@@ -11,6 +11,7 @@ from tests.unit.test_broker import DEFAULT_LIMITS, Client, Net, numbers
 
 from postroad.broker import Broker, Input
 from postroad.config import BrokerConfig, DurableConfig, Identity
+from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder
 from postroad.ids import IdSource, pubend_text
@@ -30,7 +31,7 @@ from postroad.storage.effects import (
     Stored,
     StreamEnd,
 )
-from postroad.wire.frames import Accepted, Rejected, Subscribe, Subscribed, encode
+from postroad.wire.frames import Accepted, Ack, Rejected, Subscribe, Subscribed, encode
 
 
 @dataclass
@@ -362,6 +363,28 @@ def test_an_idle_broker_that_nobody_follows_durably_writes_nothing() -> None:
     before = [disk.saves for disk in net.disks]
     net.wait(60)
     assert [disk.saves for disk in net.disks] == before
+
+
+def test_an_idle_broker_that_is_followed_durably_hardly_writes() -> None:
+    """An idle pubend is ever more rarely silent by name; what was published is released all the same (D7)."""
+    net = DurableNet(2, [(0, 1)])
+    reader, publisher = DurableClient(net, 1), DurableClient(net, 0)
+    reader.send(encode(Subscribe(number=1, topic="t", where="", durable="s", ack="auto")))
+    net.wait(2)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(5)
+    assert reader.got() == ["a"]
+    reader.send(encode(Ack(number=1, token=CheckpointToken({1 << 32: net.now_us}).to_json())))
+    net.wait(130)
+    broker = net.brokers[0]
+    assert broker is not None
+    assert broker.metrics()["durable_kept_bytes"] == 0
+    before = [disk.saves for disk in net.disks]
+    net.wait(600)
+    written = [disk.saves - held for disk, held in zip(net.disks, before, strict=True)]
+    assert max(written) <= 120, "in ten minutes"
+    publisher.send(publisher.durable("t", "b"))
+    assert reader.got() == ["a", "b"]
 
 
 def test_publishers_are_divided_among_pubends_and_keep_theirs() -> None:

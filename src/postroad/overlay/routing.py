@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
 _MAX_U32: Final = (1 << 32) - 1
 ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
+MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarely than this that it is silent
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
 DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local delivery here."
 
@@ -102,6 +103,7 @@ class Routing:
         self.host: Following | None = None  # durable subscribers, where there is a disk
         self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
+        self._rests: dict[int, tuple[int, int]] = {}  # idle ones: when silence is said next, and again after
         self._news = False  # interest or routes changed: own pubends say so at once
         self._silence_at = now_us + config.silence_us
         self._counters = dict.fromkeys(("nacks_received_total", "lost_spans_total"), 0)
@@ -516,6 +518,8 @@ class Routing:
     def _spread(self, stream: Stream, segment: Segment, now_us: int) -> None:
         """A new segment of an own pubend: to local subscribers, then to the neighbours."""
         stream.top = stream.horizon = segment.end
+        if segment.batch is not None:
+            self._rests.pop(stream.id, None)
         self._deliver(stream, segment, now_us)
         if self.host is not None:
             self.host.learn(stream, segment)
@@ -571,9 +575,11 @@ class Routing:
         due = now_us >= self._silence_at
         if due or self._news:
             self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us), now_us)
-            # A durable pubend pays for silence with a reservation on disk: if no token has to advance, what
-            # is quiet is told with the next event.
-            quiet = [one for one in self._durable if self._news or self._held(one)]
+            # A durable pubend pays for silence with a reservation on disk, and those who follow it with their
+            # tokens: if no token has to advance, what is quiet is told with the next event.
+            if self._news:
+                self._rests.clear()
+            quiet = [one for one in self._durable if self._news or self._is_due(one, now_us)]
             self._unsaid.update(dict.fromkeys(quiet))
             self._news = False
         if self._unsaid:
@@ -597,6 +603,16 @@ class Routing:
         if stream.id in self._durable and any(end > stream.horizon for _, end in spans):
             self._unsaid[stream.id] = None
 
+    def _is_due(self, pubend: int, now_us: int) -> bool:
+        """Whether a durable pubend is to say that it is silent: the longer it is, the more rarely."""
+        if not self._held(pubend):
+            return False
+        at_us, pause_us = self._rests.get(pubend, (now_us, self._config.silence_us))
+        if now_us < at_us:
+            return False
+        self._rests[pubend] = (now_us + pause_us, min(2 * pause_us, MAX_REST_US))
+        return True
+
     def _assert_silence(self, now_us: int) -> None:
         """Of durable pubends. One that cannot, for want of a reservation or because events are on their way
         to disk, says it with those events or as soon as it can."""
@@ -605,7 +621,8 @@ class Routing:
             segment, effects = pubend.assert_silence(now_us)
             self._out += effects
             if segment is not None:
-                del self._unsaid[pubend_id]
+                if segment.end >= now_us:  # else as far as the reservation reached, and the rest once it can
+                    del self._unsaid[pubend_id]
                 self._spread(stream, segment, now_us)
 
     def _bury(self, now_us: int) -> None:
