@@ -44,10 +44,10 @@ from postroad.overlay.press import Press
 from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.overlay.releasing import Releasing
 from postroad.overlay.retiring import Retiring
-from postroad.overlay.routing import Routing
+from postroad.overlay.routing import ENDS, Routing
 from postroad.overlay.subscribing import Subscribing
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
-from postroad.storage.effects import AppendFailed, SaveFailed, StorageInput, Stored
+from postroad.storage.effects import AppendFailed, Save, SaveFailed, StorageInput, Stored
 from postroad.tracking.bulletins import Author
 from postroad.tracking.effects import FiltersRead
 from postroad.tracking.skew import SkewCheck
@@ -149,10 +149,11 @@ class Broker:
             forwarded=None if tracking is None or config.tracking.routing == "all" else self._forwarded,
             confirmed=lambda key, missing: self._subscribing.confirmed(key, missing),
             held=lambda pubend: self._releasing.held(pubend),
+            ends={} if stored is None else stored.tables.get(ENDS, {}),
             now_us=now_us,
         )
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
-        tags = count(1)
+        tags = self._tags = count(1)
         receipts = Receipts()
         self._durable = DurablePublishing(
             me=me,
@@ -332,6 +333,9 @@ class Broker:
     def shutdown(self, now_us: int) -> list[Effect]:
         """Say goodbye to everyone."""
         out = self.handle([], now_us)
+        out += self._routing.close(now_us)
+        if self._host is not None:
+            out.append(Save(table=ENDS, rows=self._routing.end_rows(), tag=next(self._tags)))
         out += self._tracer.close(now_us)
         out += self._history.close(now_us)
         for connection in self._peers:

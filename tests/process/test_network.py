@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
 
 import postroad
 
@@ -246,6 +249,39 @@ def test_the_publishing_broker_dies_and_the_gap_is_told(brokers: Any) -> None:
             assert numbers == sorted(set(numbers))
             assert numbers[-100:] == list(range(600, 700))
             assert len(numbers) == 700 or events.gaps
+            events.stop()
+
+    run(test())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_broker_that_is_stopped_and_started_makes_no_gap(brokers: Any, killed: bool) -> None:
+    """Its last tick is on disk. Of one that was killed the gap lasts until its next process began."""
+
+    async def test() -> None:
+        b1, b2 = brokers.line(2)
+        await linked(b1, b2)
+        async with postroad.connect(b2.address) as two, everywhere(two, "news/#") as at_two:
+            events = Collector(at_two)
+            async with postroad.connect(b1.address) as one:
+                await publish(one, "one", 0, 100)
+            await events.reach(100)
+            await asyncio.to_thread(b1.kill if killed else b1.stop)
+            stopped_us = time.time_ns() // 1000
+            await asyncio.to_thread(b1.start)
+            started_us = time.time_ns() // 1000
+            await linked(b1, b2)
+            async with postroad.connect(b1.address) as one:
+                await publish(one, "one", 100, 200)
+            await events.reach(200)
+            if killed:
+                await events.until(lambda: bool(events.gaps))
+                (gap,) = events.gaps
+                assert gap.start <= stopped_us <= gap.end <= started_us
+            else:
+                await asyncio.sleep(7)  # what is over and not heard of is asked for after five seconds
+                assert events.gaps == []
+            assert [n for _, n in events.seen] == list(range(200))
             events.stop()
 
     run(test())

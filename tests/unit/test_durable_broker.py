@@ -14,7 +14,7 @@ from postroad.config import BrokerConfig, DurableConfig, Identity
 from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder
-from postroad.ids import IdSource, pubend_text
+from postroad.ids import IdSource, pubend_text, volatile_pubend
 from postroad.overlay.access import AuthConfig
 from postroad.overlay.effects import Effect, Note
 from postroad.storage.effects import (
@@ -31,6 +31,7 @@ from postroad.storage.effects import (
     Stored,
     StreamEnd,
 )
+from postroad.units import SECOND_US
 from postroad.wire.frames import Accepted, Ack, Rejected, Subscribe, Subscribed, encode
 
 
@@ -385,6 +386,47 @@ def test_an_idle_broker_that_is_followed_durably_hardly_writes() -> None:
     assert max(written) <= 120, "in ten minutes"
     publisher.send(publisher.durable("t", "b"))
     assert reader.got() == ["a", "b"]
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_clean_restart_is_no_gap_and_a_kill_is_one_with_bounds(killed: bool, hops: int) -> None:
+    """What is plain lives in memory: the next process answers for the last one, as far as it knows."""
+    net = DurableNet(hops + 1, [(at, at + 1) for at in range(hops)])
+    subscriber, other, publisher = Client(net, hops), Client(net, 0), Client(net, 0)
+    subscriber.subscribe(1, "t")
+    other.subscribe(1, "u")
+    net.wait(3)
+    publisher.publish("t", "a")
+    publisher.publish("u", "not for the far one")
+    last = net.now_us
+    net.wait(0.3)
+    broker = net.brokers[0]
+    assert broker is not None
+    if not killed:
+        net.perform(0, broker.shutdown(net.now_us))
+        net.give(hops, [])
+    net.kill(0)
+    net.wait(20)
+    begun = net.now_us
+    net.start(0)
+    net.link(0, 1)
+    net.wait(20)
+    again = Client(net, 0)
+    again.publish("t", "b")
+    net.wait(2)
+    gaps = [(batch.start, batch.end) for batch in subscriber.batches if batch.lost]
+    assert [one for one in subscriber.got() if one != "GAP"] == ["a", "b"]
+    if killed:
+        ((start, end),) = gaps
+        assert start < end == begun
+        assert last - SECOND_US <= start
+    else:
+        assert gaps == []
+    net.wait(100)
+    streams = net.brokers[hops].status(net.now_us)["streams"]  # type: ignore[union-attr]
+    held = [row["pubend"] for row in streams]  # type: ignore[attr-defined]
+    assert pubend_text(volatile_pubend(1, 1)) not in held, "what is over is forgotten"
 
 
 def test_publishers_are_divided_among_pubends_and_keep_theirs() -> None:

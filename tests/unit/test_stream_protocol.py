@@ -15,10 +15,9 @@ import pytest
 
 from postroad.broker import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
-from postroad.durable.knowledge import Segment
+from postroad.durable.knowledge import MAX_TICK, Segment
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import IdSource, volatile_pubend
-from postroad.overlay.routing import MAX_TICK
 from postroad.overlay.topology import MAX_SEQUENCE
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import (
@@ -454,7 +453,9 @@ def test_the_end_of_a_pubend_reaches_a_neighbour_that_was_out_of_credit() -> Non
     assert spans[0][1] == spans[0][2] > 77  # from this it knows that something is missing, and asks
     fake.say(Credit(size=sum(len(batch.data) for batch in fake.batches)))
     fake.say(Nack(pubend=dead, spans=((77, spans[0][1]),), need={}))
-    assert [(batch.start, batch.end) for batch in fake.batches if batch.lost] == [(77, spans[0][1])]
+    lost = [(batch.start, batch.end) for batch in fake.batches if batch.lost]
+    assert lost == [(77, lost[0][1]), (lost[0][1], spans[0][1])]
+    assert 77 < lost[0][1] <= net.now_us, "lost until this process began"
 
 
 def test_all_that_is_asked_of_a_dead_pubend_is_answered_at_once() -> None:
@@ -465,7 +466,7 @@ def test_all_that_is_asked_of_a_dead_pubend_is_answered_at_once() -> None:
     fake.say(Attach(origin=1, known={}))
     late = net.now_us + 50 * SECOND_US
     fake.say(Nack(pubend=volatile_pubend(1, 0), spans=((late, late + 10), (late + 20, late + 500)), need={}))
-    assert [(batch.start, batch.end) for batch in fake.batches] == [(late, MAX_TICK)]
+    assert [(one.start, one.end) for one in fake.batches] == [(late, late + 1), (late + 1, MAX_TICK)]
 
 
 def test_a_nack_about_a_stream_that_was_dropped_here_is_taken_up() -> None:

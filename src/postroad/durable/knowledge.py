@@ -29,6 +29,7 @@ from postroad.events.batch import EventBatch
 from postroad.units import KIB
 from postroad.wire.frames import Kind
 
+MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
 SEGMENT_OVERHEAD_BYTES: Final = 256
 JOIN_SEGMENTS: Final = 64  # as many small neighbours become one segment
 SMALL_BYTES: Final = 8 * KIB
@@ -217,6 +218,7 @@ class KnowledgeStream:
             and last.lost == segment.lost
             and last.final == segment.final
             and last.coverage == segment.coverage
+            and segment.end < MAX_TICK  # that a stream is over is not part of what is lost of it
         ):
             self._segments[-1] = replace(last, end=segment.end)
             return

@@ -45,6 +45,7 @@ from postroad.overlay.durable_publishing import TABLES as PUBLISHING_TABLES
 from postroad.overlay.handshake import MAX_WINDOW
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.releasing import TABLES as RELEASING_TABLES
+from postroad.overlay.routing import ENDS
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Stored, StreamEnd
@@ -279,7 +280,7 @@ def _stored(storage: Storage) -> Stored:
     return Stored(
         tables={
             table: storage.load(table)
-            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, HISTORY_TABLE)
+            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, HISTORY_TABLE, ENDS)
         },
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)

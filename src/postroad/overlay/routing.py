@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from postroad.config import StreamConfig
 from postroad.delays import Delays
 from postroad.durable.durable_pubend import DurablePubend
-from postroad.durable.knowledge import Segment
+from postroad.durable.knowledge import MAX_TICK, Segment
 from postroad.durable.pubend import PlainPubend
 from postroad.durable.spans import Span, intersect, overlaps, subtract, union
 from postroad.errors import BugError, PeerError
@@ -51,7 +51,8 @@ from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, S
 if TYPE_CHECKING:
     from postroad.overlay.durable_following import Following
 
-MAX_TICK: Final = (1 << 62) - 1  # so that sums of ticks and what is stored in 64 bits stay in range
+ENDS: Final = "plain.ends"  # table: plain pubend -> its last tick, of processes that stopped in good order
+MAX_ENDS: Final = 16
 _MAX_U32: Final = (1 << 32) - 1
 ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarely than this that it is silent
@@ -76,6 +77,7 @@ class Routing:
         forwarded: Forwarded | None,
         confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
         held: Callable[[int], bool],
+        ends: Mapping[bytes, bytes],
         now_us: int,
     ) -> None:
         self._me = me
@@ -91,6 +93,8 @@ class Routing:
             me=me, topology=topology, interest=interest, links=links, out=self._out, forwarded=forwarded
         )
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
+        # Plain pubends of earlier processes -> their last tick, as far as known.
+        self._ends = {int.from_bytes(key, "big"): int.from_bytes(tick, "big") for key, tick in ends.items()}
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
         self._table = StreamTable(config.cache_bytes)
         self._table.add(own)
@@ -395,17 +399,22 @@ class Routing:
                 neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
 
     def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int) -> None:
-        """An earlier process of this broker held that pubend in memory: all after `tick` is lost.
+        """An earlier process of this broker held that pubend in memory: what was after `tick` is lost. Then
+        the stream is over, which L up to the last tick there is says.
 
-        How far it had come nobody knows, and the clock may have stepped back since: so, to the end of time.
+        Of a process that died nobody knows how far it had come: up to when this one began. The clock may have
+        stepped back since, so the loss is one tick at least.
         """
         if tick >= MAX_TICK:
             return
-        frame = empty_frame(
-            kind=Kind.KNOWLEDGE, pubend=pubend, start=tick, end=MAX_TICK, channel=0, lost=True
-        )
-        if self._links.spend(neighbour.connection, len(frame)):
-            self._out.append(Send(neighbour.connection, frame))
+        end = self._ends.get(pubend, max(self.pubend.start, tick + 1))
+        spans = [(tick, end), (end, MAX_TICK)] if tick < end else [(tick, MAX_TICK)]
+        frames = [
+            empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=last, channel=0, lost=True)
+            for start, last in spans
+        ]
+        if self._links.spend(neighbour.connection, sum(map(len, frames))):
+            self._out += [Send(neighbour.connection, frame) for frame in frames]
         else:
             neighbour.silences.append((pubend, MAX_TICK, MAX_TICK, 0))  # so that it finds the gap and asks
 
@@ -537,7 +546,10 @@ class Routing:
         while (
             segment := stream.knowledge.after(stream.horizon, self._curiosity.own_need(stream))
         ) is not None:
-            if segment.lost:
+            if segment.lost and segment.end == MAX_TICK:  # over; what was lost of it was told before
+                stream.lost_at = now_us
+                self._out += self._delivery.deliver(stream.id, segment.start, segment.end, None)
+            elif segment.lost:
                 self._counters["lost_spans_total"] += 1
                 stream.lost_at = now_us
                 self._out += self._delivery.lost(stream.id, segment.start, segment.end)
@@ -597,6 +609,25 @@ class Routing:
         for neighbour in self._neighbours.values():
             self._feeder.flush_silences(neighbour)
         return self._take()
+
+    def close(self, now_us: int) -> list[Effect]:
+        """The process ends in good order: neighbours hear all there is of its plain pubend."""
+        own = self._streams[self.pubend.id]
+        self._spread(own, self.pubend.assert_silence(now_us))
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(own.id)
+            if feed is not None and not feed.blocked:
+                self._feeder.tell_quiet(neighbour, feed, own)
+            self._feeder.flush_silences(neighbour)
+        return self._take()
+
+    def end_rows(self) -> tuple[tuple[bytes, bytes | None], ...]:
+        """What the next process is to know of this one's plain pubend, when it is closed; for `ENDS`."""
+        forgotten = sorted(self._ends)[: 1 - MAX_ENDS]
+        return (
+            (self.pubend.id.to_bytes(8, "big"), self.pubend.last.to_bytes(8, "big")),
+            *((pubend.to_bytes(8, "big"), None) for pubend in forgotten),
+        )
 
     def _note_curiosity(self, stream: Stream, spans: Sequence[Span]) -> None:
         """Somebody asks for more than an own durable pubend has said: it says what there is."""
