@@ -9,10 +9,12 @@ from tests.unit.test_client_core import Script, delivery, ticks
 from postroad.client import effects as fx
 from postroad.client.inbox import AGAIN_US
 from postroad.errors import UnavailableError, UsageError
+from postroad.events.batch import empty_frame
 from postroad.ids import pubend_text
 from postroad.overlay.effects import Send
 from postroad.units import SECOND_US
 from postroad.wire import frames as wire
+from postroad.wire.frames import Kind
 
 P = 5 << 32
 
@@ -24,6 +26,21 @@ def durable(script: Script, **changes: Any) -> int:
     script.do(effects)
     script.say(wire.Subscribed(number=number, token=f'{{"{pubend_text(P)}": 10}}'))
     return number
+
+
+def test_silence_moves_the_token_of_a_durable_subscription() -> None:
+    """D3: a silence message is for the token, and takes nothing of the window."""
+    script = Script()
+    script.up()
+    number = durable(script, ack="", token="")
+    frame = empty_frame(kind=Kind.DELIVERY, pubend=P, start=10, end=90, channel=number)
+    script.say(frame)
+    assert script.take(fx.Passed) == [fx.Passed(number=number, pubend=P, tick=90)]
+    assert script.core.inbox.outstanding == 0
+    plain = script.subscribe("a/#", "")
+    script.say(wire.Subscribed(number=plain))
+    script.say(empty_frame(kind=Kind.DELIVERY, pubend=P, start=10, end=90, channel=plain))
+    assert script.take(fx.Passed) == []
 
 
 def lose(script: Script) -> None:

@@ -230,8 +230,9 @@ def test_ids_belong_to_whoever_came_with_them_first() -> None:
     rig = Rig()
     batch = rig.batch()
     prefix = batch.id(0)[:8]
+    assert rig.pubend.claim(prefix, ""), "of nobody, before there were principals"
     assert rig.pubend.claim(prefix, "alice")
-    assert rig.pubend.claim(prefix, "alice")
+    assert not rig.pubend.claim(prefix, "")
     assert not rig.pubend.claim(prefix, "mallory")
     rig.write(rig.pubend.stage([batch], NOW + 1).effects)
     rig.write(rig.pubend.release(NOW + 1))  # with a checkpoint

@@ -142,9 +142,10 @@ class DurablePubend:
 
     def claim(self, prefix: bytes, principal: str, *, given: bool = False) -> bool:
         """Whether ids that begin so are this principal's: it was given them by this broker, or came with them
-        first. Else one could use up the ids of another, whose events would be taken for repetitions.
+        first. Else one could use up the ids of another, whose events would be taken for repetitions. Those of
+        nobody ("") are anybody's.
         """
-        if given or prefix not in self._owners:
+        if given or not self._owners.get(prefix):
             if prefix not in self._owners and len(self._owners) >= MAX_PUBLISHERS:
                 del self._owners[next(iter(self._owners))]
             self._owners[prefix] = principal

@@ -23,6 +23,7 @@ from postroad.durable.knowledge import Segment
 from postroad.errors import BugError, DeniedError, PostroadError, StorageError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY
+from postroad.overlay.access import ANONYMOUS
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.links import Links
 from postroad.overlay.publishing import Receipts, Waiting, runs_within
@@ -55,7 +56,7 @@ class _Frame:
     batch: EventBatch
     size: int  # of the frame as it came, which is given back as credit
     receipt: Waiting | None  # None: the broker's own
-    principal: str = ""
+    principal: str = ""  # "" for anonymous ones
     given: bool = False  # its ids are those that this broker gave to its connection
     settled: Settled | None = None  # who is told of the broker's own
 
@@ -155,7 +156,8 @@ class DurablePublishing:
             raise BugError("a publish frame of nobody")
         prefix = int.from_bytes(batch.id(0)[:8], "big")
         given = prefix == peer.publisher << 32 | self._me
-        frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel), peer.principal, given)
+        principal = "" if peer.principal == ANONYMOUS else peer.principal
+        frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel), principal, given)
         self._frames.setdefault((prefix >> 32) % self._count, []).append(frame)
 
     def last_id(self, prefix: str) -> str:
@@ -207,7 +209,8 @@ class DurablePublishing:
             return True
         if pubend.claim(frame.batch.id(0)[:8], frame.principal, given=frame.given):
             return True
-        self._reject(frame, DeniedError("these message ids are of a publisher that is somebody else's"))
+        text = "another principal has published under ids that begin so: publish under others"
+        self._reject(frame, DeniedError(text))
         return False
 
     def _stage(self, pubend: DurablePubend, frames: Sequence[_Frame], now_us: int) -> None:
