@@ -18,6 +18,7 @@ from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
 from postroad.durable.knowledge import MAX_TICK, Segment
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import IdSource, volatile_pubend
+from postroad.overlay.routing import STEP_US
 from postroad.overlay.topology import MAX_SEQUENCE
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import (
@@ -455,7 +456,7 @@ def test_the_end_of_a_pubend_reaches_a_neighbour_that_was_out_of_credit() -> Non
     fake.say(Nack(pubend=dead, spans=((77, spans[0][1]),), need={}))
     lost = [(batch.start, batch.end) for batch in fake.batches if batch.lost]
     assert lost == [(77, lost[0][1]), (lost[0][1], spans[0][1])]
-    assert 77 < lost[0][1] <= net.now_us, "lost until this process began"
+    assert 77 < lost[0][1] <= net.now_us + STEP_US, "lost until this process began"
 
 
 def test_all_that_is_asked_of_a_dead_pubend_is_answered_at_once() -> None:
@@ -466,7 +467,10 @@ def test_all_that_is_asked_of_a_dead_pubend_is_answered_at_once() -> None:
     fake.say(Attach(origin=1, known={}))
     late = net.now_us + 50 * SECOND_US
     fake.say(Nack(pubend=volatile_pubend(1, 0), spans=((late, late + 10), (late + 20, late + 500)), need={}))
-    assert [(one.start, one.end) for one in fake.batches] == [(late, late + 1), (late + 1, MAX_TICK)]
+    assert [(one.start, one.end) for one in fake.batches] == [
+        (late, late + STEP_US),
+        (late + STEP_US, MAX_TICK),
+    ]
 
 
 def test_a_nack_about_a_stream_that_was_dropped_here_is_taken_up() -> None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 ENDS: Final = "plain.ends"  # table: plain pubend -> its last tick, of processes that stopped in good order
 MAX_ENDS: Final = 16
+STEP_US: Final = 10 * SECOND_US  # no clock steps back further between two processes
 _MAX_U32: Final = (1 << 32) - 1
 ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarely than this that it is silent
@@ -402,12 +403,12 @@ class Routing:
         """An earlier process of this broker held that pubend in memory: what was after `tick` is lost. Then
         the stream is over, which L up to the last tick there is says.
 
-        Of a process that died nobody knows how far it had come: up to when this one began. The clock may have
-        stepped back since, so the loss is one tick at least.
+        Of a process that died nobody knows how far it had come: up to when this one began, or a little more,
+        as the clock may have stepped back since.
         """
         if tick >= MAX_TICK:
             return
-        end = self._ends.get(pubend, max(self.pubend.start, tick + 1))
+        end = self._ends.get(pubend, max(self.pubend.start, tick) + STEP_US)
         spans = [(tick, end), (end, MAX_TICK)] if tick < end else [(tick, MAX_TICK)]
         frames = [
             empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=last, channel=0, lost=True)
@@ -613,7 +614,7 @@ class Routing:
     def close(self, now_us: int) -> list[Effect]:
         """The process ends in good order: neighbours hear all there is of its plain pubend."""
         own = self._streams[self.pubend.id]
-        self._spread(own, self.pubend.assert_silence(now_us))
+        self._spread(own, self.pubend.assert_silence(now_us), now_us)
         for neighbour in self._neighbours.values():
             feed = neighbour.feeds.get(own.id)
             if feed is not None and not feed.blocked:
