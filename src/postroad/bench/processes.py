@@ -52,15 +52,15 @@ def descendants(roots: Iterable[int]) -> list[int]:
     return found
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of all threads of these processes."""
+def cpu_seconds(pids: Iterable[int], *, ended: bool = False) -> float:
+    """User and system time of all threads of these processes; if asked, also of their `ended` children."""
     ticks = 0
     for pid in pids:
         try:
             fields = _stat(pid)
         except OSError:
             continue
-        ticks += int(fields[11]) + int(fields[12])
+        ticks += sum(map(int, fields[11 : 15 if ended else 13]))
     return ticks / _TICKS_PER_S
 
 

@@ -112,10 +112,38 @@ def tracking(rounds: Rounds = 15, seconds: Seconds = 3.0, as_json: Json = False)
     _finish("tracking", rows, settings, as_json=as_json)
 
 
+def pipeline(
+    rounds: Rounds = 3,
+    events: Annotated[int, typer.Option(min=1_000, help="Published by each round of the sink.")] = 200_000,
+    ids: Annotated[
+        int, typer.Option(min=1_000, help="Traced; a fifth of them at 100 filters per id.")
+    ] = 1_000_000,
+    as_json: Json = False,
+) -> None:
+    """The pipeline on Spark: source and sink, bulk trace against a join with the exact log, growth.
+
+    Source rows beside a data source of Spark that yields empty rows. Traces with 1, 10 and 100 filters per
+    id, the stored filters that must be asked about a message; the exact log of the same traffic is Parquet.
+    """
+    import signal
+
+    from rich.console import Console
+
+    from postroad.bench.pipeline import aims, run
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Console(stderr=True).status("starting") as status:
+        rows = run(rounds=rounds, events=events, ids=ids, tell=status.update)
+    settings: dict[str, Any] = {"rounds": rounds, "events": events, "ids": ids}
+    for aim, measured, bound, met in aims(rows):
+        settings[f"aim: {aim} {bound:.4g}"] = f"{measured:.3g}, {'met' if met else 'missed'}"
+    _finish("pipeline", rows, settings, as_json=as_json)
+
+
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(
         help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
     )
-    for command in (fanout, durable, latency, topics, memory, match, tracking):
+    for command in (fanout, durable, latency, topics, memory, match, tracking, pipeline):
         bench.command()(command)
     app.add_typer(bench, name="bench")

@@ -1,0 +1,128 @@
+"""What `bench pipeline` measures of Spark: time, processor time, bytes shuffled; and the peers of ours.
+
+The peer of the bulk trace is a join with the exact log: the plan a person would write who has each happening
+as a row. The peer of the source is a data source that has nothing to do: it yields one prebuilt record batch
+of empty rows again and again, so its rate is what Spark's side of the Python data source API can take.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from postroad.bench.processes import cpu_seconds, descendants
+from postroad.bench.workloads import Figures
+from postroad.spark.columns import EVENTS
+from postroad.spark.lake import SCHEMAS
+from postroad.spark.trace import read_ids
+from postroad.tracking.exact_strategy import DELIVERED, PUBLISHED, ROUTED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BATCH_ROWS: Final = 10_000
+EMPTY: Final = "postroad-bench-empty"
+
+
+class Meter:
+    """Figures of what a session runs."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._context: Any = spark.sparkContext._jsc.sc()
+        self._stage = 0  # stages before this one are accounted for
+
+    def run(self, job: Callable[[], None]) -> Figures:
+        self._shuffled()
+        me = [os.getpid()]
+        cpu, began = cpu_seconds(descendants(me), ended=True), time.monotonic()
+        job()
+        elapsed = time.monotonic() - began
+        used = cpu_seconds(descendants(me), ended=True) - cpu
+        return {"seconds": elapsed, "cpu_s": used, "shuffled_bytes": float(self._shuffled())}
+
+    def _shuffled(self) -> int:
+        """Bytes written for shuffles by the stages since the last call."""
+        self._context.listenerBus().waitUntilEmpty()
+        store = self._context.statusStore()
+        total = missing = 0
+        stage = self._stage
+        while missing < 100:  # numbers are given in order, but a stage that is not needed leaves a hole
+            try:
+                total += store.lastStageAttempt(stage).shuffleWriteBytes()
+            except Exception as error:
+                if "NoSuchElement" not in str(error):
+                    raise
+                missing += 1
+            else:
+                missing, self._stage = 0, stage + 1
+            stage += 1
+        return total
+
+
+def discard(table: DataFrame) -> None:
+    """Make every row, keep none."""
+    table.write.format("noop").mode("append").save()
+
+
+def exact_join(spark: SparkSession, ids: Path, log: Path) -> DataFrame:
+    """Origin, route and receivers of each id, from the exact log."""
+    from pyspark.sql.functions import expr
+
+    wanted = read_ids(spark, ids).selectExpr("id AS text", "unhex(replace(id, '-', '')) AS id")
+    happened = spark.read.parquet(str(log))
+    found = (
+        wanted.join(happened, "id")
+        .groupBy("text")
+        .agg(
+            expr(f"max(CASE WHEN what = '{PUBLISHED}' THEN broker END) AS origin"),
+            expr(
+                f"collect_list(CASE WHEN what = '{ROUTED}' THEN struct(broker, who AS `from`) END) AS route"
+            ),
+            expr(
+                f"collect_list(CASE WHEN what = '{DELIVERED}' THEN struct(who AS subscriber, broker) END)"
+                " AS receivers"
+            ),
+        )
+    )
+    return found.withColumnRenamed("text", "id")
+
+
+class EmptySource(DataSource):
+    """Options: rows, partitions."""
+
+    @classmethod
+    def name(cls) -> str:
+        return EMPTY
+
+    def schema(self) -> str:
+        return SCHEMAS["events"]
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        return EmptyReader(int(self.options["rows"]), int(self.options["partitions"]))
+
+
+class EmptyReader(DataSourceReader):
+    def __init__(self, rows: int, partitions: int) -> None:
+        self._rows = rows
+        self._partitions = partitions
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(self._partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        rows = self._rows // self._partitions
+        batch = pa.RecordBatch.from_arrays(
+            [pa.nulls(BATCH_ROWS, field.type) for field in EVENTS], names=EVENTS.names
+        )
+        for _ in range(rows // BATCH_ROWS):
+            yield batch
+        if rows % BATCH_ROWS:
+            yield batch.slice(0, rows % BATCH_ROWS)
