@@ -10,7 +10,7 @@ bit that is not set.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,13 @@ def contains(one: Bits, keys: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     return np.frombuffer(kernel.bloom_contains(one.bits, one.m, one.k, keys.tobytes()), np.bool_)
 
 
+def picked(table: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
+    """These rows, which are in order; without a copy where they follow each other."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return table[rows[0] : rows[-1] + 1]
+    return table[rows]
+
+
 def contained(filters: Sequence[Bits], keys: Keys, rows: Sequence[Rows]) -> list[Rows]:
     """For each filter, which of its rows of `keys` it claims."""
     out: list[Rows] = [NO_ROWS] * len(filters)
@@ -58,12 +65,12 @@ def contained(filters: Sequence[Bits], keys: Keys, rows: Sequence[Rows]) -> list
             some = members[first : first + WORD]
             if sum(len(rows[at]) for at in some) < SLICED_FROM * len(keys):
                 for at in some:
-                    out[at] = rows[at][contains(filters[at], keys[rows[at]])]
+                    out[at] = rows[at][contains(filters[at], picked(keys, rows[at]))]
                 continue
             words = _words(m, k, [filters[at].bits for at in some], keys)
             for bit, at in enumerate(some):
                 mine = rows[at]
-                out[at] = mine[(words[mine] >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)]
+                out[at] = mine[(picked(words, mine) >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)]
     return out
 
 

@@ -44,7 +44,7 @@ def event_columns(batch: EventBatch) -> pa.RecordBatch:
     found = columns(batch.data)
     topic_offsets, topics, payload_offsets, payloads, map_offsets, name_offsets, names = found[:7]
     ids = np.frombuffer(batch.ids(), np.uint8).reshape(rows, ID_BYTES)
-    text = id_texts(ids)
+    text = id_characters(ids)
     time_ms = (ids[:, 8:].copy().view(">u8").ravel() >> 16).astype(np.int64)
     days = np.minimum(time_ms // DAY_MS, MAX_DAY).astype(np.int32)
     pubend = pubend_text(batch.pubend)
@@ -57,9 +57,9 @@ def event_columns(batch: EventBatch) -> pa.RecordBatch:
     )
     return pa.RecordBatch.from_arrays(
         [
-            _fixed(text),
-            _fixed(text[:, :8]),
-            _fixed(text[:, 9:17]),
+            fixed_texts(text),
+            fixed_texts(text[:, :8]),
+            fixed_texts(text[:, 9:17]),
             pa.array(time_ms),
             _texts(rows, topic_offsets, topics),
             attributes,
@@ -75,7 +75,7 @@ def event_columns(batch: EventBatch) -> pa.RecordBatch:
     )
 
 
-def id_texts(ids: Bytes) -> Bytes:
+def id_characters(ids: Bytes) -> Bytes:
     """Ids of 16 bytes each as rows of characters."""
     digits = np.frombuffer(ids.tobytes().hex().encode(), np.uint8).reshape(len(ids), 2 * ID_BYTES)
     text = np.full((len(ids), _ID_TEXT), ord("-"), np.uint8)
@@ -84,7 +84,7 @@ def id_texts(ids: Bytes) -> Bytes:
     return text
 
 
-def _fixed(text: Bytes) -> pa.Array:
+def fixed_texts(text: Bytes) -> pa.Array:
     """Texts that all have the same length, from rows of characters."""
     rows, width = text.shape
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)[: rows + 1]

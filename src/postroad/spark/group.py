@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from postroad.ids import ID_BYTES
-from postroad.spark.claims import NO_ROWS, Bits, Keys, Rows, contained, contains
+from postroad.spark.claims import NO_ROWS, Bits, Keys, Rows, contained, contains, picked
 from postroad.spark.views import BrokerView, Flags, NetworkView, Spans, Times
 from postroad.tracking.bloom_strategy import MAX_SET_DEGREE
 from postroad.tracking.exact_strategy import DELIVERED, ENTRY, FORWARDED, PUBLISHED, ROUTED
@@ -130,6 +130,7 @@ class Group:
         found = np.searchsorted(edges, self.times, side="right")
         _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
         self.classes: Numbers = inverse.astype(np.int64)  # of each id
+        self.firsts: Numbers = first.astype(np.int64)  # the first id of each class; the others follow it
         self.moments: Times = self.times[first]  # a time of each class
         self._matching = np.zeros((len(self.moments), len(filters)), np.bool_)
         for at, one in enumerate(filters):
@@ -138,6 +139,17 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.times)
+
+    def _matched(self, at: int) -> Rows:
+        """The ids whose time a filter matches: mostly those from one to another."""
+        classes = np.flatnonzero(self._matching[:, at])
+        if not len(classes):
+            return NO_ROWS
+        if classes[-1] - classes[0] + 1 != len(classes):
+            return np.flatnonzero(self._matching[self.classes, at])
+        after = int(classes[-1]) + 1
+        end = int(self.firsts[after]) if after < len(self.firsts) else len(self)
+        return np.arange(int(self.firsts[classes[0]]), end)
 
     # ---- histories of plain ids
 
@@ -154,7 +166,7 @@ class Group:
                     continue
                 history.claimed = np.zeros(len(self), np.bool_)
                 plain += [(at, history) for at in history.members]
-        rows = [np.flatnonzero(self._matching[self.classes, at]) for at, _ in plain]
+        rows = [self._matched(at) for at, _ in plain]
         found = contained([self._filters[at] for at, _ in plain], self.keys, rows)
         for (_, history), hits in zip(plain, found, strict=True):
             if history.claimed is not None:
@@ -282,9 +294,11 @@ class Group:
         """These ids, as far as each filter of a history matches their times."""
         found: list[_Look] = []
         for at in history.members:
-            mine = rows[self._matching[self.classes[rows], at]]
+            mine = (
+                self._matched(at) if len(rows) == len(self) else rows[self._matching[self.classes[rows], at]]
+            )
             if len(mine):
-                found.append(_Look(self._filters[at], mine, self.words[mine]))
+                found.append(_Look(self._filters[at], mine, picked(self.words, mine)))
         return found
 
     def _tagged(self, looks: Sequence[_Look], tag: bytes, present: Flags | None = None) -> Rows:
@@ -359,6 +373,9 @@ def _least(found: Iterable[tuple[str, Rows, Rates]]) -> Received:
     names = tuple(sorted({name for name, _, _ in parts}))
     if not parts:
         return Received((), np.zeros(0, np.intp), np.zeros(0, np.int64), _NO_RATE)
+    if len(parts) == 1:
+        _, row, rate = parts[0]
+        return Received(names, row, np.zeros(len(row), np.int64), rate)
     number = {name: at for at, name in enumerate(names)}
     row = np.concatenate([rows for _, rows, _ in parts])
     who = np.concatenate([np.full(len(rows), number[name], np.int64) for name, rows, _ in parts])

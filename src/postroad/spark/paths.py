@@ -3,8 +3,12 @@
 The live code decides: `tracking.trace.Trace` asks, `tracking.verdict.judge` weighs. They work on one message
 at a time, so they are run once per *pattern*: ids for which every broker would answer the same, apart from
 the names of the receivers, have the same route, the same doubts and the same verdict. There are few patterns
-among many messages, because messages of one origin take few different ways. Receivers are then put in for all
-ids at once; the doubt of each is again the live code's, once for each different (rate, claims, candidates).
+among many messages, because messages of one origin take few different ways. Receivers are then put in; the
+doubt of each is again the live code's, once for each different (rate, claims, candidates).
+
+Ids with the same pattern and the same receivers have the same *answer*, and an answer is given once, with a
+list of its ids: a path through fifty brokers has thousands of bytes, and Spark copies them to each id far
+quicker than anything here could make them.
 """
 
 from __future__ import annotations
@@ -32,19 +36,20 @@ LIMITS: Final = TraceLimits(fan_out=_MOST, brokers=_MOST, rounds=_MOST)
 _STEP = pa.struct([("broker", pa.string()), ("from", pa.string()), ("doubt", pa.float64())])
 _RECEIVER = pa.struct([("subscriber", pa.string()), ("broker", pa.string()), ("doubt", pa.float64())])
 _MISSING = pa.struct([("broker", pa.string()), ("why", pa.string())])
-SCHEMA: Final = pa.schema(
+ANSWERS: Final = pa.schema(
     [
-        *(("id", pa.string()), ("publisher", pa.string()), ("origin", pa.string())),
-        *(("origin_doubt", pa.float64()), ("verdict", pa.string()), ("explanation", pa.string())),
+        *(("ids", pa.list_(pa.string())), ("origin", pa.string()), ("origin_doubt", pa.float64())),
+        *(("verdict", pa.string()), ("explanation", pa.string())),
         *(("route", pa.list_(_STEP)), ("receivers", pa.list_(_RECEIVER)), ("missing", pa.list_(_MISSING))),
     ]
 )
-TRACE_COLUMNS: Final = (
-    "id string, publisher string, origin string, origin_doubt double, verdict string, explanation string,"
+ANSWER_COLUMNS: Final = (
+    "ids array<string>, origin string, origin_doubt double, verdict string, explanation string,"
     " route array<struct<broker: string, `from`: string, doubt: double>>,"
     " receivers array<struct<subscriber: string, broker: string, doubt: double>>,"
     " missing array<struct<broker: string, why: string>>"
 )
+MOST_IDS: Final = 20_000  # of one row
 
 
 @dataclass(slots=True)
@@ -58,7 +63,7 @@ class _Said:
     recorded: Flags  # where it went on to
     forwardings: dict[int, tuple[Flags, Rates]]
     received: Received
-    starts: Numbers  # rows of `received` of each id: from starts[i] to before starts[i + 1]
+    starts: npt.NDArray[np.intp]  # rows of `received` of each id: from starts[i] to before starts[i + 1]
     product: Rates  # of the rates of an id's receivers
     candidates: Numbers  # per class
     neighbours: list[tuple[int, ...]]  # per class
@@ -73,7 +78,7 @@ class _Said:
 
 
 def trace_group(group: Group, *, complete: bool) -> tuple[pa.Table, Keys]:
-    """The paths of the ids, and those ids that need all records of their time to be judged.
+    """The answers about the ids, and those ids that need all records of their time to be judged.
 
     A group that is not `complete` has records of the origin in the ids only. That is all it takes, unless
     another broker claims to have published the message, or the one in the id does not.
@@ -132,7 +137,8 @@ class _Judged:
         for flags in origins.values():
             claimed |= flags
         received = group.deliveries(broker, origins)
-        starts = np.searchsorted(received.row, np.arange(len(group) + 1))
+        starts = np.zeros(len(group) + 1, np.intp)
+        np.cumsum(np.bincount(received.row, minlength=len(group)), out=starts[1:])
         product = np.ones(len(group), np.float64)
         some = np.flatnonzero(np.diff(starts))
         if len(some):
@@ -160,7 +166,7 @@ class _Judged:
     def _patterns(self) -> tuple[Numbers, Numbers]:
         """The number of each id's pattern, and the first id of each pattern."""
         group = self._group
-        code = _Code(len(group))
+        code = self._code()
         if len(np.unique(group.homes)) > 1:
             code.add(group.homes)
         for said in self._said.values():
@@ -194,6 +200,9 @@ class _Judged:
             code.add(np.where(said.count > 0, said.product, -1.0))
         _, first, pattern = np.unique(code.value, return_index=True, return_inverse=True)
         return pattern.astype(np.int64), first.astype(np.int64)
+
+    def _code(self) -> _Code:
+        return _Code(self._group.classes, self._group.firsts)
 
     def _finding(self, broker: int, at: int) -> Finding:
         """What a broker answers about one id, as `Recorder._find` would."""
@@ -246,53 +255,62 @@ class _Judged:
     # ---- the answer
 
     def table(self, wanted: Flags) -> pa.Table:
-        group = self._group
+        """The answers about these ids."""
         rows = np.flatnonzero(wanted)
-        pattern = pa.array(self.pattern[rows])
+        first, numbers = self._answers(rows)
+        ids, which = listed_ids(self._group.keys[rows], numbers, len(first))
+        asked = rows[first][which]
+        pattern = pa.array(self.pattern[asked])
         results = self._results
-        publishers = np.ascontiguousarray(group.keys[rows]).view(">u4").reshape(-1, 4)[:, 0]
-        different, publisher = np.unique(publishers, return_inverse=True)
         columns = {
-            "id": id_texts(group.keys[rows]),
-            "publisher": pa.array([f"{one:08x}" for one in different.tolist()], pa.string()).take(
-                pa.array(publisher)
-            ),
+            "ids": ids,
             "origin": pa.array([one.origin for one in results], pa.string()).take(pattern),
             "origin_doubt": pa.array([one.origin_doubt for one in results], pa.float64()).take(pattern),
             "verdict": pa.array([one.verdict for one in results], pa.string()).take(pattern),
             "explanation": pa.array([one.explanation for one in results], pa.string()).take(pattern),
             "route": pa.array([_route(one) for one in results], pa.list_(_STEP)).take(pattern),
-            "receivers": self._receivers(rows),
+            "receivers": self._receivers(asked),
             "missing": pa.array(
                 [[{"broker": name, "why": why} for name, why in one.missing] for one in results],
                 pa.list_(_MISSING),
             ).take(pattern),
         }
-        return pa.table(columns, SCHEMA)
+        return pa.table(columns, ANSWERS)
+
+    def _answers(self, rows: npt.NDArray[np.intp]) -> tuple[Numbers, Numbers]:
+        """The first of these ids of each answer, and the number of each id's answer."""
+        code = self._code()
+        code.add(self.pattern)
+        for said in self._said.values():
+            received = said.received
+            for who in range(len(received.names)):
+                mine = received.who == who
+                column = np.full(len(self._group), -1.0)
+                column[received.row[mine]] = received.rate[mine]
+                code.add(column)
+        _, first, numbers = np.unique(code.value[rows], return_index=True, return_inverse=True)
+        return first.astype(np.int64), numbers.astype(np.int64)
 
     def _receivers(self, rows: npt.NDArray[np.intp]) -> pa.Array:
         """The receivers of each id, broker after broker along the route, by name."""
         places, doubtful = self._places()
         parts: list[tuple[Numbers, Numbers, pa.Array, pa.Array, Rates]] = []
-        wanted = np.full(len(self._group), -1, np.int64)
-        wanted[rows] = np.arange(len(rows))
         for number, (broker, said) in enumerate(self._said.items()):
             received = said.received
-            if not len(received.row):
+            position, taken = _ranges(said.starts[rows], said.starts[rows + 1])
+            pattern = self.pattern[rows[position]]
+            kept = np.flatnonzero(places[pattern, number] >= 0)
+            if not len(kept):
                 continue
-            pattern = self.pattern[received.row]
-            place = places[pattern, number]
-            kept = np.flatnonzero((place >= 0) & (wanted[received.row] >= 0))
-            row = received.row[kept]
+            position, taken, pattern = position[kept], taken[kept], pattern[kept]
+            row = received.row[taken]
             claimed = said.count[row]
             candidates = np.maximum(said.candidates[self._group.classes[row]], claimed)
-            doubt = _shares(received.rate[kept], claimed, candidates)
-            doubt[doubtful[pattern[kept], number]] = 1.0
-            names = pa.array(received.names, pa.string()).take(pa.array(received.who[kept]))
-            here = pa.array(
-                [self._group.network.names.get(broker) or f"{broker:08x}"] * len(kept), pa.string()
-            )
-            parts.append((wanted[row], place[kept], names, here, doubt))
+            doubt = _shares(received.rate[taken], claimed, candidates)
+            doubt[doubtful[pattern, number]] = 1.0
+            names = pa.array(received.names, pa.string()).take(pa.array(received.who[taken]))
+            here = pa.repeat(self._group.network.names.get(broker) or f"{broker:08x}", len(kept))
+            parts.append((position, places[pattern, number], names, here, doubt))
         if not parts:
             return pa.array([[]] * len(rows), pa.list_(_RECEIVER))
         row = np.concatenate([part[0] for part in parts])
@@ -325,21 +343,51 @@ class _Judged:
 
 
 class _Code:
-    """A number per id, equal for two ids exactly if everything added is equal."""
+    """A number per id, equal for two ids exactly if everything added is equal.
 
-    def __init__(self, ids: int) -> None:
-        self.value: Numbers = np.zeros(ids, np.int64)
+    Most of what is said about ids depends on their class alone. So the value of a class's first id is taken
+    for all of the class, and only those that differ are looked at one by one.
+    """
+
+    def __init__(self, classes: Numbers, first: Numbers) -> None:
+        self._classes = classes
+        self._first = first  # id of each class
+        self.value: Numbers = np.zeros(len(classes), np.int64)
         self._width = 1  # values are below
 
     def add(self, column: npt.NDArray[np.generic]) -> None:
-        if len(column) and bool((column == column[0]).all()):
+        heads = column[self._first]
+        odd = np.flatnonzero(column != heads[self._classes])
+        different, at = np.unique(np.concatenate((heads, column[odd])), return_inverse=True)
+        if len(different) == 1:
             return
-        different, number = np.unique(column, return_inverse=True)
+        number = at[: len(heads)][self._classes]
+        number[odd] = at[len(heads) :]
         if self._width * len(different) >= _WIDEST:
             held, self.value = np.unique(self.value, return_inverse=True)
             self._width = len(held)
         self.value = self.value * len(different) + number
         self._width *= len(different)
+
+
+def listed_ids(keys: Keys, numbers: Numbers, count: int) -> tuple[pa.Array, Numbers]:
+    """The ids of each number below `count` as lists of text, long ones cut; and the number of each list."""
+    order = np.argsort(numbers, kind="stable")
+    sizes = np.bincount(numbers, minlength=count)
+    pieces = -(-sizes // MOST_IDS)
+    which = np.repeat(np.arange(count), pieces)
+    within = np.arange(len(which)) - (np.cumsum(pieces) - pieces)[which]
+    offsets = np.append((np.cumsum(sizes) - sizes)[which] + within * MOST_IDS, len(keys)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), id_texts(keys[order])), which
+
+
+def _ranges(
+    starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Everything from starts[i] to before ends[i], with its i."""
+    sizes = ends - starts
+    which = np.repeat(np.arange(len(starts)), sizes)
+    return which, np.arange(len(which)) + (starts - np.cumsum(sizes) + sizes)[which]
 
 
 def _route(result: TraceResult) -> list[dict[str, object]]:
@@ -350,9 +398,7 @@ def _shares(rates: Rates, claimed: Numbers, candidates: Numbers) -> Rates:
     """`verdict.share` of each row, worked out once for equal ones."""
     if not len(rates):
         return np.zeros(0, np.float64)
-    code = _Code(len(rates))
-    for column in (rates, claimed, candidates):
-        code.add(column)
-    _, first, number = np.unique(code.value, return_index=True, return_inverse=True)
+    columns = np.stack((rates, claimed, candidates), axis=1)
+    _, first, number = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     found = [share(float(rates[at]), int(claimed[at]), int(candidates[at])) for at in first.tolist()]
     return np.array(found, np.float64)[number]

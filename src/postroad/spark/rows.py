@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postroad.ids import ID_BYTES, MessageId, pubend_text
-from postroad.spark.columns import EVENTS
+from postroad.ids import MessageId, pubend_text
+from postroad.spark.columns import EVENTS, fixed_texts, id_characters
 from postroad.tracking.attachment import Change
 from postroad.tracking.bulletins import Deliveries, Links, Spans, broker_text
 from postroad.tracking.keys import PUBLISH
@@ -176,15 +176,7 @@ def topology(number: int, state: Links) -> pa.Table:
 
 def id_texts(ids: npt.NDArray[np.uint8]) -> pa.Array:
     """Ids, 16 bytes a row, as text."""
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    out = np.full((len(ids), 35), ord("-"), np.uint8)
-    hexed = np.empty((len(ids), 2 * ID_BYTES), np.uint8)
-    hexed[:, 0::2] = digits[ids >> 4]
-    hexed[:, 1::2] = digits[ids & 15]
-    for start, end, at in ((0, 8, 0), (8, 16, 9), (16, 28, 18), (28, 32, 31)):
-        out[:, at : at + end - start] = hexed[:, start:end]
-    offsets = np.arange(len(ids) + 1, dtype=np.int32) * 35
-    return pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(out.tobytes()))
+    return fixed_texts(id_characters(ids))
 
 
 def deliveries(broker: int, number: int, report: Deliveries) -> pa.Table:

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from postroad.errors import StorageError, UsageError
 from postroad.ids import ID_BYTES, MessageId
+from postroad.spark.claims import Keys
 from postroad.spark.group import Group, Stored
 from postroad.spark.lake import Lake
-from postroad.spark.paths import SCHEMA, TRACE_COLUMNS, trace_group
-from postroad.spark.rows import id_texts
+from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS, listed_ids, trace_group
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
 from postroad.tracking.attachment import Change
 from postroad.tracking.exact_strategy import ENTRY
@@ -61,7 +61,10 @@ def read_ids(spark: SparkSession, path: str | Path) -> DataFrame:
 
 
 def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -> DataFrame:
-    """One row per id, as `paths.TRACE_COLUMNS`; `config` has the brokers' skew, jitter and routing."""
+    """One row per id: `id`, `publisher`, and the columns of `paths.ANSWERS` but its lists of ids.
+
+    `config` has the brokers' skew, jitter and routing.
+    """
     settings = config or TrackingConfig()
     lake.check("filters", "attachments")
     wanted = _parsed(ids).persist()  # counted first, then traced
@@ -69,11 +72,13 @@ def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -
     network = read_network(lake, records, settings)
     bucket_ms = _bucket_ms(records)
     first = _pass(wanted, records, network, bucket_ms, complete=False).persist()
-    left = first.filter("verdict IS NULL").select("id")
-    answered = first.filter("verdict IS NOT NULL")
-    if left.isEmpty():
-        return answered
-    return answered.unionByName(_pass(_parsed(left), records, network, bucket_ms, complete=True))
+    left = first.filter("verdict IS NULL").selectExpr("explode(ids) AS id")
+    answers = first.filter("verdict IS NOT NULL")
+    if not left.isEmpty():
+        answers = answers.unionByName(_pass(_parsed(left), records, network, bucket_ms, complete=True))
+    others = ANSWERS.names[1:]
+    each = answers.selectExpr("explode(ids) AS id", *others)
+    return each.selectExpr("id", "substr(id, 1, 8) AS publisher", *others)
 
 
 def _parsed(ids: DataFrame) -> DataFrame:
@@ -171,7 +176,7 @@ def _pass(
         "record",
     )
     joined = left.groupBy(*_GROUP).cogroup(salted.groupBy(*(f"to_{name}" for name in _GROUP)))
-    return joined.applyInArrow(_tracer(network, complete=complete), TRACE_COLUMNS)
+    return joined.applyInArrow(_tracer(network, complete=complete), ANSWER_COLUMNS)
 
 
 def _placed(records: DataFrame, bucket_ms: int, low: int, high: int, *, complete: bool) -> DataFrame:
@@ -231,20 +236,35 @@ def _tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.T
 
     def traced(left: pa.Table, right: pa.Table) -> pa.Table:
         if not left.num_rows:
-            return SCHEMA.empty_table()
-        keys = np.frombuffer(b"".join(left["key"].to_pylist()), np.uint8).reshape(-1, ID_BYTES)
-        keys = np.unique(keys.view("V16"), axis=0).view(np.uint8).reshape(-1, ID_BYTES)
+            return ANSWERS.empty_table()
         records = [
             Stored(broker, *decoded(broker, record))
             for broker, record in zip(right["broker"].to_pylist(), right["record"].to_pylist(), strict=True)
         ]
-        table, rest = trace_group(Group(keys, records, network), complete=complete)
+        table, rest = trace_group(Group(_unique_keys(left["key"]), records, network), complete=complete)
+        ids, which = listed_ids(rest, np.zeros(len(rest), np.int64), 1)
         missing = {
-            name: pa.nulls(len(rest), kind) for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
+            name: pa.nulls(len(which), kind) for name, kind in zip(ANSWERS.names, ANSWERS.types, strict=True)
         }
-        return pa.concat_tables([table, pa.table(missing | {"id": id_texts(rest)}, SCHEMA)])
+        return pa.concat_tables([table, pa.table(missing | {"ids": ids}, ANSWERS)])
 
     return traced
+
+
+def _unique_keys(column: pa.ChunkedArray) -> Keys:
+    """The ids of a column of bytes, each once, in order of time."""
+    parts = []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        at = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        parts.append(np.frombuffer(data, np.uint8)[at[0] : at[-1]])
+    keys = np.concatenate(parts).reshape(-1, ID_BYTES)
+    halves = keys.view(">u8").astype(np.uint64)
+    order = np.lexsort((halves[:, 0], halves[:, 1]))
+    halves = halves[order]
+    new = np.ones(len(keys), np.bool_)
+    new[1:] = (halves[1:] != halves[:-1]).any(axis=1)
+    return keys[order[new]]
 
 
 def decoded(broker: int, record: bytes) -> tuple[FilterMeta, bytes]:
