@@ -10,8 +10,11 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 
 from postroad.broker import Closed
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable import durable_pubend
+from postroad.durable.catchup import ASK_AGAIN_US
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
+from postroad.units import SECOND_US
 from postroad.wire.frames import (
     Credit,
     Ended,
@@ -185,3 +188,18 @@ def test_a_reader_that_goes_leaves_nothing_behind() -> None:
         assert after[name] == version[name]
     for broker in net.brokers:
         broker.check()
+
+
+def test_a_long_range_does_not_wait_between_reads_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: a read of the log ends when it is enough; the next follows at once, not half a second later."""
+    monkeypatch.setattr(durable_pubend, "READ_BYTES", 1)
+    net = DurableNet(1, [])
+    _, marks = history(net)
+    net.kill(0)
+    net.start(0)
+    net.wait(1)
+    reader = Reader(net, 0)
+    reader.read(marks[0], marks[-1])
+    net.wait(ASK_AGAIN_US / SECOND_US / 2)
+    assert reader.got() == numbers(0, 40)
+    assert reader.ended() == [""]

@@ -137,6 +137,8 @@ class Readers:
         for reader in list(self._readers.values()):
             catchup = reader.streams.get(stream.id)
             if catchup is not None and self._learn(reader, catchup, segments):
+                if stream.id >> 32 == self._me:
+                    catchup.pause()  # a read of the log ends where it is enough: the rest is asked for at once
                 self._pump(reader, now_us)
         return self._take()
 
@@ -195,6 +197,7 @@ class Readers:
                 return False
             catchup.refilter(reach)
         if self._links.available(reader.connection) <= 0:
+            catchup.pause()
             return False
         wants: list[Span] = catchup.wants(now_us)
         if not wants:
