@@ -138,7 +138,7 @@ class Readers:
             catchup = reader.streams.get(stream.id)
             if catchup is not None and self._learn(reader, catchup, segments):
                 if stream.id >> 32 == self._me:
-                    catchup.pause()  # a read of the log ends where it is enough: the rest is asked for at once
+                    catchup.pause()  # a read of the log ends when it is enough: ask for the rest
                 self._pump(reader, now_us)
         return self._take()
 

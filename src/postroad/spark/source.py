@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -33,14 +33,14 @@ from pyspark.sql.streaming.datasource import (
 from postroad.client.blocking import Client, connect
 from postroad.durable.token import CheckpointToken
 from postroad.errors import PostroadError, StorageError, UnavailableError, UsageError
-from postroad.events import Gap
+from postroad.events import EventBatch, Gap
 from postroad.ids import is_history, parse_pubend, pubend_text
 from postroad.spark.columns import EVENTS, event_columns
 from postroad.spark.lake import SCHEMAS
 from postroad.spark.options import OLDEST, ReadOptions, read_options
 from postroad.spark.pushdown import Pushed, pushed
 from postroad.spark.rows import day
-from postroad.units import KIB, MILLISECOND_US, SECOND_US
+from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
@@ -52,6 +52,8 @@ PACE_S: Final = 0.25  # an idle query looks for events this often
 QUIET_S: Final = 5.0  # and moves on this often where there are none for it: released ticks lie behind
 WINDOW: Final = 256 * KIB  # of what the driver looks at; executors have the client's own
 KNOCK_S: Final = 5.0  # for a broker that is one of several
+BATCH_ROWS: Final = 10_000  # of a record batch, about
+BATCH_BYTES: Final = 4 * MIB
 _KINDS: Final = {"string": "text", "bigint": "integer", "double": "float", "boolean": "boolean"}
 
 Offset = dict[str, int]
@@ -131,21 +133,38 @@ def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
         connect(part.address, name="spark", token=part.secret or None, timeout=part.timeout_s) as client,
         _patient(client, part, after, until) as events,
     ):
-        for items in events.batches():
-            for item in items:
-                if not isinstance(item, Gap):
-                    yield _chosen(event_columns(item), part.columns)
-                elif first and part.after <= OLDEST:
-                    pass  # it begins with the oldest that is kept
-                elif part.on_loss == "gap":
-                    yield _chosen(_gap_row(item), part.columns)
-                else:
-                    raise StorageError(
-                        f"events of pubend {item.pubend} in the ticks ({item.start}, {item.end}] were"
-                        " released before they were read: a durable name holds them; with onLoss=gap it"
-                        " goes on without them"
-                    )
-                first = False
+        for item in _together(chain.from_iterable(events.batches())):
+            if not isinstance(item, Gap):
+                yield _chosen(event_columns(item), part.columns)
+            elif first and part.after <= OLDEST:
+                pass  # it begins with the oldest that is kept
+            elif part.on_loss == "gap":
+                yield _chosen(_gap_row(item), part.columns)
+            else:
+                raise StorageError(
+                    f"events of pubend {item.pubend} in the ticks ({item.start}, {item.end}] were"
+                    " released before they were read: a durable name holds them; with onLoss=gap it"
+                    " goes on without them"
+                )
+            first = False
+
+
+def _together(items: Iterable[EventBatch | Gap]) -> Iterator[EventBatch | Gap]:
+    """Batches that adjoin as one: Spark and Arrow take their time for each batch, however small it is."""
+    held: list[EventBatch] = []
+    rows = size = 0
+    for item in items:
+        alone = isinstance(item, Gap) or item.lost
+        if held and (alone or item.start != held[-1].end or rows >= BATCH_ROWS or size >= BATCH_BYTES):
+            yield EventBatch.concatenate(held)
+            held, rows, size = [], 0, 0
+        if isinstance(item, Gap) or item.lost:
+            yield item
+        else:
+            held.append(item)
+            rows, size = rows + item.count, size + len(item.data)
+    if held:
+        yield EventBatch.concatenate(held)
 
 
 def _patient(client: Client, part: Range, after: str, until: str) -> Any:
