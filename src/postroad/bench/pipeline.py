@@ -52,11 +52,11 @@ def run(*, rounds: int, events: int, ids: int, tell: Callable[[str], None]) -> l
     """A row per system and workload."""
     tell("starting Spark")
     with session(name="bench") as spark, TemporaryDirectory(prefix="postroad-bench-") as folder:
-        bench = _Bench(spark, Path(folder), rounds, tell)
+        bench = Bench(spark, Path(folder), rounds, tell)
         return bench.edges(events) + bench.traces(ids)
 
 
-class _Bench:
+class Bench:
     def __init__(self, spark: SparkSession, folder: Path, rounds: int, tell: Callable[[str], None]) -> None:
         self._spark = spark
         self._folder = folder

@@ -117,7 +117,7 @@ def pipeline(
     events: Annotated[int, typer.Option(min=1_000, help="Published by each round of the sink.")] = 200_000,
     ids: Annotated[
         int, typer.Option(min=1_000, help="Traced; a fifth of them at 100 filters per id.")
-    ] = 1_000_000,
+    ] = 300_000,
     as_json: Json = False,
 ) -> None:
     """The pipeline on Spark: source and sink, bulk trace against a join with the exact log, growth.

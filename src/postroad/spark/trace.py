@@ -12,9 +12,9 @@ are few; a second, smaller pass has groups of all origins for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -43,6 +43,12 @@ BUCKET_SPANS: Final = 4  # a bucket is so many times as long as the average filt
 HOT_IDS: Final = 250_000  # ids of one group; with more it is split
 MAX_BUCKETS: Final = 1_000_000  # that the ids of one job may spread over
 ID_PATTERN: Final = "^[0-9a-f]{8}-[0-9a-f]{8}-[0-9a-f]{12}-[0-9a-f]{4}$"
+# Of each broker's records: the last that tells of all up to its time; bytes; and bytes times milliseconds.
+_TOTALS: Final = (
+    f"max(CASE WHEN kind IN ('{PUBLISH}', '{LOG}') THEN stored_us END) AS last",
+    "sum(CASE WHEN hi_ms >= lo_ms THEN CAST(length(record) AS DOUBLE) END) AS size",
+    "sum(CASE WHEN hi_ms >= lo_ms THEN (hi_ms - lo_ms + 1) * CAST(length(record) AS DOUBLE) END) AS weighed",
+)
 _GROUP: Final = ("home", "bucket", "salt")
 _ANYWHERE: Final = -1  # the home of groups that have the records of all origins
 
@@ -67,11 +73,9 @@ def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -
     """
     settings = config or TrackingConfig()
     lake.check("filters", "attachments")
-    wanted = _parsed(ids).persist()  # counted first, then traced
     records = current(lake)
-    network = read_network(lake, records, settings)
-    bucket_ms = _bucket_ms(records)
-    first = _pass(wanted, records, network, bucket_ms, complete=False).persist()
+    network, bucket_ms = read_network(lake, records, settings)
+    first = _pass(_parsed(ids).persist(), records, network, bucket_ms, complete=False).persist()
     left = first.filter("verdict IS NULL").selectExpr("explode(ids) AS id")
     answers = first.filter("verdict IS NOT NULL")
     if not left.isEmpty():
@@ -82,14 +86,13 @@ def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -
 
 
 def _parsed(ids: DataFrame) -> DataFrame:
-    """`id` as bytes, its broker and its time; UsageError names an id that is none."""
-    wrong = ids.filter(f"id IS NULL OR NOT id RLIKE '{ID_PATTERN}'").first()
-    if wrong is not None:
-        MessageId.parse(str(wrong.id))  # says what one looks like
-    return ids.selectExpr(
-        "unhex(replace(id, '-', '')) AS key",
-        "CAST(conv(substr(id, 10, 8), 16, 10) AS BIGINT) AS home",
-        "CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) AS time_ms",
+    """`id` as bytes, its broker and its time; or in `wrong` what is no id."""
+    fields = ids.selectExpr("id", f"coalesce(id RLIKE '{ID_PATTERN}', false) AS sound")
+    return fields.selectExpr(
+        "CASE WHEN sound THEN unhex(replace(id, '-', '')) END AS key",
+        "CASE WHEN sound THEN CAST(conv(substr(id, 10, 8), 16, 10) AS BIGINT) END AS home",
+        "CASE WHEN sound THEN CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) END AS time_ms",
+        "CASE WHEN NOT sound THEN coalesce(id, '') END AS wrong",
     )
 
 
@@ -100,17 +103,13 @@ def current(lake: Lake) -> DataFrame:
     return records.join(gone, ["broker", "sequence"], "left_anti")
 
 
-def read_network(lake: Lake, records: DataFrame, config: TrackingConfig) -> NetworkView:
-    """Who was attached where, from all that brokers said about it."""
+def read_network(lake: Lake, records: DataFrame, config: TrackingConfig) -> tuple[NetworkView, int]:
+    """Who was attached where, from all that brokers said about it; and how long a bucket is, in ms."""
+    from pyspark.sql.functions import expr
+
     rows = lake.read("attachments").orderBy("broker", "number", "position").collect()
-    stored = {
-        int(row.broker, 16): int(row.last)
-        for row in records.filter(f"kind IN ('{PUBLISH}', '{LOG}')")
-        .groupBy("broker")
-        .agg({"stored_us": "max"})
-        .withColumnRenamed("max(stored_us)", "last")
-        .collect()
-    }
+    totals = records.groupBy("broker").agg(*(expr(text) for text in _TOTALS)).collect()
+    stored = {int(row.broker, 16): int(row.last) for row in totals if row.last is not None}
     views: dict[int, BrokerView] = {}
     said: dict[str, list[Change]] = {}
     names: dict[str, str] = {}
@@ -131,28 +130,32 @@ def read_network(lake: Lake, records: DataFrame, config: TrackingConfig) -> Netw
             config=config,
             stored_us=FOREVER * MILLISECOND_US if stopped else stored.get(number, 0),
         )
-    return NetworkView(views, config)
+    return NetworkView(views, config), _bucket_ms(totals)
 
 
-def _bucket_ms(records: DataFrame) -> int:
+def _bucket_ms(totals: Sequence[Any]) -> int:
     """Long enough that most bits are needed in one bucket only."""
-    row = (
-        records.filter("hi_ms >= lo_ms")
-        .selectExpr("sum((hi_ms - lo_ms + 1) * CAST(length(record) AS DOUBLE)) / sum(length(record)) AS span")
-        .first()
-    )
-    span = 0.0 if row is None or row.span is None else float(row.span)
+    size = sum(row.size or 0.0 for row in totals)
+    span = sum(row.weighed or 0.0 for row in totals) / size if size else 0.0
     return int(min(max(BUCKET_SPANS * span, LEAST_BUCKET_MS), MOST_BUCKET_MS))
 
 
 def _pass(
     wanted: DataFrame, records: DataFrame, network: NetworkView, bucket_ms: int, *, complete: bool
 ) -> DataFrame:
+    from pyspark.sql.functions import expr
+
     home = str(_ANYWHERE) if complete else "home"
-    keyed = wanted.selectExpr("key", f"CAST({home} AS BIGINT) AS home", f"time_ms DIV {bucket_ms} AS bucket")
-    groups = keyed.groupBy("home", "bucket").count()
-    groups = groups.selectExpr("home", "bucket", f"CAST(count DIV {HOT_IDS} AS INT) + 1 AS salts").persist()
-    span = groups.selectExpr("min(bucket) AS low", "max(bucket) AS high").first()
+    bucket = f"time_ms DIV {bucket_ms} AS bucket"
+    keyed = wanted.selectExpr("key", f"CAST({home} AS BIGINT) AS home", bucket, "wrong")
+    groups = keyed.groupBy("home", "bucket").agg(
+        expr(f"CAST(count(1) DIV {HOT_IDS} AS INT) + 1 AS salts"), expr("min(wrong) AS wrong")
+    )
+    groups = groups.persist()
+    span = groups.selectExpr("min(bucket) AS low", "max(bucket) AS high", "min(wrong) AS wrong").first()
+    if span is not None and span.wrong is not None:
+        MessageId.parse(span.wrong)  # says what one looks like
+    groups = groups.drop("wrong")
     low, high = (0, -1) if span is None or span.low is None else (int(span.low), int(span.high))
     if high - low >= MAX_BUCKETS:
         raise UsageError(

@@ -1,0 +1,64 @@
+"""`bench pipeline` at a size that says nothing but that it works (P1, P3, P5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from postroad.bench import pipeline
+from postroad.bench.pipeline import Bench, aims
+from postroad.bench.pipeline_spark import exact_join
+from postroad.bench.pipeline_traffic import make_traffic, shape
+from postroad.spark.lake import Lake
+from postroad.spark.trace import read_ids, trace
+
+
+def test_the_shapes_have_as_many_filters_as_asked() -> None:
+    for filters in (1, 10, 100):
+        assert shape(filters).filters == filters
+    assert shape(100).happenings == 97
+
+
+def test_the_bulk_trace_and_the_exact_log_join_agree(spark: SparkSession, tmp_path: Path) -> None:
+    """P5: what is compared answers the same question."""
+    traffic = make_traffic(tmp_path, shape(10), 300)
+    traced = trace(Lake(spark, traffic.lake), read_ids(spark, traffic.ids)).collect()
+    joined = {row.id: row for row in exact_join(spark, traffic.ids, traffic.log).collect()}
+    assert len(traced) == len(joined) == 300
+    for row in traced:
+        exact = joined[row.id]
+        assert (row.verdict, row.origin) == ("complete", exact.origin)
+        steps = {(one.broker, one["from"]) for one in row.route if one["from"]}
+        assert steps == {(one.broker, one["from"]) for one in exact.route}
+        got = {(one.subscriber, one.broker) for one in row.receivers}
+        assert got == {(one.subscriber, one.broker) for one in exact.receivers}
+    assert traffic.filter_bytes > 0
+    assert traffic.log_bytes > 0
+
+
+def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "FILTERS", (1, 10))
+    said: list[str] = []
+    bench = Bench(spark, tmp_path, rounds=1, tell=said.append)
+    rows = bench.edges(500) + bench.traces(500)
+    assert [(row["system"], row["workload"]) for row in rows] == [
+        ("postroad", "sink"),
+        ("postroad", "source"),
+        ("spark, empty rows", "source"),
+        ("postroad", "trace, 1 filters per id"),
+        ("exact-log join", "trace, 1 filters per id"),
+        ("postroad", "trace, 10 filters per id"),
+        ("exact-log join", "trace, 10 filters per id"),
+        ("postroad", "growth, 50 ids"),
+        ("postroad", "growth, 50 to 500 ids"),
+    ]
+    for row in rows[:3]:
+        assert row["rows_per_s"] > 0
+    for row in rows[3:7]:
+        assert row["ids_per_s_per_core"] > 0
+        assert row["shuffled_bytes_per_id"] > 0
+        assert row["stored_bytes_per_id"] > 0
+    assert rows[-1]["ids_times"] == 10
+    assert len(aims(rows)) == 5
