@@ -40,6 +40,7 @@ def test_the_bulk_trace_and_the_exact_log_join_agree(spark: SparkSession, tmp_pa
 
 def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "FILTERS", (1, 10))
+    monkeypatch.setattr(pipeline, "WARM_UPS", 0)
     said: list[str] = []
     bench = Bench(spark, tmp_path, rounds=1, tell=said.append)
     rows = bench.edges(500) + bench.traces(500)

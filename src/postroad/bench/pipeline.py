@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 FILTERS: Final = (1, 10, 100)  # per id
 GROWTH_FILTERS: Final = 10
+WARM_UPS: Final = 1  # runs of each job before the first round
 LEAST_IDS: Final = 100_000  # growth is from here on
 PAYLOAD_BYTES: Final = 100
 PART: Final = 5  # the ids of the heaviest workload are a fifth: its log has a hundred rows for each
@@ -81,7 +82,7 @@ class Bench:
     ) -> dict[str, list[Figures]]:
         """Every job once per round, after a warm-up; rates of `rows`, named by the unit."""
         found: dict[str, list[Figures]] = {name: [] for name in jobs}
-        for turn in range(self._rounds + 1):
+        for turn in range(1 - WARM_UPS, self._rounds + 1):
             for name, job in jobs.items():
                 self._tell(
                     f"round {turn} of {self._rounds}: {workload}, {name}" if turn else f"{workload}: {name}"
