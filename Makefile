@@ -11,7 +11,7 @@ help:
 	@echo "make up      set up and run one broker, data in ./postroad-data"
 	@echo "make test    set up and run all tests"
 	@echo "make demo    five brokers with live traffic"
-	@echo "make soak    fresh examples of the property tests, then fresh simulator seeds for SOAK=$(SOAK)"
+	@echo "make soak    the tests that take long, fresh examples of the property tests, then fresh simulator seeds for SOAK=$(SOAK)"
 	@echo "make bench-peers  install the systems that 'postroad bench' compares with"
 
 setup: $(STAMP)
@@ -42,7 +42,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 test: lint types unit
 
@@ -50,6 +50,7 @@ sanitize: setup
 	tests/sanitize.sh
 
 soak: setup
+	$(BIN)/python -m pytest -m soak
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest tests/property
 	$(BIN)/postroad sim --for $(SOAK)
 

@@ -1,11 +1,34 @@
-"""Property tests draw the same examples in every `make test`; `make soak` explores new ones."""
+"""Property tests draw the same examples in every `make test`; `make soak` explores new ones.
+
+Tests of one group run in one process, one after the other, and groups begin in the order they have here.
+Those that start Spark's streams are one group: Spark gives the Python of each ten seconds to start, which is
+little where several start at once. Other tests on Spark are a second group, with a second session; the rest,
+a file to a group, is shared by the third process and by those that are done.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("steady", derandomize=True)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+HERE = Path(__file__).parent
+STREAMS = ("test_engines", "test_kills", "test_landing", "test_sink", "test_source")
+FOLDERS = ("spark", "process", "sim", "property", "unit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        folder = item.path.relative_to(HERE).parts[0]
+        streams = folder == "spark" and item.path.stem in STREAMS
+        group = ("streams" if streams else "tables") if folder == "spark" else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+        return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), not streams
+
+    items.sort(key=place)

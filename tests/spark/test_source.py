@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -48,8 +50,19 @@ def drain(rows: DataFrame, folder: Path) -> list[list[int]]:
             found.append(sorted(values))
 
     query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(folder))
-    query.trigger(availableNow=True).start().awaitTermination()
+    ready(lambda: query.trigger(availableNow=True).start().awaitTermination())
     return found
+
+
+def ready(start: Callable[[], Any]) -> Any:
+    """Spark gives the Python of a source ten seconds to start, which a busy machine may not keep."""
+    for _ in range(5):
+        try:
+            return start()
+        except StreamingQueryException as error:
+            if "connect back" not in str(error):
+                raise
+    raise AssertionError("Python did not start")
 
 
 def publish(address: str, numbers: range, topic: str = "orders/eu") -> None:
@@ -136,7 +149,14 @@ def test_a_continuous_query(spark: SparkSession, brokers: Brokers) -> None:
     """P1: what is published while the query runs arrives."""
     broker = brokers.start("b1")
     rows = stream(spark, broker.address, durable="live")
-    query = rows.writeStream.format("memory").queryName("live").start()
+
+    def start() -> Any:
+        begun = rows.writeStream.format("memory").queryName("live").start()
+        while begun.status["message"].startswith("Initializing"):
+            begun.awaitTermination(0.2)
+        return begun
+
+    query = ready(start)
     try:
         for first in range(0, 30, 10):
             publish(broker.address, range(first, first + 10))

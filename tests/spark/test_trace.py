@@ -103,11 +103,14 @@ def test_a_damaged_filter_is_named(spark: SparkSession, tmp_path: Path) -> None:
         trace(lake, read_ids(spark, ids)).collect()
 
 
-def test_compaction_keeps_every_answer(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("brokers", "messages"), [(3, 50), pytest.param(4, 150, marks=pytest.mark.soak)])
+def test_compaction_keeps_every_answer(
+    spark: SparkSession, tmp_path: Path, brokers: int, messages: int
+) -> None:
     """P6, T8: fewer filters, the same origin, route, receivers and verdict of every message."""
     config = TrackingConfig(persist_us=500_000, retain=False, **FINE)
-    world = World(5, config, 4, extra=1)
-    world.happen(150, faults=False)
+    world = World(5, config, brokers, extra=1)
+    world.happen(messages, faults=False)
     world.stop()
     lake = lake_of(spark, tmp_path / "lake", world)
     lake.append("attachments", spark.createDataFrame(world.attachment_rows().slice(0, 0)), "land-2")
