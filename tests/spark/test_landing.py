@@ -1,51 +1,42 @@
-"""Landing from real brokers, also with a driver that is killed in mid-batch (P4)."""
+"""Landing from real brokers: what arrives, what is lost, how one asks for it, its audit (P4, P7, P11)."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
-from tests.process.conftest import SOURCE, Brokers
+from tests.process.conftest import Brokers, wait_until
 from tests.process.test_durable_release import configured
+from tests.spark.engines import Driver
 from tests.spark.test_source import publish
 
 import postroad
+from postroad.errors import UsageError
+from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
 from postroad.spark.lake import Lake
 from postroad.spark.landing import land
+from postroad.spark.report import write_report
 
 QUICK = '[tracking]\npersist = "1 s"\n'
-DRIVER = """
-import sys
-from pathlib import Path
-from postroad.spark.lake import Lake
-from postroad.spark.landing import land
-from postroad.spark.session import make_session
-folder, broker = sys.argv[1:]
-settings = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-spark = make_session(master="local[2]", settings={**settings, "spark.driver.memory": "512m"})
-def told(table, batch):
-    print(table, batch, flush=True)
-land(Lake(spark, Path(folder)), broker, interval="0 seconds", told=told)
-"""
+HASTY = '[durable]\nkeep = "1 s"\nmax_age = "2 s"\n'
+WAIT_S = 300.0
 
 
 def landed(lake: Lake) -> list[int]:
-    return sorted(row[0] for row in lake.read("events").select("attributes.n.integer").collect())
+    found = lake.read("events").select("attributes.n.integer").collect()
+    return sorted(row[0] for row in found if row[0] is not None)
 
 
 def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
-    """P4: events and what brokers say about themselves, incrementally; a run without news adds nothing."""
+    """P4, P7: events and what brokers say about themselves, incrementally; the audit has all it needs."""
     extra = configured(tmp_path, QUICK)
     one = brokers.start("b1", extra=extra)
     two = brokers.start("b2", one.address, extra=extra)
     lake = Lake(spark, tmp_path / "lake")
-    land(lake, one.address, once=True)
+    network = f"{one.address},{two.address}"
+    land(lake, network, once=True)
     with (
         postroad.sync.connect(two.address) as client,
         client.subscribe("orders/#", durable="billing") as events,
@@ -54,67 +45,114 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
         seen = [events.get(60) for _ in range(100)]
         events.ack()
     assert len(seen) == 100
-    until = time.monotonic() + 180
+    publish(two.address, range(100, 130), "elsewhere")
+    until = time.monotonic() + WAIT_S
     while not all(lake.segments(table) for table in ("events", "filters", "attachments", "topology")) or (
         lake.read("deliveries").filter("what = 'event' AND subscriber = 'billing'").count() < 100
     ):
         assert time.monotonic() < until
-        land(lake, one.address, once=True)
-    assert landed(lake) == list(range(100))
+        land(lake, network, once=True)
+    assert landed(lake) == list(range(130))
     assert {row.name for row in lake.read("topology").select("name").distinct().collect()} == {"b1", "b2"}
     delivered = lake.read("deliveries").filter("what = 'event' AND subscriber = 'billing'")
     assert delivered.select("id").distinct().count() == 100
-    publish(two.address, range(100, 130))
-    while len(landed(lake)) < 130:
-        assert time.monotonic() < until
-        land(lake, one.address, once=True)
-    assert landed(lake) == list(range(130))
+
+    subscribed = read_subscriptions(lake.path / SUBSCRIPTIONS)
+    assert [(one.name, one.topic) for one in subscribed] == [("billing", "orders/#")]
+    found = audit(lake, subscribed)
+    (row,) = as_rows(found.summary)
+    assert (row["due"], row["delivered"], row["missing"]) == (100, 100, 0)
+    assert as_rows(found.faults) == []
+    write_report(tmp_path / "good.html", lake, found, late_us=10_000_000)
+    assert "None found" in (tmp_path / "good.html").read_text()
+
+    lost = delivered.select("id", "tick").orderBy("tick").collect()[50].id
+    rest = lake.read("deliveries").filter(f"NOT (id <=> '{lost}')")
+    lake.replace("deliveries", rest, "harmed", lake.segments("deliveries"))
+    found = audit(lake, subscribed)
+    assert [(fault["kind"], fault["id"]) for fault in as_rows(found.faults)] == [("missing", lost)]
+    write_report(tmp_path / "bad.html", lake, found, late_us=10_000_000)
+    assert lost in (tmp_path / "bad.html").read_text()
 
 
-def test_a_driver_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
-    """P1, P4: kill -9 of the driver process; after a restart the lake has every event exactly once."""
+def test_what_was_released_too_early_is_told(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
+    """P1, P4: each event is in the lake, or a gap of landing's own subscription covers it."""
+    broker = brokers.start("b1", extra=configured(tmp_path, HASTY))
+    lake = Lake(spark, tmp_path / "lake")
+    land(lake, broker.address, once=True)
+    with postroad.sync.connect(broker.address) as client:
+        ticks = {
+            client.publish("orders/eu", b"", attributes={"n": n}, mode="durable").tick for n in range(10)
+        }
+        assert None not in ticks
+        until = time.monotonic() + WAIT_S
+        while client.request("status")["durable_pubends"][0]["floor"] < max(ticks):
+            assert time.monotonic() < until
+            client.publish("other", b"x", mode="durable")
+            time.sleep(0.3)
+    publish(broker.address, range(10, 20))
+    land(lake, broker.address, once=True)
+    gaps = lake.read("deliveries").filter("what = 'gap'").collect()
+    assert {row.subscriber for row in gaps if row.subscriber.startswith(LANDING)}
+    assert all(any(row.start_tick < tick <= row.tick for row in gaps) for tick in ticks)
+    assert set(landed(lake)) == set(range(10, 20))
+
+
+def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
+    """P4, P11: batches are told, a broker that is away is waited for, one lake has one landing; Ctrl-C."""
     broker = brokers.start("b1")
     folder = tmp_path / "lake"
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    published = 0
-    stopped = threading.Event()
-
-    def keep_publishing() -> None:
-        nonlocal published
-        while not stopped.is_set():
-            publish(broker.address, range(published, published + 50))
-            published += 50
-            time.sleep(0.2)
-
+    words = ("pipeline", "land", "--lake", str(folder), "--broker", broker.address)
+    driver = Driver(tmp_path / "land.log", "postroad", *words)
     lake = Lake(spark, folder)
-    land(lake, broker.address, once=True)  # from here on brokers keep what is published
-    thread = threading.Thread(target=keep_publishing)
-    thread.start()
+
+    def says(text: str) -> None:
+        wait_until(lambda: text in driver.log.read_text() or not driver.running, text, WAIT_S)
+        assert driver.running, driver.log.read_text()
+        assert text in driver.log.read_text()
+
     try:
-        driver = subprocess.Popen(
-            [sys.executable, str(script), str(folder), broker.address],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(SOURCE)},
-            start_new_session=True,
-        )
-        watchdog = threading.Timer(300, os.killpg, (driver.pid, signal.SIGKILL))
-        watchdog.start()
-        assert driver.stdout is not None
-        batches = 0
-        for line in driver.stdout:
-            batches += line.startswith("events ")
-            if batches == 2:
-                break
-        assert batches == 2
-        # The next batch follows at once, so it is under way.
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-        driver.stdout.close()
-        watchdog.cancel()
+        # It is ready for events once its subscription is there.
+        with postroad.sync.connect(broker.address) as client:
+            wait_until(
+                lambda: not driver.running or len(client.request("subs")["subscriptions"]) == 2,
+                "landing has subscribed",
+                WAIT_S,
+            )
+        publish(broker.address, range(50))
+        says("events: batch ")
+        with pytest.raises(UsageError, match="another process lands in"):
+            land(lake, broker.address, once=True)
+        broker.kill()
+        says("; trying again in ")
+        broker.start()
+        publish(broker.address, range(50, 80))
+        wait_until(lambda: not driver.running or landed(lake) == list(range(80)), "all has landed", WAIT_S)
+        assert driver.running, driver.log.read_text()
+        driver.interrupt()
+        text = driver.finish()
+        assert "segments added: " in text
+        assert "Traceback" not in text
     finally:
-        stopped.set()
-        thread.join()
-    land(lake, broker.address, once=True)
-    assert landed(lake) == list(range(published))
+        driver.end()
+    assert landed(lake) == list(range(80))
+
+
+def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """P11: what cannot be reached is named, and the lake stays as it is."""
+    with pytest.raises(postroad.UnavailableError, match=r"127\.0\.0\.1:1"):
+        land(Lake(spark, tmp_path), "127.0.0.1:1", once=True)
+    assert not any((tmp_path / table).exists() for table in ("events", "filters"))
+
+
+def test_spark_finds_the_format_by_itself(brokers: Brokers, tmp_path: Path) -> None:
+    """P1: in a new process, without `register`."""
+    broker = brokers.start("b1", extra=configured(tmp_path, '[durable]\nkeep = "1 h"\n'))
+    publish(broker.address, range(10))
+    driver = Driver(
+        tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, "local[1]", "find"
+    )
+    try:
+        assert "found 10" in driver.finish()
+    finally:
+        driver.end()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,24 +69,30 @@ def land(
     broker: BrokerOption = DEFAULT_BROKER,
     token: TokenOption = None,
     master: MasterOption = LOCAL,
+    remote: RemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Keep a lake of events, filters, attachments, topology and deliveries up to date from a network."""
-    from postroad.spark.lake import Lake
+    from postroad.spark.lake import SCHEMAS, Lake
     from postroad.spark.landing import land as landed
 
-    segments: Counter[str] = Counter()
+    def told(line: str) -> None:
+        if not as_json:
+            print(line, flush=True)
 
-    def told(table: str, batch: int) -> None:
-        segments[table] += 1
-        if not once and not as_json:
-            print(f"{table}: batch {batch}", flush=True)
+    def trouble(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
 
-    with _spark("landing", master, "") as spark, suppress(KeyboardInterrupt):
-        landed(Lake(spark, lake), broker, once=once, token=token or "", told=told)
-    listed = ", ".join(f"{count} of {table}" for table, count in sorted(segments.items()))
+    with _spark("landing", master, remote) as spark:
+        place = Lake(spark, lake)
+        before = {table: set(place.segments(table)) for table in SCHEMAS}
+        with suppress(KeyboardInterrupt):
+            landed(place, broker, once=once, token=token or "", told=told, trouble=trouble)
+        added = {table: len(set(place.segments(table)) - held) for table, held in before.items()}
+    segments = {table: count for table, count in sorted(added.items()) if count}
+    listed = ", ".join(f"{count} of {table}" for table, count in segments.items())
     text = f"segments added: {listed or 'none'}; {lake}"
-    _tell({"lake": str(lake), "segments": dict(sorted(segments.items()))}, text, as_json=as_json)
+    _tell({"lake": str(lake), "segments": segments}, text, as_json=as_json)
 
 
 def trace(

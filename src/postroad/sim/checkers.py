@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from postroad.config import BrokerConfig
-from postroad.ids import pubend_text
+from postroad.ids import is_history, pubend_text
 from postroad.sim.connectivity import SETTLE_US, Connectivity
 from postroad.sim.frames import BatchView
 from postroad.sim.ledger import NEVER, Ledger, Published, Subscription
@@ -186,7 +186,10 @@ class Paths:
         if frame[4] != Kind.KNOWLEDGE or self._since_us == NEVER:
             return
         sender, receiver = connection.ends[side].name, connection.ends[1 - side].name
-        for id in BatchView(frame).ids():
+        view = BatchView(frame)
+        if is_history(view.pubend):
+            return  # brokers wrote that themselves
+        for id in view.ids():
             event = self._ledger.events[id]
             if min(event.sent.values()) < self._since_us:
                 continue

@@ -30,7 +30,7 @@ from typing import Final
 from postroad.broker import Input
 from postroad.errors import StorageError, UnavailableError, UsageError
 from postroad.events import EventBatch
-from postroad.ids import MessageId, is_volatile, pubend_text
+from postroad.ids import MessageId, is_history, is_volatile, pubend_text
 from postroad.overlay.effects import Effect
 from postroad.selectors import Selector
 from postroad.sim.frames import BatchView
@@ -227,7 +227,7 @@ class Records:
 
     def ask(self, append: Append) -> list[bytes]:
         """A record is on its way to the log: the events in it."""
-        if is_volatile(append.stream):
+        if is_volatile(append.stream) or is_history(append.stream):
             return []
         view = BatchView(append.data)
         ids = view.ids()

@@ -7,24 +7,34 @@ crash, it has the same rows and changes nothing.
 
 A stored filter may be published in parts, which a batch may separate. Parts that wait for the rest are saved
 beside the checkpoint as they are after each batch, so a batch that is done again begins with the same ones.
+
+What a batch does runs where the driver is, which with Spark Connect is the server: it takes nothing along but
+text and paths, and uses the session of its batch.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import pyarrow as pa
 
+from postroad.client.addresses import parse_addresses
 from postroad.client.blocking import connect
-from postroad.errors import BugError, PeerError, StorageError
+from postroad.errors import BugError, PeerError, PostroadError, StorageError, UnavailableError, UsageError
 from postroad.spark import register, rows
+from postroad.spark.audit import LANDING, SUBSCRIPTIONS, Subscribed
 from postroad.spark.lake import SCHEMAS, Lake
+from postroad.spark.progress import plain_errors
 from postroad.spark.source import GAP_TOPIC, SINCE
 from postroad.tracking.attachment import decode_changes
 from postroad.tracking.bulletins import (
@@ -39,17 +49,22 @@ from postroad.tracking.bulletins import (
 from postroad.tracking.record import decode_meta
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-NAME: Final = "postroad-landing"  # of its durable subscriptions, with `-history` added for the second
 FOLDER: Final = "_landing"
 INTERVAL: Final = "10 seconds"
+LOOK_S: Final = 1  # between looks at what the queries do
+SUBSCRIPTIONS_S: Final = 30.0  # between looks at what is subscribed
+KNOCK_S: Final = 10  # for a broker to answer, before somebody is told
+STARTS: Final = 5  # of a query, on a machine so busy that it takes several
+FIRST_PAUSE_S: Final = 1.0  # before another try, then twice as long each time
+MAX_PAUSE_S: Final = 60.0
 MAX_PARTS: Final = 100_000  # of filters that wait for the rest
 _TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
 
 _Batch = Callable[["DataFrame", int], None]
-Told = Callable[[str, int], None]
+Told = Callable[[str], None]
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -68,58 +83,204 @@ def land(
     brokers: str,
     *,
     once: bool = False,
-    name: str = NAME,
     token: str = "",
     interval: str = INTERVAL,
     told: Told | None = None,
+    trouble: Told | None = None,
 ) -> None:
-    """Bring the lake up to date, and keep it so unless `once`. `told` hears of what is added."""
+    """Bring the lake up to date, and keep it so unless `once`.
+
+    `told` hears of batches. Without `once` a network that is away is tried again after growing pauses, and
+    `trouble` hears of it.
+    """
     register(lake.spark)
-    events, history = (
-        _Feed(lake, brokers, token, topic, durable, lake.path / FOLDER / kind, told)
-        for topic, durable, kind in (("#", name, "events"), ("$postroad/#", f"{name}-history", "history"))
-    )
-    for feed in (events, history):
-        feed.folder.mkdir(parents=True, exist_ok=True)
-    # Brokers publish about themselves once somebody wants it: that query comes first.
-    jobs: list[tuple[_Feed, _Batch]] = [(history, _History(history)), (events, _Events(events))]
-    if once:
-        for feed, batch in jobs:
-            query = feed.start(batch, {"availableNow": True})
-            query.awaitTermination()
-            feed.release(query)
-        return
-    queries = [feed.start(batch, {"processingTime": interval}) for feed, batch in jobs]
+    place = lake.path / FOLDER
+    with _alone(lake.path), plain_errors():
+        name = _name(place)
+        # Brokers publish about themselves once somebody wants it: that query comes first.
+        history = _Feed(str(lake.path), brokers, token, "$postroad/#", f"{name}-history", "history")
+        events = _Feed(str(lake.path), brokers, token, "#", name, "events")
+        jobs: list[_Job] = [_Job(history, _History(history)), _Job(events, _Events(events))]
+        for job in jobs:
+            job.feed.folder.mkdir(parents=True, exist_ok=True)
+        if not once:
+            _forever(lake, jobs, interval, told, trouble)
+        for job in jobs:
+            _whole_job(lake, job)
+            job.tell(told)
+            job.feed.release(job.query)
+        _note_subscriptions(events, lake.path / SUBSCRIPTIONS)
+
+
+@contextmanager
+def _alone(lake: Path) -> Iterator[None]:
+    """Two at once would each have the other's batches to do."""
+    place = lake / FOLDER
     try:
-        while all(query.isActive for query in queries):
-            queries[0].awaitTermination(1)
-        for query in queries:
-            if (error := query.exception()) is not None:
-                raise error
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / "lock").open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"another process lands in {lake} already") from None
+            yield
+    except OSError as error:
+        raise StorageError(f"{place} cannot be used: {error}") from None
+
+
+def _name(place: Path) -> str:
+    """Of this lake's durable subscriptions: two lakes of one network do not release each other's events."""
+    file = place / "name"
+    if not file.exists():
+        aside = place / "name.new"
+        aside.write_text(f"{LANDING}-{uuid.uuid4().hex[:8]}")
+        aside.replace(file)
+    return file.read_text()
+
+
+def _whole_job(lake: Lake, job: _Job) -> None:
+    """All there is now."""
+    for left in reversed(range(STARTS)):
+        try:
+            with plain_errors():
+                job.start(lake.spark, {"availableNow": True})
+                job.wait(None)
+            return
+        except PostroadError as error:
+            if not left or not _slow_start(error):
+                raise
+
+
+def _forever(
+    lake: Lake, jobs: list[_Job], interval: str, told: Told | None, trouble: Told | None
+) -> NoReturn:
+    pause_s = FIRST_PAUSE_S
+    while True:
+        before = sum(job.batches for job in jobs)
+        try:
+            with plain_errors():
+                _watch(lake, jobs, interval, told)
+        except PostroadError as error:
+            if not isinstance(error, UnavailableError) and not _slow_start(error):
+                raise
+            if sum(job.batches for job in jobs) > before:
+                pause_s = FIRST_PAUSE_S
+            if trouble is not None:
+                trouble(f"{error}; trying again in {pause_s:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def _slow_start(error: PostroadError) -> bool:
+    """Spark gives the Python of a source ten seconds to start; a busy machine may need more."""
+    return "connect back" in str(error)
+
+
+def _watch(lake: Lake, jobs: list[_Job], interval: str, told: Told | None) -> NoReturn:
+    """Until one of them fails."""
+    try:
+        for job in jobs:
+            job.start(lake.spark, {"processingTime": interval})
+        noted = 0.0
+        while True:
+            for job in jobs:
+                job.wait(LOOK_S)
+                job.tell(told)
+            if time.monotonic() >= noted + SUBSCRIPTIONS_S:
+                _note_subscriptions(jobs[-1].feed, lake.path / SUBSCRIPTIONS)
+                noted = time.monotonic()
     finally:
-        for query in queries:
-            query.stop()
+        for job in jobs:
+            job.stop()
+
+
+def _note_subscriptions(feed: _Feed, file: Path) -> None:
+    """Those of the brokers that are named, for the audit; one that is gone stays, with what it was given."""
+    known: dict[str, Subscribed] = {}
+    if file.exists():
+        for line in file.read_bytes().splitlines():
+            one = msgspec.json.decode(line, type=Subscribed)
+            known[one.name] = one
+    for address in parse_addresses(feed.brokers):
+        with (
+            suppress(UnavailableError),
+            connect(address, name="landing", token=feed.token or None, timeout=KNOCK_S) as client,
+        ):
+            for row in client.request("subs")["subscriptions"]:
+                if not row["name"].startswith(LANDING):
+                    one = msgspec.convert(row, Subscribed)
+                    before = known.get(one.name)
+                    known[one.name] = (
+                        one if before is None else msgspec.structs.replace(one, since_us=before.since_us)
+                    )
+    aside = file.with_suffix(".new")
+    aside.write_bytes(b"".join(msgspec.json.encode(known[name]) + b"\n" for name in sorted(known)))
+    aside.replace(file)
+
+
+class _Job:
+    """One of the two queries, and what was told of it."""
+
+    def __init__(self, feed: _Feed, batch: _Batch) -> None:
+        self.feed = feed
+        self.batches = 0  # done, in this process
+        self._batch = batch
+        self._query: StreamingQuery | None = None
+        self._told = -1  # number of the last batch
+
+    @property
+    def query(self) -> StreamingQuery:
+        if self._query is None:
+            raise BugError("a query that was not started")
+        return self._query
+
+    def start(self, spark: SparkSession, trigger: dict[str, Any]) -> None:
+        feed = self.feed
+        options = {"brokers": feed.brokers, "topic": feed.topic, "durable": feed.durable, "onLoss": "gap"}
+        options["timeout"] = f"{KNOCK_S}"
+        if feed.token:
+            options["token"] = feed.token
+        writer = spark.readStream.format("postroad").options(**options).load().writeStream
+        writer = writer.foreachBatch(self._batch).option(
+            "checkpointLocation", str(feed.folder / "checkpoint")
+        )
+        self._query = writer.trigger(**trigger).start()
+
+    def wait(self, seconds: int | None) -> None:
+        """For its end, at most so long; a query that failed raises why."""
+        if self.query.awaitTermination(seconds) and seconds is not None:
+            raise BugError(f"the query of {self.feed.kind} has ended by itself")
+
+    def tell(self, told: Told | None) -> None:
+        for progress in self.query.recentProgress:
+            # With Spark Connect a query's own count of rows is missing; that of its source is there.
+            number, count = int(progress["batchId"]), int(progress["sources"][0]["numInputRows"])
+            if number > self._told and count:
+                self._told = number
+                self.batches += 1
+                if told is not None:
+                    told(f"{self.feed.kind}: batch {number}, {count:,} rows")
+
+    def stop(self) -> None:
+        if self._query is not None:
+            self._query.stop()
+            self._query = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Feed:
-    """One of the two queries."""
+    """What one of the two queries takes, and where it puts it."""
 
-    lake: Lake
+    lake: str
     brokers: str
     token: str
     topic: str
     durable: str
-    folder: Path
-    told: Told | None
+    kind: str
 
-    def start(self, batch: _Batch, trigger: dict[str, Any]) -> StreamingQuery:
-        options = {"brokers": self.brokers, "topic": self.topic, "durable": self.durable, "onLoss": "gap"}
-        if self.token:
-            options["token"] = self.token
-        source = self.lake.spark.readStream.format("postroad").options(**options).load()
-        writer = source.writeStream.foreachBatch(batch)
-        return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(**trigger).start()
+    @property
+    def folder(self) -> Path:
+        return Path(self.lake) / FOLDER / self.kind
 
     def release(self, query: StreamingQuery) -> None:
         """Spark tells a source that a batch is done when it plans the next: of the last one it never does."""
@@ -142,16 +303,16 @@ class _Feed:
         except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"{place} does not tell the id of a query: {error!r}") from None
 
-    def append(self, table: str, rows: DataFrame, segment: str, batch: int) -> None:
-        if not rows.isEmpty() and self.lake.append(table, rows, segment) and self.told is not None:
-            self.told(table, batch)
+    def append(self, table: str, rows: DataFrame, segment: str) -> None:
+        if not rows.isEmpty():
+            Lake(rows.sparkSession, self.lake).append(table, rows, segment)
 
     def gaps(self, batch: DataFrame) -> DataFrame:
         """What was released before it could be landed, as rows of `deliveries`."""
         return batch.filter(f"topic = '{GAP_TOPIC}'").selectExpr(
             *("'gap' AS what", "id", f"'{self.durable}' AS subscriber", "CAST(0 AS BIGINT) AS session"),
             *("pubend", "tick", "attributes['start'].integer AS start_tick", "origin AS broker"),
-            *("tick AS at_us", "CAST(0 AS BIGINT) AS number", "date", "origin"),
+            *("tick AS at_us", "CAST(0 AS BIGINT) AS number", "0 AS position", "date", "origin"),
         )
 
 
@@ -165,8 +326,8 @@ class _Events:
         segment = self._feed.segment(number)
         batch.persist()
         try:
-            self._feed.append("events", batch.filter("id IS NOT NULL"), segment, number)
-            self._feed.append("deliveries", self._feed.gaps(batch), segment, number)
+            self._feed.append("events", batch.filter("id IS NOT NULL"), segment)
+            self._feed.append("deliveries", self._feed.gaps(batch), segment)
         finally:
             batch.unpersist()
 
@@ -184,9 +345,9 @@ class _History:
             for table, topic in _TABLES.items():
                 some = batch.filter(f"topic = '{topic}'").select("topic", "attributes", "payload")
                 found = some.mapInArrow(_decoder(table), SCHEMAS[table])
-                self._feed.append(table, found, segment, number)
+                self._feed.append(table, found, segment)
             self._filters(batch, number, segment)
-            self._feed.append("deliveries", self._feed.gaps(batch), f"{segment}-gaps", number)
+            self._feed.append("deliveries", self._feed.gaps(batch), f"{segment}-gaps")
         finally:
             batch.unpersist()
 
@@ -208,8 +369,8 @@ class _History:
         tables, rest = _whole(waiting)
         self._save(number, rest)
         if tables:
-            found = self._feed.lake.spark.createDataFrame(pa.concat_tables(tables), SCHEMAS["filters"])
-            self._feed.append("filters", found, segment, number)
+            found = batch.sparkSession.createDataFrame(pa.concat_tables(tables), SCHEMAS["filters"])
+            self._feed.append("filters", found, segment)
 
     def _place(self, number: int) -> Path:
         return self._feed.folder / f"parts-{number}.msgpack"

@@ -1,0 +1,111 @@
+"""The whole way of a row, to be interrupted anywhere: files -> sink -> broker -> landing -> lake.
+
+As a program: `python -m tests.spark.mill FOLDER BROKER MASTER-OR-REMOTE [STEP ...]`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import postroad
+from postroad.cli import main
+from postroad.spark import register
+from postroad.spark.lake import Lake
+from postroad.spark.landing import land
+from postroad.spark.session import make_session
+
+KEEP = '[durable]\nkeep = "1 h"\n'  # so that what is published before the first landing is landed too
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "600m",
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def fill(folder: Path, files: int, lines: int) -> None:
+    (folder / "in").mkdir()
+    for file in range(files):
+        text = "\n".join(str(file * lines + line) for line in range(lines))
+        (folder / "in" / f"{file}.txt").write_text(text)
+
+
+def sink(spark: SparkSession, folder: Path, broker: str) -> Any:
+    """A file is a batch."""
+    register(spark)
+    rows = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder / "in"))
+    rows = rows.selectExpr("'numbers' AS topic", "value AS payload", "CAST(value AS BIGINT) AS n")
+    query = rows.writeStream.format("postroad").option("brokers", broker)
+    return query.option("checkpointLocation", str(folder / "sink")).trigger(availableNow=True).start()
+
+
+def mill(spark: SparkSession, folder: Path, broker: str) -> None:
+    query = sink(spark, folder, broker)
+    lake = Lake(spark, folder / "lake")
+    land(lake, broker, once=True)
+    query.awaitTermination()
+    land(lake, broker, once=True)
+
+
+def landing(folder: Path) -> bool:
+    """Whether a batch of events is being written now."""
+    return any((folder / "lake" / "events").glob("_aside-*/*"))
+
+
+def published(broker: str) -> int:
+    """Events of the mill, and a few of the broker about itself."""
+    with postroad.sync.connect(broker) as client:
+        return int(client.request("status")["metrics"]["durable_events_total"])
+
+
+def once_each(spark: SparkSession, folder: Path, wanted: int) -> None:
+    """Every row is in the lake, once: neither edge has lost one or made it twice."""
+    rows = Lake(spark, folder / "lake").read("events").filter("topic = 'numbers'")
+    found = rows.selectExpr("attributes['n'].integer AS n", "id", "CAST(payload AS STRING) AS p").collect()
+    assert sorted(row.n for row in found) == list(range(wanted))
+    assert len({row.id for row in found}) == wanted
+    assert all(row.p == str(row.n) for row in found)
+
+
+def command(*words: str) -> None:
+    assert main(["pipeline", *words]) == 0, words
+
+
+def step(name: str, folder: Path, broker: str, engine: dict[str, str]) -> None:
+    place = [word for key, value in engine.items() for word in (f"--{key}", value)]
+    lake = str(folder / "lake")
+    match name:
+        case "land":
+            command("land", "--once", "--lake", lake, "--broker", broker, *place)
+        case "trace":
+            out = str(folder / "traced")
+            command(
+                "trace", "--lake", str(folder / "traces"), "--ids", str(folder / "ids"), "--out", out, *place
+            )
+        case "compact":
+            command("compact", "--lake", lake, *place)
+        case _:
+            spark = make_session(**engine, settings=SETTINGS if "master" in engine else None)  # type: ignore[arg-type]
+            if name == "mill":
+                mill(spark, folder, broker)
+            elif name == "find":
+                found = spark.read.format("postroad").option("brokers", broker).load()
+                sys.stdout.write(f"found {found.count()}\n")
+            elif name == "batch":
+                register(spark)
+                some = spark.range(100).selectExpr("'batch' AS topic", "id AS m")
+                some.write.format("postroad").option("brokers", broker).mode("append").save()
+                source = spark.read.format("postroad").option("brokers", broker).option("topic", "batch")
+                typed = source.schema("m bigint").load().filter("m < 50")
+                assert sorted(row.m for row in typed.collect()) == list(range(50))
+            spark.stop()
+
+
+if __name__ == "__main__":
+    _, where, address, url, *steps = sys.argv
+    for one in steps or ["mill"]:
+        step(one, Path(where), address, {"remote" if url.startswith("sc:") else "master": url})
+        sys.stdout.write(f"done {one}\n")

@@ -1,0 +1,70 @@
+"""P10: the same work on a standalone cluster of separate processes, and on Spark Connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.process.conftest import Brokers
+from tests.process.test_durable_release import configured
+from tests.spark.engines import Cluster, ConnectServer, Driver, Engine
+from tests.spark.mill import KEEP, fill, once_each
+from tests.spark.networks import World
+from tests.spark.test_paths import FINE, as_row, same
+from tests.spark.test_trace import ids_file, lake_of
+
+from postroad.tracking.settings import TrackingConfig
+
+LINES = 500
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    made: Engine = request.param(tmp_path / "engine")
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+ALL = ["mill", "batch", "land", "trace", "compact"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "steps"),
+    [
+        (Cluster, ["trace"]),  # the rest of it is done there in test_kills
+        (ConnectServer, ["mill", "batch", "trace"]),
+        pytest.param(Cluster, ALL, marks=pytest.mark.soak),
+        pytest.param(ConnectServer, ALL, marks=pytest.mark.soak),
+    ],
+    indirect=["engine"],
+)
+@pytest.mark.timeout(1200)
+def test_the_pipeline_runs_on(
+    spark: SparkSession, engine: Cluster | ConnectServer, steps: list[str], brokers: Brokers, tmp_path: Path
+) -> None:
+    """Source, sink, landing, bulk trace; `--master` and `--remote` of the commands."""
+    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+    fill(tmp_path, 2, LINES)
+    world = World(4, TrackingConfig(**FINE), 3, extra=0)
+    world.happen(30, faults=False)
+    world.stop()
+    lake_of(spark, tmp_path / "traces", world)
+    ids = list(world.truth)
+    ids_file(tmp_path / "ids", ids)
+    driver = Driver(
+        tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, engine.url, *steps
+    )
+    try:
+        driver.finish()
+    finally:
+        driver.end()
+    rows = {row.id: row for row in spark.read.parquet(str(tmp_path / "traced")).collect()}
+    assert len(rows) == len(ids)
+    for result in world.live(*ids):
+        same(as_row(result), rows[result.id].asDict(recursive=True))
+    if "mill" in steps:
+        once_each(spark, tmp_path, 2 * LINES)

@@ -1,0 +1,153 @@
+"""Kill -9 in mid-batch of the driver, of executors, of a broker: each row arrives once (P1, P3, P4)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.process.conftest import Brokers, wait_until
+from tests.process.test_durable_release import configured
+from tests.spark.engines import Cluster, Driver
+from tests.spark.mill import KEEP, fill, landing, mill, once_each, published, sink
+
+from postroad.errors import PostroadError
+from postroad.spark.lake import Lake
+from postroad.spark.landing import land
+
+LINES = 20_000
+WAIT_S = 300.0
+
+
+def half_published(broker: str, before: int = 0) -> Callable[[], bool]:
+    """Whether the sink is in the middle of its batch after `before` rows."""
+    return lambda: published(broker) > before + LINES // 4
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        (2, ("publishing",)),
+        pytest.param(5, ("publishing", "landing", "publishing", "landing"), marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_a_driver_killed_in_mid_batch(
+    spark: SparkSession, brokers: Brokers, tmp_path: Path, files: int, kills: tuple[str, ...]
+) -> None:
+    """P1, P3, P4: also while the lake is written; whoever is started after it finishes its work."""
+    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+    fill(tmp_path, files, LINES)
+    for number, what in enumerate(kills):
+        before = published(broker.address)
+        driver = Driver(
+            tmp_path / f"driver-{number}.log",
+            "tests.spark.mill",
+            *(str(tmp_path), broker.address),
+            "local[2]",
+        )
+        try:
+            middle = half_published(broker.address, before)
+            wait_until(
+                lambda: not driver.running or (landing(tmp_path) if what == "landing" else middle()),  # noqa: B023
+                what,
+                WAIT_S,
+            )
+            assert driver.running, driver.log.read_text()
+            driver.kill()
+        finally:
+            driver.end()
+    mill(spark, tmp_path, broker.address)
+    once_each(spark, tmp_path, files * LINES)
+
+
+def persist(work: Callable[[], None]) -> Callable[[], None]:
+    """A user who starts a query again when it has failed for want of a broker."""
+
+    def tries() -> None:
+        for _ in range(5):
+            try:
+                work()
+                return
+            except PostroadError:
+                continue
+            except Exception as error:
+                if "UnavailableError" not in str(error) and "connect back" not in str(error):
+                    raise
+        raise AssertionError("five times without a broker")
+
+    return tries
+
+
+@pytest.mark.timeout(900)
+def test_a_broker_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
+    """P3, P4: it comes back with what it had acknowledged; sink and landing go on."""
+    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+    fill(tmp_path, 2, LINES)
+    lake = Lake(spark, tmp_path / "lake")
+    failed: list[BaseException] = []
+
+    def publish() -> None:
+        sink(spark, tmp_path, broker.address).awaitTermination()
+
+    def arrive() -> None:
+        land(lake, broker.address, once=True)
+
+    def killed_while(work: Callable[[], None], middle: Callable[[], bool]) -> None:
+        def run() -> None:
+            try:
+                persist(work)()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        wait_until(lambda: middle() or not thread.is_alive(), "the middle of a batch", WAIT_S)
+        assert thread.is_alive(), failed
+        broker.kill()
+        broker.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        assert not failed
+
+    killed_while(publish, half_published(broker.address))
+    killed_while(arrive, lambda: landing(tmp_path))
+    arrive()
+    once_each(spark, tmp_path, 2 * LINES)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.mark.parametrize("files", [1, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.timeout(1800)
+def test_executors_killed_in_mid_batch(
+    spark: SparkSession, cluster: Cluster, brokers: Brokers, tmp_path: Path, files: int
+) -> None:
+    """P1, P3, P4, P10: on a standalone cluster; source, sink and landing run there to their end."""
+    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+    fill(tmp_path, files, LINES)
+    driver = Driver(tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, cluster.url)
+    try:
+        for file in range(files):
+            middle = half_published(broker.address, file * LINES)
+            wait_until(lambda: middle() or not driver.running, "rows are published", WAIT_S)  # noqa: B023
+            assert driver.running, driver.log.read_text()
+            doomed = cluster.executors()
+            assert doomed
+            for pid in doomed:
+                os.kill(pid, signal.SIGKILL)
+        assert "done mill" in driver.finish()
+    finally:
+        driver.end()
+    once_each(spark, tmp_path, files * LINES)
