@@ -28,6 +28,13 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+DEFAULTS = f"""
+spark.sql.shuffle.partitions 2
+spark.default.parallelism 2
+spark.executor.memory 600m
+spark.driver.defaultJavaOptions {LIGHT}
+spark.executor.defaultJavaOptions {LIGHT}
+"""
 
 
 def environment() -> dict[str, str]:
@@ -130,7 +137,7 @@ class Cluster(Engine):
                 name,
                 ["-Xmx160m"],
                 f"{spark}.worker.Worker",
-                *(*place, "--cores", "1", "--memory", "1100m"),
+                *(*place, "--cores", "1", "--memory", "700m"),
                 *("--work-dir", str(folder / name), self.url),
             )
             for name in ("worker-1", "worker-2")
@@ -177,12 +184,15 @@ class Driver:
 
     def __init__(self, log: Path, script: str, *arguments: str) -> None:
         self.log = log
+        settings = log.parent / "conf"
+        settings.mkdir(exist_ok=True)
+        (settings / "spark-defaults.conf").write_text(DEFAULTS)
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", script, *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment(),
+                env=environment() | {"SPARK_CONF_DIR": str(settings)},
                 start_new_session=True,
             )
 

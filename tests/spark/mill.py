@@ -19,11 +19,7 @@ from postroad.spark.landing import land
 from postroad.spark.session import make_session
 
 KEEP = '[durable]\nkeep = "1 h"\n'  # so that what is published before the first landing is landed too
-SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.memory": "600m",
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "600m"}
 
 
 def fill(folder: Path, files: int, lines: int) -> None:

@@ -34,11 +34,14 @@ _OWN_DRIVER: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
-    "spark.sql.shuffle.partitions": "16",
     "spark.log.structuredLogging.enabled": "false",
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET.as_uri()}",
 }
-_LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_ON_THIS_MACHINE: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "16",
+}
 
 
 def make_session(
@@ -69,7 +72,7 @@ def make_session(
         os.environ["JAVA_HOME"] = str(java_home())
         chosen |= _OWN_DRIVER
         if master.startswith("local"):
-            chosen |= _LOOPBACK
+            chosen |= _ON_THIS_MACHINE
         builder = builder.master(master)
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
