@@ -245,18 +245,19 @@ def test_live_bulk_and_simulator_tell_the_same(
     bulk = rows_of(lake, file, simulated.config)
     compact(lake, "filters")
     after = rows_of(lake, file, simulated.config)
-    receivers = 0
+    true = extra = 0
     for identity in ids:
         text = str(MessageId.from_bytes(identity))
         brokers_true, receivers_true = simulated.facts(identity)
-        steps = {(one["broker"], one["from"]) for one in live[text]["route"]}
+        steps = {(one["broker"], one["source"]) for one in live[text]["route"]}
         got = {(one["broker"], one["subscriber"]) for one in live[text]["receivers"]}
-        assert {(broker, _short(name)) for broker, name in got} == receivers_true
+        named = {(broker, _short(name)) for broker, name in got}
+        assert receivers_true <= named
         assert brokers_true <= {broker for broker, _ in steps}
-        receivers += len(got)
+        true, extra = true + len(receivers_true), extra + len(named - receivers_true)
         for row in (bulk[text], after[text]):
-            assert row["origin"] == live[text]["origin"]["broker"]
-            assert row["verdict"] == live[text]["verdict"]
+            assert (row["origin"], row["verdict"]) == (live[text]["origin"], live[text]["verdict"])
             assert {(one["broker"], one["from"]) for one in row["route"]} == steps
             assert {(one["broker"], one["subscriber"]) for one in row["receivers"]} == got
-    assert receivers > 10
+    assert true > 10
+    assert extra <= (0 if strategy == "exact" else true // 10), "Bloom filters err, seldom"

@@ -118,14 +118,15 @@ def _alone(lake: Path) -> Iterator[None]:
     place = lake / FOLDER
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with (place / "lock").open("wb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"another process lands in {lake} already") from None
-            yield
+        lock = (place / "lock").open("wb")
     except OSError as error:
         raise StorageError(f"{place} cannot be used: {error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another process lands in {lake} already") from None
+        yield
 
 
 def _name(place: Path) -> str:

@@ -35,7 +35,8 @@ _OWN_DRIVER: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
     "spark.log.structuredLogging.enabled": "false",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET.as_uri()}",
+    # Spark looks for a cause in the text of a failure, of which a long one overflows a stack of usual size.
+    "spark.driver.extraJavaOptions": f"-Xss8m -Dlog4j2.configurationFile={_QUIET.as_uri()}",
 }
 _ON_THIS_MACHINE: Final = {
     "spark.driver.host": "127.0.0.1",
