@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,24 @@ from postroad.tracking.settings import TrackingConfig
 LINES = 500
 
 
+def to_trace(spark: SparkSession, folder: Path) -> Callable[[], None]:
+    """Make what the step `trace` of the mill needs; call the answer to judge what came of it."""
+    world = World(4, TrackingConfig(**FINE), 3, extra=0)
+    world.happen(30, faults=False)
+    world.stop()
+    lake_of(spark, folder / "traces", world)
+    ids = list(world.truth)
+    ids_file(folder / "ids", ids)
+
+    def judge() -> None:
+        rows = {row.id: row for row in spark.read.parquet(str(folder / "traced")).collect()}
+        assert len(rows) == len(ids)
+        for result in world.live(*ids):
+            same(as_row(result), rows[result.id].asDict(recursive=True))
+
+    return judge
+
+
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     made: Engine = request.param(tmp_path / "engine")
@@ -35,7 +53,6 @@ ALL = ["mill", "batch", "land", "trace", "compact"]
 @pytest.mark.parametrize(
     ("engine", "steps"),
     [
-        (Cluster, ["trace"]),  # the rest of it is done there in test_kills
         (ConnectServer, ["mill", "batch", "trace"]),
         pytest.param(Cluster, ALL, marks=pytest.mark.soak),
         pytest.param(ConnectServer, ALL, marks=pytest.mark.soak),
@@ -46,15 +63,13 @@ ALL = ["mill", "batch", "land", "trace", "compact"]
 def test_the_pipeline_runs_on(
     spark: SparkSession, engine: Cluster | ConnectServer, steps: list[str], brokers: Brokers, tmp_path: Path
 ) -> None:
-    """Source, sink, landing, bulk trace; `--master` and `--remote` of the commands."""
+    """Source, sink, landing, bulk trace; `--master` and `--remote` of the commands.
+
+    What `make test` does on a cluster is in test_kills.
+    """
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
     fill(tmp_path, 2, LINES)
-    world = World(4, TrackingConfig(**FINE), 3, extra=0)
-    world.happen(30, faults=False)
-    world.stop()
-    lake_of(spark, tmp_path / "traces", world)
-    ids = list(world.truth)
-    ids_file(tmp_path / "ids", ids)
+    judge = to_trace(spark, tmp_path)
     driver = Driver(
         tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, engine.url, *steps
     )
@@ -62,9 +77,5 @@ def test_the_pipeline_runs_on(
         driver.finish()
     finally:
         driver.end()
-    rows = {row.id: row for row in spark.read.parquet(str(tmp_path / "traced")).collect()}
-    assert len(rows) == len(ids)
-    for result in world.live(*ids):
-        same(as_row(result), rows[result.id].asDict(recursive=True))
-    if "mill" in steps:
-        once_each(spark, tmp_path, 2 * LINES)
+    judge()
+    once_each(spark, tmp_path, 2 * LINES)

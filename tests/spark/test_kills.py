@@ -14,6 +14,7 @@ from tests.process.conftest import Brokers, wait_until
 from tests.process.test_durable_release import configured
 from tests.spark.engines import Cluster, Driver
 from tests.spark.mill import KEEP, fill, landing, mill, once_each, published, sink
+from tests.spark.test_engines import to_trace
 
 from postroad.errors import PostroadError
 from postroad.spark.lake import Lake
@@ -134,10 +135,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_executors_killed_in_mid_batch(
     spark: SparkSession, cluster: Cluster, brokers: Brokers, tmp_path: Path, files: int
 ) -> None:
-    """P1, P3, P4, P10: on a standalone cluster; source, sink and landing run there to their end."""
+    """P1, P3, P4, P10: on a standalone cluster; source, sink, landing, then a bulk trace, come to an end."""
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
     fill(tmp_path, files, LINES)
-    driver = Driver(tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, cluster.url)
+    judge = to_trace(spark, tmp_path)
+    words = (str(tmp_path), broker.address, cluster.url, "mill", "trace")
+    driver = Driver(tmp_path / "driver.log", "tests.spark.mill", *words)
     try:
         for file in range(files):
             middle = half_published(broker.address, file * LINES)
@@ -147,7 +150,8 @@ def test_executors_killed_in_mid_batch(
             assert doomed
             for pid in doomed:
                 os.kill(pid, signal.SIGKILL)
-        assert "done mill" in driver.finish()
+        driver.finish()
     finally:
         driver.end()
+    judge()
     once_each(spark, tmp_path, files * LINES)
