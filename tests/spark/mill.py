@@ -41,8 +41,10 @@ def sink(spark: SparkSession, folder: Path, broker: str) -> Any:
 def mill(spark: SparkSession, folder: Path, broker: str) -> None:
     query = sink(spark, folder, broker)
     lake = Lake(spark, folder / "lake")
-    land(lake, broker, once=True)
-    query.awaitTermination()
+    try:
+        land(lake, broker, once=True)
+    finally:
+        query.awaitTermination()
     land(lake, broker, once=True)
 
 
