@@ -82,7 +82,6 @@ def test_a_broker_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
     fill(tmp_path, 2, LINES)
     lake = Lake(spark, tmp_path / "lake")
-    failed: list[BaseException] = []
 
     def publish() -> None:
         sink(spark, tmp_path, broker.address).awaitTermination()
@@ -91,21 +90,23 @@ def test_a_broker_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp
         land(lake, broker.address, once=True)
 
     def killed_while(work: Callable[[], None], middle: Callable[[], bool]) -> None:
-        def run() -> None:
-            try:
-                persist(work)
-            except BaseException as error:
-                failed.append(error)
+        done, hit = threading.Event(), threading.Event()
 
-        thread = threading.Thread(target=run)
+        def kill() -> None:
+            wait_until(lambda: done.is_set() or middle(), "the middle of a batch", WAIT_S)
+            if not done.is_set():
+                broker.kill()
+                broker.start()
+                hit.set()
+
+        thread = threading.Thread(target=kill)
         thread.start()
-        wait_until(lambda: middle() or not thread.is_alive(), "the middle of a batch", WAIT_S)
-        assert thread.is_alive(), failed
-        broker.kill()
-        broker.start()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-        assert not failed
+        try:
+            persist(work)
+        finally:
+            done.set()
+            thread.join()
+        assert hit.is_set(), "it was done before the broker could be killed"
 
     killed_while(publish, half_published(broker.address))
     killed_while(arrive, lambda: landing(tmp_path))
