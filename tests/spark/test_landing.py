@@ -20,7 +20,7 @@ from postroad.spark.landing import land
 from postroad.spark.report import write_report
 
 QUICK = '[tracking]\npersist = "1 s"\n'
-HASTY = '[durable]\nkeep = "1 s"\nmax_age = "2 s"\n'
+HASTY = '[durable]\nkeep = "2 s"\nmax_age = "3 s"\n'
 WAIT_S = 300.0
 
 

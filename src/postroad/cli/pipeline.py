@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +79,8 @@ def land(
     from postroad.spark.lake import SCHEMAS, Lake
     from postroad.spark.landing import land as landed
 
+    stop = threading.Event()
+
     def told(line: str) -> None:
         if not as_json:
             print(line, flush=True)
@@ -86,8 +91,11 @@ def land(
     with _spark("landing", master, remote) as spark:
         place = Lake(spark, lake)
         before = {table: set(place.segments(table)) for table in SCHEMAS}
-        with suppress(KeyboardInterrupt):
-            landed(place, broker, once=once, token=token or "", told=told, trouble=trouble)
+        if not once:
+            # Spark's own handler talks to its JVM from within whatever is being said to it.
+            signal.signal(signal.SIGINT, lambda *_: stop.set())
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped
+        landed(place, broker, once=once, token=token or "", told=told, trouble=trouble, stop=stop)
         added = {table: len(set(place.segments(table)) - held) for table, held in before.items()}
     segments = {table: count for table, count in sorted(added.items()) if count}
     listed = ", ".join(f"{count} of {table}" for table, count in segments.items())

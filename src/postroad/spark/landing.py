@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -87,8 +88,9 @@ def land(
     interval: str = INTERVAL,
     told: Told | None = None,
     trouble: Told | None = None,
+    stop: Event | None = None,
 ) -> None:
-    """Bring the lake up to date, and keep it so unless `once`.
+    """Bring the lake up to date, and keep it so unless `once`, until `stop` is set.
 
     `told` hears of batches. Without `once` a network that is away is tried again after growing pauses, and
     `trouble` hears of it.
@@ -104,7 +106,8 @@ def land(
         for job in jobs:
             job.feed.folder.mkdir(parents=True, exist_ok=True)
         if not once:
-            _forever(lake, jobs, interval, told, trouble)
+            _keep(lake, jobs, interval, told, trouble, stop or Event())
+            return
         for job in jobs:
             _whole_job(lake, job)
             job.tell(told)
@@ -152,15 +155,16 @@ def _whole_job(lake: Lake, job: _Job) -> None:
                 raise
 
 
-def _forever(
-    lake: Lake, jobs: list[_Job], interval: str, told: Told | None, trouble: Told | None
-) -> NoReturn:
+def _keep(
+    lake: Lake, jobs: list[_Job], interval: str, told: Told | None, trouble: Told | None, stop: Event
+) -> None:
     pause_s = FIRST_PAUSE_S
-    while True:
+    while not stop.is_set():
         before = sum(job.batches for job in jobs)
         try:
             with plain_errors():
-                _watch(lake, jobs, interval, told)
+                _watch(lake, jobs, interval, told, stop)
+                return
         except PostroadError as error:
             if not isinstance(error, UnavailableError) and not _slow_start(error):
                 raise
@@ -168,7 +172,7 @@ def _forever(
                 pause_s = FIRST_PAUSE_S
             if trouble is not None:
                 trouble(f"{error}; trying again in {pause_s:g} s")
-        time.sleep(pause_s)
+        stop.wait(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
@@ -177,13 +181,13 @@ def _slow_start(error: PostroadError) -> bool:
     return "connect back" in str(error)
 
 
-def _watch(lake: Lake, jobs: list[_Job], interval: str, told: Told | None) -> NoReturn:
-    """Until one of them fails."""
+def _watch(lake: Lake, jobs: list[_Job], interval: str, told: Told | None, stop: Event) -> None:
+    """Until it is stopped, or one of them fails."""
     try:
         for job in jobs:
             job.start(lake.spark, {"processingTime": interval})
         noted = 0.0
-        while True:
+        while not stop.is_set():
             for job in jobs:
                 job.wait(LOOK_S)
                 job.tell(told)
