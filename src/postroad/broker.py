@@ -519,11 +519,9 @@ class Broker:
             body = json_within_frame({"heads": {pubend_text(one): tick for one, tick in heads.items()}})
         elif message.what == "publisher.last":
             body = json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
-        elif message.what == "subs" and self._host is not None:
-            body = json_within_frame(self._host.status(now_us))
-        elif message.what == "subs.delete" and self._host is not None:
-            self._out += self._host.delete(message.arguments.get("name", ""), now_us)
-            body = "{}"
+        elif message.what in ("subs", "subs.delete") and self._host is not None:
+            self._out += self._host.desk.request(peer.connection, message, now_us)
+            return
         else:
             raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
         self._send(peer.connection, Reply(number=message.number, code="", body=body))

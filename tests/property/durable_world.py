@@ -162,6 +162,7 @@ class Client:
     inbox: list[Deliver | DeliverGap] = field(default_factory=list)
     held: int = 0  # bytes in the inbox
     seen: int = 0  # the end of the newest message on this connection
+    began: int = 0  # where this connection began
     confirmed: int = 0  # acknowledged and confirmed
     pending: dict[int, int] = field(default_factory=dict)  # ticket -> tick
 
@@ -422,7 +423,7 @@ class World:
         )
         assert attached.subscription is not None
         client.number = attached.subscription.id
-        client.seen = client.confirmed if client.ack else client.token.tick(PUBEND)
+        client.seen = client.began = client.confirmed if client.ack else client.token.tick(PUBEND)
         self.by_number[client.number] = client
         self.perform(outputs)
         if PUBEND not in attached.subscription.cursors:
@@ -491,7 +492,9 @@ class World:
             self.sync_host(self.h_disk.sync)
             self.check()
             moved = [len(client.got) for client in self.clients] != before[1]
-            behind = [one for one in self.clients if self.host.catching_up(one.number, PUBEND) or one.inbox]
+            behind = [
+                one for one in self.clients if one.number in self.host._pubends[PUBEND].catchups or one.inbox
+            ]
             calm = 0 if moved or behind or self.link else calm + 1
             if calm == 4:
                 return

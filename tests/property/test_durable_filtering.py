@@ -93,7 +93,11 @@ class Harness:
         stream = self.pfs.stream
         self.pfs = PersistentFiltering(PUBEND, new_tag=self.tag)
         reads = self.pfs.recover(
-            self.disk.tables.get(TABLE, {}), suspect=False, delivered=self.durable, **self.disk.state(stream)
+            self.disk.tables.get(TABLE, {}),
+            suspect=False,
+            delivered=self.durable,
+            consumed={},
+            **self.disk.state(stream),
         )
         while reads:
             reads = self.pfs.tail_done(self.disk.answer(reads[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable import dividing
 from postroad.durable.groups import TABLE, Assign, AssignGap, SharedSubscription
 from postroad.durable.outputs import Deliver, DeliverGap
 from postroad.errors import UsageError
@@ -130,7 +132,7 @@ class World:
         consumer = next(self.consumers)
         self.held[consumer] = []
         self.room[consumer] = 500
-        self.take(self.group.join(consumer, self.random.randint(1, 4)))
+        self.take(self.group.join(consumer))
 
     def leave(self) -> None:
         if self.held:
@@ -143,7 +145,11 @@ class World:
 @given(st.integers(0, 2**32), st.sampled_from(["", "k"]))
 def test_each_event_to_one_consumer_and_none_lost(seed: int, key: str) -> None:
     random = Random(seed)
-    world = World(random, key)
+    with patch.object(dividing, "MAX_WINDOW", random.randint(1, 4)):
+        divide(World(random, key), random)
+
+
+def divide(world: World, random: Random) -> None:
     for _ in range(80):
         steps = [world.offer, world.ack, world.join, world.leave, world.start, world.credit, world.reset]
         random.choices(steps, [8, 12, 2, 1, 0.3, 2, 0.3])[0]()
@@ -162,6 +168,37 @@ def test_each_event_to_one_consumer_and_none_lost(seed: int, key: str) -> None:
     assert sorted(world.done) == [tick for tick, _ in world.events], "each exactly once"
     assert world.group.token() == {P: world.position}
     assert world.group.status()["in_flight"] == 0
+
+
+def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
+    """Though the consumer that was there first has all keys in flight, and its window is filled again."""
+    room: dict[int, int] = dict.fromkeys(range(1, 5), 1 << 20)
+    group = SharedSubscription(
+        5, key="k", new_tag=count(1).__next__, available=room.__getitem__, saved=lambda _: 0
+    )
+    made = batch(0, [f"k{number % 50}" for number in range(3_000)])
+    held: dict[int, list[int]] = {consumer: [] for consumer in room}
+    done: dict[int, list[int]] = {consumer: [] for consumer in room}
+
+    def take(given: list[Assign | AssignGap]) -> None:
+        for one in given:
+            assert isinstance(one, Assign)
+            held[one.consumer] += one.batch.headers["tick"][one.rows].tolist()
+
+    take(group.join(1))
+    take(group.offer(Deliver(subscribers=(5,), pubend=P, start=0, end=made.end, batch=made)))
+    for turn in range(3_000):
+        if turn in (10, 20, 30):
+            take(group.join(turn // 10 + 1))
+        for consumer, ticks in held.items():
+            if ticks:
+                done[consumer].append(ticks.pop(0))
+                group.ack(consumer, P, [done[consumer][-1]])
+        take(group.assign())
+        if turn % 100 == 0:
+            group.check()
+    assert sum(map(len, done.values())) == 3_000
+    assert min(map(len, done.values())) > 400, {consumer: len(ticks) for consumer, ticks in done.items()}
 
 
 def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:

@@ -117,10 +117,10 @@ def test_a_new_subscriber_is_served_live_before_the_record_is_synced() -> None:
     rig.synced = False
     assert messages(rig.learn(segment(100, "aba"))) == [(100, 103, [101, 103])]
     assert rig.spent > 0
-    assert rig.host.status(0)["constreams"][0]["latest_delivered"] == 100  # type: ignore[index]
+    assert rig.host.status()["constreams"][0]["latest_delivered"] == 100  # type: ignore[index]
     (append,) = rig.waiting
     rig.host.stored(Appended(tag=append.tag), 0)
-    assert rig.host.status(0)["constreams"][0]["latest_delivered"] == 103  # type: ignore[index]
+    assert rig.host.status()["constreams"][0]["latest_delivered"] == 103  # type: ignore[index]
 
 
 def reconnected(rig: Rig, tick: int) -> list[Output]:
@@ -145,12 +145,12 @@ def test_catching_up_asks_for_exactly_what_matched_and_switches_over() -> None:
     out = reconnected(rig, 100)
     (wants,) = [output for output in out if isinstance(output, Wants)]
     assert wants.spans == ((100, 101), (119, 120))
-    assert rig.host.catching_up(one, P)
+    assert one in rig.host._pubends[P].catchups
     later = messages(rig.carry(rig.host.answer(P, [parts[2]], 0)))
     assert later == [], "not before what comes first"
     got = messages(rig.carry(rig.host.answer(P, [parts[0]], 0)))
     assert got == [(100, 119, [101]), (119, 120, [120])]
-    assert not rig.host.catching_up(one, P)
+    assert one not in rig.host._pubends[P].catchups
     assert messages(rig.learn(segment(120, "a"))) == [(120, 121, [121])]
 
 
@@ -161,10 +161,10 @@ def test_a_subscriber_without_room_catches_up_from_memory() -> None:
     rig.host.begin(one, P, 100, 0)
     rig.room = False
     assert messages(rig.learn(segment(100, "a"), segment(101, "a"), segment(102, "b"))) == []
-    assert rig.host.catching_up(one, P)
+    assert one in rig.host._pubends[P].catchups
     rig.room = True
     assert messages(rig.carry(rig.host.credit(one, 0))) == [(100, 101, [101]), (101, 102, [102])]
-    assert not rig.host.catching_up(one, P)
+    assert one not in rig.host._pubends[P].catchups
 
 
 def test_what_was_released_is_a_gap_with_exact_bounds() -> None:

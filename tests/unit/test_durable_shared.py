@@ -9,7 +9,7 @@ from tests.unit.test_broker import DEFAULT_LIMITS, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
 from postroad.broker import Closed
-from postroad.durable.groups import MAX_WINDOW
+from postroad.durable.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
 from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
 

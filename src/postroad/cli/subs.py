@@ -53,10 +53,10 @@ def subs(
     if delete and name is None:
         raise UsageError("--delete needs the NAME of a subscription")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
-    rows = asyncio.run(_ask(client, name if delete else None))
     if delete:
+        asyncio.run(_delete(client, name or ""))
         return
-    found = [row for row in rows if name is None or row["name"] == name]
+    found = asyncio.run(_ask(client, name))
     if name is not None and not found:
         raise UsageError(f"there is no durable subscription {name!r} at this broker")
     for row in found:
@@ -86,6 +86,8 @@ def _line(row: dict[str, Any]) -> str:
     state = "connected" if row["connected"] else "away"
     if row["shared"] and row["connected"]:
         state = f"{row['consumers']} consumer{'' if row['consumers'] == 1 else 's'}"
+    if row["moved"]:
+        state = f"moved to {row['moved_to']}" if row["moved_to"] else "moved"
     lag = f"{row['lag_events']} events, {row['lag_s']:.1f} s behind"
     parts = (row["name"], row["topic"] or "#", row["where"], state, f"ack {row['ack']}", lag)
     return "  ".join(part for part in parts if part)
@@ -102,11 +104,19 @@ def _lines(row: dict[str, Any]) -> list[str]:
     return lines + [f"  {pubend}  acknowledged to {tick}" for pubend, tick in row["released"].items()]
 
 
-async def _ask(client: Client, delete: str | None) -> list[dict[str, Any]]:
+async def _delete(client: Client, name: str) -> None:
     async with client:
-        if delete is not None:
-            await client.request("subs.delete", name=delete)
-            return []
-        answer = await client.request("subs")
-        groups = {row["name"]: row for row in answer["groups"]}
-        return [row | groups.get(row["name"], {}) for row in answer["subscriptions"]]
+        await client.request("subs.delete", name=name)
+
+
+async def _ask(client: Client, name: str | None) -> list[dict[str, Any]]:
+    """This one, or all, page by page."""
+    async with client:
+        answer = await client.request("subs", **({} if name is None else {"name": name}))
+        rows, groups = answer["subscriptions"], answer["groups"]
+        while answer["more"]:
+            answer = await client.request("subs", after=rows[-1]["name"])
+            rows += answer["subscriptions"]
+            groups += answer["groups"]
+    shared = {row["name"]: row for row in groups}
+    return [row | shared.get(row["name"], {}) for row in rows]

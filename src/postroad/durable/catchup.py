@@ -46,13 +46,13 @@ class CatchupStream:
         "_gap",
         "_held",
         "_index",
+        "_lost",
         "_next",
         "_overflowed",
         "_selector",
         "_stride",
         "_ticks",
         "_unknown",
-        "delivered",
         "end",
         "position",
         "pubend",
@@ -66,7 +66,6 @@ class CatchupStream:
         self.position = position  # the doubt horizon: everything up to here was delivered
         self.end = position  # where the plan ends; equal to `position` when there is none
         self.reading = False  # a batch read of the PFS is on its way
-        self.delivered = 0  # events
         self._selector = selector
         self._index: MatchIndex | None = None  # for refiltering, made when it is first needed
         self._ticks = _NONE  # Q ticks of the plan above `position`
@@ -77,12 +76,18 @@ class CatchupStream:
         self._stride = REFILTER_US
         self._next: list[Span] | None = None  # the window; None: to be found anew
         self._gap: Span | None = None  # lost just before the position, to be told before anything else
+        self._lost = 0  # events in that gap, as far as they are remembered
         self._overflowed = False  # more came than could be held: ask for less next time
 
     @property
     def idle(self) -> bool:
         """There is no plan: the next round may begin."""
         return self.position == self.end and not self.reading and self._gap is None
+
+    @property
+    def told(self) -> int:
+        """Up to here the subscriber was told all there was: less than the position before a gap is told."""
+        return self.position if self._gap is None else self._gap[0]
 
     # ---- plans
 
@@ -219,13 +224,13 @@ class CatchupStream:
         if segment.lost:
             lost = union([*spans, *((tick - 1, tick) for tick in ticks.tolist())])
             self._gap = (lost[0][0] if self._gap is None else self._gap[0], lost[-1][1])
+            self._lost += len(ticks)
             return None
         if segment.batch is None:
             return None
         rows = self._rows(segment, ticks, spans)
         if not len(rows):
             return None
-        self.delivered += len(rows)
         return Deliver(
             subscribers=(self.subscriber,),
             pubend=self.pubend,
@@ -238,7 +243,12 @@ class CatchupStream:
     def _tell_gap(self, send: Callable[[Message], None]) -> None:
         if self._gap is not None:
             (start, end), self._gap = self._gap, None
-            send(DeliverGap(subscribers=(self.subscriber,), pubend=self.pubend, start=start, end=end))
+            events, self._lost = self._lost, 0
+            send(
+                DeliverGap(
+                    subscribers=(self.subscriber,), pubend=self.pubend, start=start, end=end, events=events
+                )
+            )
 
     def _rows(self, segment: Segment, ticks: Numbers, spans: list[Span]) -> Numbers:
         """The rows of a segment that are for this subscriber."""
@@ -269,14 +279,6 @@ class CatchupStream:
         """Drop what lies below the position."""
         while len(self._held) and next(iter(self._held)).end <= self.position:
             self._held.forget_first()
-
-    def status(self) -> dict[str, int]:
-        return {
-            "position": self.position,
-            "planned_to": self.end,
-            "planned_ticks": len(self._ticks),
-            "held_bytes": self._held.size,
-        }
 
     def check(self) -> None:
         self._held.check()

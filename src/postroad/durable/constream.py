@@ -215,6 +215,15 @@ class Constream:
         """From here on a catchup stream can be given everything from memory."""
         return self._recent[0].start if self._recent else self.live
 
+    def kept(self, subscriber: int, position: int) -> int:
+        """Events for `subscriber` above `position` that are kept here."""
+        events = 0
+        for kept in self._recent:
+            rows = None if kept.end <= position else _rows_of(kept.groups, subscriber)
+            if rows is not None and kept.batch is not None:
+                events += len(self._cut(kept.batch, rows, position))
+        return events
+
     def switch(
         self, subscriber: int, position: int, room: Callable[[], bool], send: Callable[[Message], None]
     ) -> int:

@@ -126,6 +126,9 @@ class PersistentFiltering:
         self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
         self._parsed: dict[tuple[int, bytes], list[_Parsed]] = {}  # groups, by first tick and data
         self._recovering: int | None = None  # tag of the Read of the tail
+        self.tail = start  # what a restart read from the log begins here
+        self._consumed: Mapping[int, int] = {}  # while it does: subscriber -> tick
+        self._above: dict[int, int] = {}  # events of the tail above that tick
         self._counters = {
             "filtering_records_total": 0,
             "filtering_bytes_total": 0,
@@ -477,9 +480,17 @@ class PersistentFiltering:
     # ---- restart
 
     def recover(
-        self, rows: Mapping[bytes, bytes], *, last: int, chopped: int, suspect: bool, delivered: int
+        self,
+        rows: Mapping[bytes, bytes],
+        *,
+        last: int,
+        chopped: int,
+        suspect: bool,
+        delivered: int,
+        consumed: Mapping[int, int],
     ) -> list[Read]:
-        """After a restart: the saved rows, where the log stream ends, and the saved latestDelivered.
+        """After a restart: the saved rows, where the log stream ends, the saved latestDelivered, and up to
+        where each subscriber consumed what is remembered of it.
 
         Returns reads of what the checkpoint does not know; until `recovered` is true there is nothing else
         to ask of this object.
@@ -498,7 +509,14 @@ class PersistentFiltering:
             self.hole(self.heard)
         for one, index in self._last_index.items():
             self._last_index[one] = min(index, self.last_timestamp)  # of records that failed
-        return self._read_tail(max(checkpoint, self.chopped))
+        self.tail = max(checkpoint, self.chopped)
+        self._consumed = consumed
+        return self._read_tail(self.tail)
+
+    def remaining(self, subscriber: int) -> int:
+        """Events of the tail above what the subscriber had consumed before the restart. Totals do not say
+        that if records were chopped that no checkpoint had counted."""
+        return self._above.get(subscriber, 0)
 
     def _read_tail(self, start: int) -> list[Read]:
         if start >= self.last_timestamp:
@@ -528,6 +546,10 @@ class PersistentFiltering:
                         self._last_index[subscriber] = last
                         self._totals[subscriber] = self._totals.get(subscriber, 0) + len(ticks)
                         self._dirty[subscriber] = None
+                        consumed = self._consumed.get(subscriber, last)
+                        if consumed < last:
+                            above = int((ticks > consumed).sum())
+                            self._above[subscriber] = self._above.get(subscriber, 0) + above
             except StorageError:
                 self.doubt = max(self.doubt, last)
             self._unsaved_bytes += len(data)

@@ -14,18 +14,22 @@ Order of durability: filtering record synced, then latestDelivered saved, then r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import numpy as np
 
 from postroad.durable.catchup import CatchupStream
 from postroad.durable.claims import TABLE as CLAIMS
 from postroad.durable.constream import DELIVERED, Constream, Ledger
+from postroad.durable.cursor import Cursor
 from postroad.durable.filtering import TABLE as FILTERING
-from postroad.durable.filtering import PersistentFiltering
+from postroad.durable.filtering import PersistentFiltering, ReadBuffer
 from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
 from postroad.durable.release import Reporter
+from postroad.durable.spans import intersect
 from postroad.durable.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
@@ -63,7 +67,8 @@ class _Followed:
 
     constream: Constream
     filtering: PersistentFiltering
-    catchups: dict[int, CatchupStream]  # by subscriber, connected ones only
+    catchups: dict[int, CatchupStream] = field(default_factory=dict)  # by subscriber, connected ones only
+    ahead: dict[int, int] = field(default_factory=dict)  # subscriber with more than is learned here -> tick
 
 
 class Hosting:
@@ -148,10 +153,15 @@ class Hosting:
         delivered = self._ledger.saved.get(pubend, start)
         filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)
         reads = filtering.recover(
-            self._rows.get(FILTERING, {}), last=last, chopped=chopped, suspect=suspect, delivered=delivered
+            self._rows.get(FILTERING, {}),
+            last=last,
+            chopped=chopped,
+            suspect=suspect,
+            delivered=delivered,
+            consumed=self.subscriptions.consumed(pubend),
         )
         constream = Constream(pubend, filtering=filtering, position=filtering.heard)
-        held = self._pubends[pubend] = _Followed(constream, filtering, {})
+        held = self._pubends[pubend] = _Followed(constream, filtering)
         self._ledger.begin(pubend, delivered)
         self._report_at = now_us  # its pubend must not forget what is to be held from now on
         if filtering.recovered:
@@ -161,13 +171,19 @@ class Hosting:
     def _opened(self, held: _Followed, now_us: int) -> list[Output]:
         """The pubend can be followed from now on: those who have been waiting for it begin."""
         out: list[Output] = []
-        pubend, live = held.constream.pubend, held.constream.live
+        pubend, live, filtering = held.constream.pubend, held.constream.live, held.filtering
+        for number, tick in self.subscriptions.consumed(pubend).items():
+            if tick >= filtering.tail:
+                matched = filtering.matched(number) - filtering.remaining(number)
+                self.subscriptions.recounted(number, pubend, matched)
+            if tick > live:
+                held.ahead[number] = tick
         for one in self.subscriptions:
             cursor = one.cursors.get(pubend)
             if cursor is None:
                 continue
             if cursor.since == UNFOLLOWED:
-                cursor.since, cursor.matched = live, held.filtering.matched(one.id)
+                cursor.since, cursor.matched = live, filtering.matched(one.id)
             if one.session is not None:
                 out += self._enter(held, one, cursor.told, now_us)
         return out
@@ -190,6 +206,7 @@ class Hosting:
         now_us: int,
         shared: bool = False,
         key: str = "",
+        late: int = 0,
     ) -> tuple[Attached, list[Output]]:
         """A connection takes a subscription: it goes on after `token`, or after what it acknowledged.
 
@@ -204,6 +221,7 @@ class Hosting:
             now_us=now_us,
             shared=shared,
             key=key,
+            late=late,
         )
         one = attached.subscription
         out: list[Output] = []
@@ -249,14 +267,27 @@ class Hosting:
 
     def _enter(self, held: _Followed, one: Subscription, tick: int, now_us: int) -> list[Output]:
         """A connected subscriber that has everything up to `tick`."""
-        constream = held.constream
+        constream, cursor = held.constream, one.cursors[held.constream.pubend]
+        cursor.count_to(min(tick, cursor.since))
+        held.ahead.pop(one.id, None)
         if tick >= constream.live:
             constream.join(one.id, tick)
+            held.ahead[one.id] = tick
+            self._settle_ahead(held)
             return []
         held.catchups[one.id] = CatchupStream(
             subscriber=one.id, pubend=constream.pubend, position=tick, selector=one.selector
         )
         return self._pump(held, one, now_us)
+
+    def _settle_ahead(self, held: _Followed) -> None:
+        """Where all is learned that a token is ahead of, it is known how many events that were."""
+        live = held.constream.live
+        for number, tick in [one for one in held.ahead.items() if one[1] <= live]:
+            del held.ahead[number]
+            cursor = self.subscriptions.by_id(number).cursors[held.constream.pubend]
+            later = held.constream.kept(number, tick)
+            cursor.skipped(tick, max(0, held.filtering.matched(number) - cursor.matched - later))
 
     def detach(self, session: int) -> None:
         """The connection is gone."""
@@ -266,7 +297,12 @@ class Hosting:
 
     def _disconnect(self, subscriber: int) -> None:
         for held in self._pubends.values():
-            held.constream.forget(subscriber)
+            constream = held.constream
+            if subscriber in constream and subscriber not in held.ahead:
+                one = self.subscriptions.find(subscriber)
+                if one is not None:
+                    one.cursors[constream.pubend].count_to(constream.live)
+            constream.forget(subscriber)
             if held.catchups.pop(subscriber, None) is not None:
                 held.filtering.cancel(subscriber)
 
@@ -277,6 +313,7 @@ class Hosting:
         self._disconnect(one.id)
         out: list[Output] = []
         for held in self._pubends.values():
+            held.ahead.pop(one.id, None)
             out += held.filtering.forget(one.id)
         return one.id, out
 
@@ -315,12 +352,17 @@ class Hosting:
         effects, behind = constream.learn(segment, groups, self._room)
         self._ledger.moved[pubend] = None
         out = self._mine(pubend, effects)
+        if held.ahead:
+            self._settle_ahead(held)
         for effect in effects:
             if isinstance(effect, Deliver | DeliverGap):
                 self._note(effect)
         for subscriber in behind:
             one = self.subscriptions.by_id(subscriber)
-            tick = max(segment.start, one.cursors[pubend].told)
+            cursor = one.cursors[pubend]
+            tick = max(segment.start, cursor.told)
+            if held.ahead.pop(subscriber, None) is None:
+                cursor.count_to(tick)
             held.catchups[subscriber] = CatchupStream(
                 subscriber=subscriber, pubend=pubend, position=tick, selector=one.selector
             )
@@ -371,14 +413,24 @@ class Hosting:
             self._note(message)
             out.append(message)
 
+        cursor = one.cursors[constream.pubend]
         while True:
+            counted = cursor.counted >= catchup.position
             catchup.advance(room, send)
+            if counted:
+                cursor.count_to(catchup.told)
             if not catchup.idle:
                 break
             # What is kept for switchover was not filtered for those who were not known here yet.
-            if catchup.position >= max(constream.recent_start, one.cursors[constream.pubend].since):
+            if catchup.position >= max(constream.recent_start, cursor.since):
+                if cursor.counted < catchup.position:
+                    later = constream.kept(one.id, catchup.position)
+                    skipped = held.filtering.matched(one.id) - cursor.matched - later
+                    cursor.skipped(catchup.position, max(0, skipped))
                 catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
+                cursor.count_to(catchup.position)
                 if one.id in constream:
+                    cursor.caught_up(constream.live, held.filtering.matched(one.id))
                     del held.catchups[one.id]
                     self._switchovers += 1
                 return out
@@ -399,29 +451,50 @@ class Hosting:
     ) -> bool:
         """A plan for the next stretch, at once or after a read. False: nothing to go on with yet."""
         start, end = catchup.position, held.constream.latest_delivered
-        since = one.cursors[catchup.pubend].since
-        if start < since:
-            catchup.refilter(since)
+        cursor = one.cursors[catchup.pubend]
+        if start < cursor.since:
+            catchup.refilter(cursor.since)
             return True
         if start >= end:
             return False
-        buffer, reads = held.filtering.batch_read(one.id, start, end)
+        # What its token is ahead of is read too: it is not told that, but it is counted.
+        buffer, reads = held.filtering.batch_read(one.id, min(start, max(cursor.counted, cursor.since)), end)
         catchup.reading = True
         if buffer is not None:
-            catchup.plan(buffer)
+            self._plan(catchup, cursor, buffer)
         out += self._mine(catchup.pubend, list(reads))
         return True
 
+    @staticmethod
+    def _plan(catchup: CatchupStream, cursor: Cursor, buffer: ReadBuffer) -> None:
+        """What the PFS remembers, from where the stream is or from before that."""
+        at = catchup.position
+        if buffer.start < at:
+            before = int(np.searchsorted(buffer.ticks, at, side="right"))
+            cursor.skipped(min(at, buffer.end), before)
+            buffer = replace(
+                buffer,
+                start=at,
+                end=max(at, buffer.end),
+                ticks=buffer.ticks[before:],
+                unknown=tuple(intersect(buffer.unknown, at, max(at, buffer.end))),
+            )
+        catchup.plan(buffer)
+
     def _note(self, message: Message) -> None:
         """Remember what subscribers were sent."""
-        events = message.count if isinstance(message, Deliver) else 0
-        last = message.last if isinstance(message, Deliver) else message.end
-        size = message.size
+        pubend, end, size = message.pubend, message.end, message.size
+        ticks = message.ticks() if isinstance(message, Deliver) else None
+        last = end if ticks is None else int(ticks[-1])
         for number in message.subscribers:
             self._spend(number, size)
-            cursor = self.subscriptions.by_id(number).cursors[message.pubend]
+            cursor = self.subscriptions.by_id(number).cursors[pubend]
             cursor.last_event = last
-            self.subscriptions.sent(cursor, message.end, last, events)
+            if isinstance(message, DeliverGap):
+                cursor.skipped(end, message.events)
+                cursor.heard(end)
+            elif ticks is not None:
+                cursor.sent(end, ticks)
 
     # ---- storage
 
@@ -457,8 +530,9 @@ class Hosting:
         buffers, reads = held.filtering.read_done(done)
         out = self._mine(pubend, list(reads))
         for buffer in buffers:
-            held.catchups[buffer.subscriber].plan(buffer)  # reads of those who left are cancelled
-            out += self._pump(held, self.subscriptions.by_id(buffer.subscriber), now_us)
+            one = self.subscriptions.by_id(buffer.subscriber)  # reads of those who left are cancelled
+            self._plan(held.catchups[one.id], one.cursors[pubend], buffer)
+            out += self._pump(held, one, now_us)
         return out
 
     def _on_save(self, item: Saved | SaveFailed) -> list[Output]:
@@ -528,7 +602,7 @@ class Hosting:
                 if not one.kept_here and cursor.told < live and self._room(number):
                     silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.told, end=live)
                     self._spend(number, silence.size)
-                    cursor.told = live
+                    cursor.heard(live)
                     out.append(silence)
         return out
 
@@ -540,7 +614,7 @@ class Hosting:
                 one = self.subscriptions.by_id(number)
                 cursor = one.cursors[pubend]
                 if one.kept_here and cursor.released >= cursor.last_event:
-                    cursor.told = max(cursor.told, latest)
+                    cursor.heard(latest)
                     self.subscriptions.release(one, pubend, latest)
 
     def _save_delivered(self) -> list[Output]:
@@ -576,15 +650,9 @@ class Hosting:
 
     # ---- inspection
 
-    def _matched(self, subscriber: int, pubend: int) -> tuple[int, int]:
+    def _matched(self, subscriber: int, pubend: int) -> int:
         held = self._pubends.get(pubend)
-        if held is None:
-            return 0, 0
-        return held.filtering.matched(subscriber), held.constream.latest_delivered
-
-    def catching_up(self, subscriber: int, pubend: int) -> bool:
-        """catchup(s, p), of a connected subscriber."""
-        return subscriber in self._pubends[pubend].catchups
+        return 0 if held is None else held.filtering.matched(subscriber)
 
     def metrics(self) -> dict[str, int]:
         return {
@@ -594,9 +662,16 @@ class Hosting:
             "durable_switchovers_total": self._switchovers,
         }
 
-    def status(self, now_us: int) -> dict[str, object]:
+    def lag(self, one: Subscription, now_us: int) -> tuple[int, int]:
+        """Events and microseconds that a subscription is behind."""
+        return self.subscriptions.lag(one, now_us, self._matched)
+
+    def row(self, one: Subscription, now_us: int, done: int = 0) -> dict[str, object]:
+        """One subscription; `done`: events acknowledged above the token, of a shared one."""
+        return self.subscriptions.status(one, now_us, self._matched, done)
+
+    def status(self) -> dict[str, object]:
         return {
-            "subscriptions": self.subscriptions.status(now_us, self._matched),
             "constreams": [held.constream.status() for held in self._pubends.values()],
             "filtering": [held.filtering.status() for held in self._pubends.values()],
             "catching_up": sum(len(held.catchups) for held in self._pubends.values()),

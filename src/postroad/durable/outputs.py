@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from postroad.durable.compact import Numbers
 from postroad.durable.release import Report
 from postroad.durable.spans import Span
 from postroad.errors import PostroadError
@@ -37,12 +38,12 @@ class Deliver:
             return 0
         return self.batch.count if self.rows is None else len(self.rows)
 
-    @property
-    def last(self) -> int:
-        """The tick of the last event; of a silence message its end."""
+    def ticks(self) -> Numbers | None:
+        """Those of the events, in memory of their own; None of a silence message."""
         if self.batch is None:
-            return self.end
-        return int(self.batch.headers["tick"][-1 if self.rows is None else self.rows[-1]])
+            return None
+        held = self.batch.headers["tick"]
+        return (held if self.rows is None else held[self.rows]).astype(np.int64)
 
     @property
     def size(self) -> int:
@@ -59,12 +60,16 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverGap:
-    """A gap message: (start, end] may have held events for these subscribers and is lost."""
+    """A gap message: (start, end] may have held events for these subscribers and is lost.
+
+    `events`: how many there were, as far as the PFS remembers.
+    """
 
     subscribers: tuple[int, ...]
     pubend: int
     start: int
     end: int
+    events: int = 0
 
     @property
     def size(self) -> int:

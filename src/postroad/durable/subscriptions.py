@@ -14,7 +14,6 @@ lets go, but holds what the subscription has not acknowledged for `HOLD_US`, unt
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,8 +21,9 @@ from typing import Final
 import msgspec
 
 from postroad.durable.claims import Claims
+from postroad.durable.cursor import Cursor
 from postroad.durable.token import CheckpointToken
-from postroad.errors import BugError, PostroadError, UsageError
+from postroad.errors import BugError, PostroadError, UsageError, shorten
 from postroad.ids import pubend_text
 from postroad.selectors import Selector
 from postroad.storage.effects import Save, StorageEffect
@@ -34,7 +34,6 @@ RELEASED: Final = "durable.released"
 ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its token
 MAX_SUBSCRIPTIONS: Final = 100_000
 MAX_NAME_BYTES: Final = 255
-MAX_UNACKED: Final = 256  # deliveries told apart for the lag; neighbours are merged beyond it
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
 HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
@@ -54,25 +53,6 @@ class _Row(msgspec.Struct, frozen=True):
     shared: bool
     key: str
     late: int = 0
-
-
-@dataclass(slots=True)
-class Cursor:
-    """(s, p)."""
-
-    released: int  # released(s, p): acknowledged up to here
-    saved: int  # the same, on disk
-    since: int  # the PFS of this broker knows the subscription from here on
-    matched: int  # events the subscription had matched when it acknowledged up to `released`
-    told: int  # the newest tick it was told of on this connection
-    counted: (
-        int  # `matched` counts up to here: less than `released` if that was acknowledged before it was told
-    )
-    # Nothing in (quiet, released] was for it: who comes back with a token from there on has all of it.
-    quiet: int
-    begun: int  # where this connection went on
-    last_event: int = 0  # the newest event or gap it was sent on this connection
-    unacked: deque[tuple[int, int]] = field(default_factory=deque)  # (tick, events) sent above `released`
 
 
 @dataclass(slots=True)
@@ -117,7 +97,6 @@ class Subscription:
 class Attached:
     subscription: Subscription
     created: bool
-    replaced: int | None  # the session that was taken over
 
 
 class Subscriptions:
@@ -175,8 +154,10 @@ class Subscriptions:
         now_us: int,
         shared: bool = False,
         key: str = "",
+        late: int = 0,
     ) -> Attached:
-        """A connection takes the subscription, which is created if there is none of that name.
+        """A connection takes the subscription, which is created if there is none of that name. `late`: one
+        that is created begins after this tick on pubends that its broker hears of later.
 
         Where another broker has it (`elsewhere`) its token must be known.
         """
@@ -190,22 +171,20 @@ class Subscriptions:
         epoch = max(now_us, elsewhere + 1, held.epoch + 1 if held is not None else 1)
         if held is not None:
             held.check_same(selector, shared, key)
-            replaced = held.session
-            if replaced is not None:
-                del self._sessions[replaced]
+            if held.session is not None:
+                del self._sessions[held.session]
         else:
             if len(self._by_name) >= MAX_SUBSCRIPTIONS:
                 raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
-            replaced = None
             held = self._create(name, selector, now_us, shared, key)
-            held.late = max(0, now_us - LATE_US) if token is None else 0
+            held.late = late if late or token is not None else max(0, now_us - LATE_US)
         created = held.epoch == 0
         held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
         self._sessions[session] = held
         self.elsewhere.drop(name)
         self._dirty_names[name] = None
         self._save_at = 0
-        return Attached(subscription=held, created=created, replaced=replaced)
+        return Attached(subscription=held, created=created)
 
     def _create(self, name: str, selector: Selector, now_us: int, shared: bool, key: str) -> Subscription:
         made = Subscription(self._next, name, selector, "", 0, now_us, shared, key)
@@ -218,15 +197,13 @@ class Subscriptions:
         held = self._sessions.pop(session, None)
         if held is not None:
             held.session = None
-            for cursor in held.cursors.values():
-                cursor.unacked.clear()
         return held
 
     def delete(self, name: str) -> Subscription:
         """Nothing is kept for it any more."""
         held = self._by_name.pop(name, None)
         if held is None:
-            raise UsageError(f"there is no durable subscription {name!r} here")
+            raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
         del self._by_id[held.id]
         if held.session is not None:
             del self._sessions[held.session]
@@ -303,20 +280,6 @@ class Subscriptions:
         self._dirty[subscription.id, pubend] = None
         self._save_at = 0
 
-    def sent(self, cursor: Cursor, end: int, tick: int, events: int) -> None:
-        """The subscriber was told everything up to `end`, `events` among it, the last one at `tick`."""
-        cursor.told = max(cursor.told, end)
-        if tick <= cursor.released:
-            if tick > cursor.counted:
-                cursor.matched += events
-                cursor.counted = tick
-            return
-        if len(cursor.unacked) >= MAX_UNACKED:
-            before, count = cursor.unacked.pop()
-            cursor.unacked.append((max(before, tick), count + events))
-        else:
-            cursor.unacked.append((tick, events))
-
     def ack(self, subscription: Subscription, token: Mapping[int, int], ticket: int | None = None) -> None:
         """Everything up to these ticks was consumed. With a ticket it is confirmed when it is on disk.
 
@@ -343,11 +306,8 @@ class Subscriptions:
         cursor = subscription.cursors[pubend]
         if tick <= cursor.released:
             return
-        cursor.released = tick
+        cursor.release(tick)
         cursor.quiet = tick if quiet is None else quiet
-        cursor.counted = max(cursor.counted, min(tick, cursor.told))
-        while cursor.unacked and cursor.unacked[0][0] <= tick:
-            cursor.matched += cursor.unacked.popleft()[1]
         self._dirty[subscription.id, pubend] = None
 
     def released(self, pubend: int) -> int | None:
@@ -384,7 +344,7 @@ class Subscriptions:
                 rows.append((_cursor_key(number, pubend), None))
                 self._saving[tag].append((number, pubend, 0))
                 continue
-            row = _CURSOR.pack(cursor.released, cursor.since, cursor.matched, cursor.quiet)
+            row = _CURSOR.pack(cursor.released, cursor.since, cursor.consumed, cursor.quiet)
             rows.append((_cursor_key(number, pubend), row))
             self._saving[tag].append((number, pubend, cursor.released))
         self._dirty.clear()
@@ -491,47 +451,56 @@ class Subscriptions:
 
     def begun(self) -> dict[int, int]:
         """Pubend -> from where on filtering records are needed for the subscriptions here."""
-        found: dict[int, int] = {}
-        for pubend, holders in self._holders.items():
-            ticks = [max(one.released, one.since) for one in holders.values() if one.since != UNFOLLOWED]
-            if ticks:
-                found[pubend] = min(ticks)
-        return found
+        found = {pubend: self.consumed(pubend) for pubend in self._holders}
+        return {pubend: min(ticks.values()) for pubend, ticks in found.items() if ticks}
+
+    def consumed(self, pubend: int) -> dict[int, int]:
+        """Subscription -> up to where it has consumed what the PFS knows of it."""
+        holders = self._holders.get(pubend, {})
+        return {
+            number: max(one.released, one.since) for number, one in holders.items() if one.since != UNFOLLOWED
+        }
+
+    def recounted(self, number: int, pubend: int, matched: int) -> None:
+        """After a restart: how many events the PFS counted up to where the subscription is."""
+        cursor = self._holders[pubend][number]
+        if cursor.matched != matched:
+            cursor.matched = matched
+            self._dirty[number, pubend] = None
 
     # ---- inspection
 
     def lag(
-        self, subscription: Subscription, now_us: int, matched: Callable[[int, int], tuple[int, int]]
+        self, subscription: Subscription, now_us: int, matched: Callable[[int, int], int]
     ) -> tuple[int, int]:
-        """Events and microseconds behind. `matched(s, p)`: events matched so far, and latestDelivered."""
+        """Events and microseconds behind. `matched(s, p)`: events matched so far."""
         events = behind = 0
         for pubend, cursor in subscription.cursors.items():
-            total, latest = matched(subscription.id, pubend)
-            if cursor.released < latest and total > cursor.matched:
-                events += total - cursor.matched
+            lag = cursor.lag(matched(subscription.id, pubend))
+            if lag:
+                events += lag
                 behind = max(behind, now_us - cursor.released)
         return events, behind
 
-    def status(self, now_us: int, matched: Callable[[int, int], tuple[int, int]]) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = []
-        for one in self._by_name.values():
-            events, behind = self.lag(one, now_us, matched)
-            rows.append(
-                {
-                    "name": one.name,
-                    "topic": one.selector.topic,
-                    "where": one.selector.where,
-                    "ack": one.ack or "token",
-                    "shared": one.shared,
-                    "key": one.key,
-                    "connected": one.session is not None,
-                    "moved": one.moved_at is not None,
-                    "lag_events": events,
-                    "lag_s": behind / SECOND_US,
-                    "released": {pubend_text(p): c.released for p, c in sorted(one.cursors.items())},
-                }
-            )
-        return rows
+    def status(
+        self, one: Subscription, now_us: int, matched: Callable[[int, int], int], done: int = 0
+    ) -> dict[str, object]:
+        """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one."""
+        events, behind = self.lag(one, now_us, matched)
+        events = max(0, events - done)
+        return {
+            "name": one.name,
+            "topic": one.selector.topic,
+            "where": one.selector.where,
+            "ack": one.ack or "token",
+            "shared": one.shared,
+            "key": one.key,
+            "connected": one.session is not None,
+            "moved": one.moved_at is not None,
+            "lag_events": events,
+            "lag_s": behind / SECOND_US if events else 0.0,
+            "released": {pubend_text(p): c.released for p, c in sorted(one.cursors.items())},
+        }
 
     def check(self) -> None:
         if sorted(one.id for one in self._by_name.values()) != sorted(self._by_id):
@@ -555,6 +524,8 @@ def _cursor_key(number: int, pubend: int) -> bytes:
 
 def _check_name(name: str, ack: str) -> None:
     if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
-        raise UsageError(f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {name!r}")
+        raise UsageError(
+            f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {shorten(name, 40)!r}"
+        )
     if ack not in ACKS:
-        raise UsageError(f"ack {ack!r} is not one of {', '.join(repr(one) for one in ACKS)}")
+        raise UsageError(f"ack {shorten(ack, 40)!r} is not one of {', '.join(repr(one) for one in ACKS)}")

@@ -30,7 +30,7 @@ class CheckpointToken(Mapping[int, int]):
             raise UsageError(f"a token of {len(held)} pubends, at most {MAX_TOKEN_PUBENDS} are possible")
         for pubend, tick in held.items():
             if not (0 <= pubend < 1 << 64 and 0 < tick <= MAX_TOKEN_TICK):
-                raise UsageError(f"tick {tick} of pubend {pubend} cannot be in a token")
+                raise UsageError(f"tick {tick} of pubend {pubend_text(pubend)} cannot be in a token")
         self._ticks = held
 
     def __getitem__(self, pubend: int) -> int:

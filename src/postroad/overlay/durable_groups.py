@@ -99,15 +99,27 @@ class DurableGroups:
         del self._by_session[session]
         return session
 
+    def done(self, one: Subscription) -> int:
+        """Events that consumers are done with above the token of their group."""
+        group = self._groups.get(one.id)
+        if group is None:
+            return 0
+        done = 0
+        for pubend, cursor in one.cursors.items():
+            ticks = (tick for part in cursor.unacked() for tick in part.tolist())
+            done += cursor.held - group.shared.undone(pubend, ticks)
+        return max(0, done)
+
     def consumers(self, session: int) -> list[int]:
         """Those of the group with this session in hosting."""
         group = self._by_session.get(session)
         return [] if group is None else list(group.consumers)
 
-    def delete(self, subscriber: int) -> list[StorageEffect]:
+    def delete(self, subscriber: int) -> tuple[list[StorageEffect], list[int]]:
+        """What to save, and the tickets that nothing will decide any more."""
         group = self._groups.pop(subscriber, None)
         self._active.pop(subscriber, None)
-        return [] if group is None else group.shared.delete()
+        return ([], []) if group is None else (group.shared.delete(), group.confirming + group.tickets)
 
     # ---- events
 
@@ -219,8 +231,10 @@ class DurableGroups:
 
     # ---- inspection
 
-    def status(self) -> list[dict[str, object]]:
-        return [{"name": group.name, **group.shared.status()} for group in self._groups.values()]
+    def status(self, subscriber: int) -> dict[str, object] | None:
+        """Of a group that is, or was, in use."""
+        group = self._groups.get(subscriber)
+        return None if group is None else {"name": group.name, **group.shared.status()}
 
     def check(self) -> None:
         for group in self._groups.values():

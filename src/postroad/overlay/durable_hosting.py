@@ -29,6 +29,7 @@ from postroad.durable.subscriptions import Subscription
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.ids import is_history, is_volatile, pubend_text
+from postroad.overlay.durable_desk import DurableDesk
 from postroad.overlay.durable_following import Following
 from postroad.overlay.durable_groups import DurableGroups
 from postroad.overlay.durable_moving import Moving
@@ -36,7 +37,7 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
-from postroad.overlay.reading import Readers
+from postroad.overlay.reading import FUTURE_US, Readers
 from postroad.overlay.streams import DURABLE_KEY, Stream
 from postroad.selectors import Selector
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 EXPIRE_US: Final = SECOND_US  # what moved away is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
-FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
 Sent = Callable[[Receivers, Deliver | DeliverGap], None]
 
 
@@ -146,6 +146,13 @@ class DurableHosting:
             name_of=name_of,
             flood=flood,
             host=self,
+        )
+        self.desk = DurableDesk(
+            hosting=self.hosting,
+            groups=self._groups,
+            name_of=name_of,
+            host=self,
+            send=lambda connection, frame: self._out.append(Send(connection, frame)),
         )
         for one in self.hosting.subscriptions:
             self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
@@ -243,6 +250,8 @@ class DurableHosting:
         if output.ticket in self._acking:
             self._acked(output.ticket, output.error)
             return
+        if self.desk.confirmed(output.ticket, output.error):
+            return
         session = self._sessions.get(output.ticket)
         if session is None or session.began:
             return
@@ -304,11 +313,12 @@ class DurableHosting:
             name=message.durable,
             selector=selector,
             ack=message.ack,
-            session=self._number(),
+            session=self.new_number(),
             token=token,
             now_us=now_us,
             shared=message.shared,
             key=message.key,
+            late=0 if message.token else message.since_us,
         )
         one = attached.subscription
         session = self._open(connection, message, one)
@@ -325,8 +335,6 @@ class DurableHosting:
             self.hosting.confirm(one.id, session.id)
         else:
             self._subscribed(session)
-        # While it was attached nobody knew yet which connection it has, so nothing could be sent.
-        outputs += self.hosting.credit(one.id, now_us)
         self._perform(outputs, now_us)
         # Whoever is behind has room only now that its connection is known.
         self._perform(self.hosting.credit(one.id, now_us), now_us)
@@ -391,14 +399,14 @@ class DurableHosting:
         if tick > max(now_us + FUTURE_US, 0 if stream is None else stream.top):
             raise UsageError(f"the token names a tick of {pubend_text(pubend)} in the future: {tick}")
 
-    def _number(self) -> int:
+    def new_number(self) -> int:
         """Names a session, or something else that is confirmed."""
         self._last_session += 1
         return self._last_session
 
     def _open(self, connection: int, message: Subscribe, one: Subscription) -> _Session:
         """For a shared subscription this is one of its consumers; `one.session` is that of the group."""
-        number = self._number() if one.shared or one.session is None else one.session
+        number = self.new_number() if one.shared or one.session is None else one.session
         session = self._sessions[number] = _Session(
             number, connection, message.number, one.id, one.name, one.shared
         )
@@ -456,7 +464,7 @@ class DurableHosting:
         """What names the acknowledgement until it is on disk, where its sender wants to know."""
         if len(self._acking) >= MAX_ACKING:
             raise PeerError(f"more than {MAX_ACKING} acknowledgements wait for the disk")
-        ticket = self._number()
+        ticket = self.new_number()
         self._acking[ticket] = (session.id, message.ticket)
         return ticket
 
@@ -489,6 +497,7 @@ class DurableHosting:
         return found is not None or waited or self.readers.end(connection, number)
 
     def closed(self, connection: int) -> None:
+        self.desk.closed(connection)
         self.readers.closed(connection)
         self.moving.closed(connection)
         for number in list(self._by_connection.get(connection, {}).values()):
@@ -528,13 +537,17 @@ class DurableHosting:
         return self.take()
 
     def delete(self, name: str, now_us: int) -> list[Effect]:
+        """For good: its subscriber is told, nothing is kept."""
         one = self.hosting.subscriptions.get(name)
         if one is not None and one.session is not None:
             self._end(one.session, UsageError(f"the durable subscription {name!r} was deleted"))
         number, outputs = self.hosting.delete(name)
         self.moving.unclaim(name)
         self._creating.pop(number, None)
-        self._out += self._groups.delete(number)
+        saves, tickets = self._groups.delete(number)
+        self._out += saves
+        for ticket in tickets:
+            self._acking.pop(ticket, None)
         self._routing.unsubscribe(DURABLE_KEY + number)
         self._flood(self._interest.unsubscribe(DURABLE_KEY + number))
         self._perform(outputs, now_us)
@@ -594,9 +607,6 @@ class DurableHosting:
             (one.name, {pubend: cursor.released for pubend, cursor in one.cursors.items()})
             for one in self.hosting.subscriptions
         ]
-
-    def status(self, now_us: int) -> dict[str, object]:
-        return self.hosting.status(now_us) | {"groups": self._groups.status()}
 
     def check(self) -> None:
         self.hosting.check()

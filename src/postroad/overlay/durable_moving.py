@@ -186,7 +186,8 @@ class Moving:
             # A token that was kept here until it moved there may be ahead where that broker saw nothing.
             mine = CheckpointToken() if held is None else held.token()
             token = CheckpointToken.from_json(answer.token).maximum(mine)
-        elif subscriptions.elsewhere.broker(name) == one.broker:
+        else:
+            # Whoever was asked does not have it, nor does whoever named that one: it was deleted meanwhile.
             subscriptions.elsewhere.drop(name)
         return self._host.attach(one.connection, one.message, one.selector, token, now_us)
 

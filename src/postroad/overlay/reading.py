@@ -6,7 +6,7 @@ asked for upstream, like the curiosity of any catchup stream; what was released 
 another broker's, the reader's selector is part of the own interest while it reads, so that what is asked
 for is filtered with it.
 
-A range may end in the future: the reader follows the stream until it gets there.
+A range may end in the future, by an hour at most: the reader follows the stream until it gets there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
 from postroad.overlay.streams import Stream
 from postroad.selectors import Selector
-from postroad.units import MILLISECOND_US
+from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Ended, InterestUpdate, Subscribe, Subscribed, encode
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 KEY: Final = 1 << 49  # keys of readers in the interest lie above those of durable subscriptions
 MAX_READERS: Final = 1_024
+FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
 LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
 
 
@@ -83,6 +84,10 @@ class Readers:
         for pubend in ends:
             if self._routing.stream(pubend) is None or is_volatile(pubend):
                 raise UnavailableError(f"pubend {pubend_text(pubend)} is not known here, or not reachable")
+        for pubend, tick in ends.items():
+            stream = self._routing.stream(pubend)
+            if tick > max(now_us + FUTURE_US, 0 if stream is None else stream.top):
+                raise UsageError(f"the range names a tick of {pubend_text(pubend)} in the future: {tick}")
         key = next(self._keys)
         need: Mapping[int, int] = {}
         if any(pubend >> 32 != self._me for pubend in ends):
