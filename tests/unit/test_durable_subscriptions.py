@@ -57,6 +57,11 @@ def test_what_is_no_token_is_the_callers_fault(text: str) -> None:
         CheckpointToken.from_json(text)
 
 
+def test_a_tick_that_cannot_be_names_the_pubend_as_text() -> None:
+    with pytest.raises(UsageError, match="of pubend 00000007-00000000"):
+        CheckpointToken({P: 1 << 63})
+
+
 def test_tokens_are_vector_clocks() -> None:
     one, other = CheckpointToken({P: 5, Q: 1}), CheckpointToken({P: 3})
     assert one.covers(other)

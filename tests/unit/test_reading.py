@@ -166,6 +166,16 @@ def test_a_pubend_nobody_knows_and_a_name_are_refused() -> None:
     assert reader.ended() == ["unavailable", "usage"]
 
 
+def test_a_range_in_a_future_that_nobody_waits_for_is_refused() -> None:
+    """As a token of the future is: it is a mistake, and would be a reader that never ends."""
+    net = DurableNet(1)
+    _, marks = history(net)
+    reader = Reader(net, 0)
+    reader.read(marks[0], net.now_us + 86_400_000_000)
+    assert reader.ended() == ["usage"]
+    net.brokers[0].check()  # type: ignore[union-attr]
+
+
 def test_a_reader_that_goes_leaves_nothing_behind() -> None:
     net = DurableNet(2, [(0, 1)])
     history(net)
