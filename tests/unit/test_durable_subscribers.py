@@ -8,10 +8,12 @@ import pytest
 from tests.unit.test_broker import numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
-from postroad.broker import Closed, Received
+from postroad.broker import Closed, Input, Received
 from postroad.config import DEFAULT_LIMITS
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
+from postroad.overlay.durable_following import Following
+from postroad.storage.effects import Save, StorageEffect
 from postroad.wire.frames import (
     Ack,
     Credit,
@@ -267,6 +269,42 @@ def test_listed_and_deleted() -> None:
     replies = [message for message in reader.messages if isinstance(message, Reply)]
     assert json.loads(replies[-1].body)["subscriptions"] == []
     net.wait(1)
+
+
+def test_a_new_subscription_costs_the_same_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its broker does not walk through all of them for every pubend."""
+    net = DurableNet(1, pubends=4)
+    first = Reader(net, 0)
+    first.begin("first", ack="auto")
+    net.wait(1)
+    walks: list[int] = []
+    monkeypatch.setattr(Following, "_begin_late", lambda _, stream: walks.append(stream.id))
+    readers = [Reader(net, 0) for _ in range(20)]
+    for number, reader in enumerate(readers):
+        reader.begin(f"s{number}", ack="auto")
+    net.wait(1)
+    assert all(reader.start for reader in readers)
+    assert walks == []
+
+
+def test_tokens_of_an_idle_broker_are_rarely_written() -> None:
+    """A token kept here advances over silence, which is a row on disk for each subscription and pubend."""
+    net = DurableNet(1, pubends=2)
+    readers = [Reader(net, 0) for _ in range(10)]
+    for number, reader in enumerate(readers):
+        reader.begin(f"s{number}", ack="auto")
+    net.wait(10)
+    rows: list[bytes] = []
+    save = net.disks[0]._do
+
+    def count(effect: StorageEffect) -> list[Input]:
+        if isinstance(effect, Save) and effect.table == "durable.released":
+            rows.extend(key for key, _ in effect.rows)
+        return save(effect)
+
+    net.disks[0]._do = count  # type: ignore[method-assign]
+    net.wait(20)
+    assert 2 <= len(rows) / 20 <= 5, "each of 20 cursors every 5 s"
 
 
 def test_a_subscriber_without_credit_catches_up_when_it_has_some() -> None:

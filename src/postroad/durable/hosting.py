@@ -55,6 +55,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 SAVE_US: Final = 250 * MILLISECOND_US  # latestDelivered is saved this often
 REPORT_US: Final = SECOND_US
+KEPT_US: Final = 5 * SECOND_US  # tokens kept here advance over silence this often: each is a row on disk
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
 
@@ -102,6 +103,7 @@ class Hosting:
         self._ledger = Ledger(new_tag=new_tag)
         self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
         self._save_at = now_us
+        self._kept_at = now_us
         self._report_at = now_us + REPORT_US
         self._silence_at = now_us + SILENCE_US
         self._switchovers = 0
@@ -565,7 +567,9 @@ class Hosting:
             out += self._silences()
         if now_us >= self._save_at and self._ledger.moved:
             self._save_at = now_us + SAVE_US
-            self._advance_kept()
+            if now_us >= self._kept_at:
+                self._kept_at = now_us + KEPT_US
+                self._advance_kept()
             out += self.subscriptions.flush(now_us)
             out += self._save_delivered()
         else:

@@ -58,12 +58,16 @@ class Following:
         self._now = now
         self.active = False  # there are, or were, durable subscriptions
         self._behind: dict[int, Stream] = {}  # streams whose horizon is ahead of what hosting has learned
+        self._reached: dict[int, Stream] = {}  # those whose horizon hosting has reached once
 
     def met(self, stream: Stream) -> None:
         """Routing has a stream of a durable pubend."""
         if is_volatile(stream.id) or not self.active or stream.id in self._behind:
             return
-        if self._hosting.position(stream.id) is None:
+        position = self._hosting.position(stream.id)
+        if position is not None and position >= stream.horizon and self._reached.get(stream.id) is stream:
+            return
+        if position is None:
             end = self._streams.get(filtering_stream(stream.id), _NEVER_USED)
             outputs = self._hosting.follow(
                 stream.id,
@@ -80,6 +84,7 @@ class Following:
     def dropped(self, pubend: int) -> None:
         """Routing forgets a stream."""
         self._behind.pop(pubend, None)
+        self._reached.pop(pubend, None)
 
     def begin(self, key: int, stream: Stream) -> bool:
         """A new subscription is in force on a stream from here on; False: once hosting has caught up."""
@@ -119,6 +124,7 @@ class Following:
         while (position := self._hosting.position(stream.id)) is not None:
             if position >= stream.horizon:
                 del self._behind[stream.id]
+                self._reached[stream.id] = stream
                 self._begin_late(stream)
                 self._routing.activate_waiting(stream)
                 return
