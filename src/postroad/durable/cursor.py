@@ -111,6 +111,11 @@ class Cursor:
         """The ticks of events that it was told and has not acknowledged, as far as they are told apart."""
         return [ticks for ticks, _, _ in self._unacked]
 
+    @property
+    def oldest(self) -> int:
+        """All that is not acknowledged is at this tick or above."""
+        return int(self._unacked[0][0][0]) if self._unacked else max(self.released, self.counted)
+
     def lag(self, total: int) -> int:
         """Events that are not acknowledged, if the PFS counted `total`."""
         return self.held + max(0, total - self.matched)

@@ -14,22 +14,17 @@ Order of durability: filtering record synced, then latestDelivered saved, then r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
-from postroad.durable.catchup import CatchupStream
 from postroad.durable.claims import TABLE as CLAIMS
 from postroad.durable.constream import DELIVERED, Constream, Ledger
-from postroad.durable.cursor import Cursor
 from postroad.durable.filtering import TABLE as FILTERING
-from postroad.durable.filtering import PersistentFiltering, ReadBuffer
+from postroad.durable.filtering import PersistentFiltering
+from postroad.durable.followed import Followed
 from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
 from postroad.durable.release import Reporter
-from postroad.durable.spans import intersect
 from postroad.durable.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
@@ -62,16 +57,6 @@ MAX_FOLLOWED: Final = 65_536  # pubends
 TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING, GROUPS, CLAIMS)
 
 
-@dataclass(slots=True)
-class _Followed:
-    """One pubend."""
-
-    constream: Constream
-    filtering: PersistentFiltering
-    catchups: dict[int, CatchupStream] = field(default_factory=dict)  # by subscriber, connected ones only
-    ahead: dict[int, int] = field(default_factory=dict)  # subscriber with more than is learned here -> tick
-
-
 class Hosting:
     """All durable subscribers of one broker.
 
@@ -98,7 +83,7 @@ class Hosting:
         self._need = need
         self.subscriptions = Subscriptions(broker=broker, new_tag=new_tag)
         self._index = MatchIndex()  # all subscriptions; key and target are their ids
-        self._pubends: dict[int, _Followed] = {}
+        self._pubends: dict[int, Followed] = {}
         self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
         self._ledger = Ledger(new_tag=new_tag)
         self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
@@ -163,14 +148,14 @@ class Hosting:
             consumed=self.subscriptions.consumed(pubend),
         )
         constream = Constream(pubend, filtering=filtering, position=filtering.heard)
-        held = self._pubends[pubend] = _Followed(constream, filtering)
+        held = self._pubends[pubend] = Followed(constream, filtering)
         self._ledger.begin(pubend, delivered)
         self._report_at = now_us  # its pubend must not forget what is to be held from now on
         if filtering.recovered:
             return self._opened(held, now_us)
         return self._mine(pubend, list(reads))
 
-    def _opened(self, held: _Followed, now_us: int) -> list[Output]:
+    def _opened(self, held: Followed, now_us: int) -> list[Output]:
         """The pubend can be followed from now on: those who have been waiting for it begin."""
         out: list[Output] = []
         pubend, live, filtering = held.constream.pubend, held.constream.live, held.filtering
@@ -267,29 +252,9 @@ class Hosting:
         """Answer this ticket with `Confirmed` when all that was said of the subscription is on disk."""
         self.subscriptions.confirm(subscriber, ticket)
 
-    def _enter(self, held: _Followed, one: Subscription, tick: int, now_us: int) -> list[Output]:
+    def _enter(self, held: Followed, one: Subscription, tick: int, now_us: int) -> list[Output]:
         """A connected subscriber that has everything up to `tick`."""
-        constream, cursor = held.constream, one.cursors[held.constream.pubend]
-        cursor.count_to(min(tick, cursor.since))
-        held.ahead.pop(one.id, None)
-        if tick >= constream.live:
-            constream.join(one.id, tick)
-            held.ahead[one.id] = tick
-            self._settle_ahead(held)
-            return []
-        held.catchups[one.id] = CatchupStream(
-            subscriber=one.id, pubend=constream.pubend, position=tick, selector=one.selector
-        )
-        return self._pump(held, one, now_us)
-
-    def _settle_ahead(self, held: _Followed) -> None:
-        """Where all is learned that a token is ahead of, it is known how many events that were."""
-        live = held.constream.live
-        for number, tick in [one for one in held.ahead.items() if one[1] <= live]:
-            del held.ahead[number]
-            cursor = self.subscriptions.by_id(number).cursors[held.constream.pubend]
-            later = held.constream.kept(number, tick)
-            cursor.skipped(tick, max(0, held.filtering.matched(number) - cursor.matched - later))
+        return self._pump(held, one, now_us) if held.enter(one, tick) else []
 
     def detach(self, session: int) -> None:
         """The connection is gone."""
@@ -298,15 +263,9 @@ class Hosting:
             self._disconnect(one.id)
 
     def _disconnect(self, subscriber: int) -> None:
-        for held in self._pubends.values():
-            constream = held.constream
-            if subscriber in constream and subscriber not in held.ahead:
-                one = self.subscriptions.find(subscriber)
-                if one is not None:
-                    one.cursors[constream.pubend].count_to(constream.live)
-            constream.forget(subscriber)
-            if held.catchups.pop(subscriber, None) is not None:
-                held.filtering.cancel(subscriber)
+        one = self.subscriptions.find(subscriber)
+        for pubend, held in self._pubends.items():
+            held.leave(subscriber, None if one is None else one.cursors.get(pubend))
 
     def delete(self, name: str) -> tuple[int, list[Output]]:
         """End a subscription for good; its id."""
@@ -315,7 +274,6 @@ class Hosting:
         self._disconnect(one.id)
         out: list[Output] = []
         for held in self._pubends.values():
-            held.ahead.pop(one.id, None)
             out += held.filtering.forget(one.id)
         return one.id, out
 
@@ -355,7 +313,7 @@ class Hosting:
         self._ledger.moved[pubend] = None
         out = self._mine(pubend, effects)
         if held.ahead:
-            self._settle_ahead(held)
+            held.settle(lambda number: self.subscriptions.by_id(number).cursors[pubend])
         for effect in effects:
             if isinstance(effect, Deliver | DeliverGap):
                 self._note(effect)
@@ -365,9 +323,7 @@ class Hosting:
             tick = max(segment.start, cursor.told)
             if held.ahead.pop(subscriber, None) is None:
                 cursor.count_to(tick)
-            held.catchups[subscriber] = CatchupStream(
-                subscriber=subscriber, pubend=pubend, position=tick, selector=one.selector
-            )
+            held.behind(one, tick)
         return out + self._pump_idle(held, now_us)
 
     def wanted(self, pubend: int) -> bool:
@@ -395,7 +351,7 @@ class Hosting:
 
     # ---- catching up
 
-    def _pump_idle(self, held: _Followed, now_us: int) -> list[Output]:
+    def _pump_idle(self, held: Followed, now_us: int) -> list[Output]:
         """Streams at the end of a round may go on: latestDelivered, or what is kept, is ahead of them."""
         out: list[Output] = []
         for subscriber in [number for number, catchup in held.catchups.items() if catchup.idle]:
@@ -403,7 +359,7 @@ class Hosting:
                 out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
         return out
 
-    def _pump(self, held: _Followed, one: Subscription, now_us: int) -> list[Output]:
+    def _pump(self, held: Followed, one: Subscription, now_us: int) -> list[Output]:
         """Deliver, then switch over, begin the next round or ask, whichever is due."""
         catchup, constream = held.catchups[one.id], held.constream
         out: list[Output] = []
@@ -423,21 +379,13 @@ class Hosting:
                 cursor.count_to(catchup.told)
             if not catchup.idle:
                 break
-            # What is kept for switchover was not filtered for those who were not known here yet.
-            if catchup.position >= max(constream.recent_start, cursor.since):
-                if cursor.counted < catchup.position:
-                    later = constream.kept(one.id, catchup.position)
-                    skipped = held.filtering.matched(one.id) - cursor.matched - later
-                    cursor.skipped(catchup.position, max(0, skipped))
-                catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
-                cursor.count_to(catchup.position)
-                if one.id in constream:
-                    cursor.caught_up(constream.live, held.filtering.matched(one.id))
-                    del held.catchups[one.id]
-                    self._switchovers += 1
+            if held.switch(one, room, send):
+                self._switchovers += one.id not in held.catchups
                 return out
-            if not self._next_round(held, one, catchup, out):
+            reads = held.next_round(one)
+            if reads is None:
                 return out
+            out += self._mine(constream.pubend, list(reads))
         if not self._room(one.id):
             catchup.pause()
         elif not catchup.reading:
@@ -447,41 +395,6 @@ class Hosting:
                     Wants(subscriber=one.id, pubend=constream.pubend, spans=tuple(spans), need=self._need())
                 )
         return out
-
-    def _next_round(
-        self, held: _Followed, one: Subscription, catchup: CatchupStream, out: list[Output]
-    ) -> bool:
-        """A plan for the next stretch, at once or after a read. False: nothing to go on with yet."""
-        start, end = catchup.position, held.constream.latest_delivered
-        cursor = one.cursors[catchup.pubend]
-        if start < cursor.since:
-            catchup.refilter(cursor.since)
-            return True
-        if start >= end:
-            return False
-        # What its token is ahead of is read too: it is not told that, but it is counted.
-        buffer, reads = held.filtering.batch_read(one.id, min(start, max(cursor.counted, cursor.since)), end)
-        catchup.reading = True
-        if buffer is not None:
-            self._plan(catchup, cursor, buffer)
-        out += self._mine(catchup.pubend, list(reads))
-        return True
-
-    @staticmethod
-    def _plan(catchup: CatchupStream, cursor: Cursor, buffer: ReadBuffer) -> None:
-        """What the PFS remembers, from where the stream is or from before that."""
-        at = catchup.position
-        if buffer.start < at:
-            before = int(np.searchsorted(buffer.ticks, at, side="right"))
-            cursor.skipped(min(at, buffer.end), before)
-            buffer = replace(
-                buffer,
-                start=at,
-                end=max(at, buffer.end),
-                ticks=buffer.ticks[before:],
-                unknown=tuple(intersect(buffer.unknown, at, max(at, buffer.end))),
-            )
-        catchup.plan(buffer)
 
     def _note(self, message: Message) -> None:
         """Remember what subscribers were sent."""
@@ -525,7 +438,7 @@ class Hosting:
         self._ledger.moved[pubend] = None
         return self._pump_idle(held, now_us)
 
-    def _on_read(self, pubend: int, held: _Followed, done: ReadDone, now_us: int) -> list[Output]:
+    def _on_read(self, pubend: int, held: Followed, done: ReadDone, now_us: int) -> list[Output]:
         if not held.filtering.recovered:
             reads = held.filtering.tail_done(done)
             return self._mine(pubend, list(reads)) if reads else self._opened(held, now_us)
@@ -533,7 +446,7 @@ class Hosting:
         out = self._mine(pubend, list(reads))
         for buffer in buffers:
             one = self.subscriptions.by_id(buffer.subscriber)  # reads of those who left are cancelled
-            self._plan(held.catchups[one.id], one.cursors[pubend], buffer)
+            held.plan(one, buffer)
             out += self._pump(held, one, now_us)
         return out
 

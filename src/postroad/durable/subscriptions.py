@@ -479,7 +479,7 @@ class Subscriptions:
             lag = cursor.lag(matched(subscription.id, pubend))
             if lag:
                 events += lag
-                behind = max(behind, now_us - cursor.released)
+                behind = max(behind, now_us - cursor.oldest)
         return events, behind
 
     def status(
