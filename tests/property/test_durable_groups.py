@@ -198,7 +198,7 @@ def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
         if turn % 100 == 0:
             group.check()
     assert sum(map(len, done.values())) == 3_000
-    assert min(map(len, done.values())) > 400, {consumer: len(ticks) for consumer, ticks in done.items()}
+    assert min(map(len, done.values())) > 600, {consumer: len(ticks) for consumer, ticks in done.items()}
 
 
 def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:

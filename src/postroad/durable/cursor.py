@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,24 @@ from postroad.durable.compact import Numbers
 
 MAX_UNACKED: Final = 16_384  # events told apart until they are acknowledged; more are taken together
 MAX_PARTS: Final = 256  # and the arrays that they are in
+
+
+class Told(NamedTuple):
+    """Events that a subscriber was told."""
+
+    ticks: Numbers  # one for each; one for all of them: they are acknowledged together
+    first: int
+    last: int
+    events: int
+    known: int  # the PFS counted so many, the newest ones
+
+    @classmethod
+    def at(cls, ticks: Numbers) -> Told:
+        return cls(ticks, int(ticks[0]), int(ticks[-1]), len(ticks), len(ticks))
+
+    @classmethod
+    def until(cls, tick: int, count: int, known: int) -> Told:
+        return cls(np.array([tick], np.int64), tick, tick, count, known)
 
 
 @dataclass(slots=True)
@@ -34,22 +52,20 @@ class Cursor:
     last_event: int = 0  # the newest event or gap it was sent on this connection
     held: int = 0  # events in `_unacked`
     _known: int = 0  # those of them that the PFS counted
-    # Ticks above `released`, how many events they stand for, and how many of those the PFS counted. A part
-    # that stands for more events than it has ticks is released as a whole, with its last tick.
-    _unacked: deque[tuple[Numbers, int, int]] = field(default_factory=deque)
+    _unacked: deque[Told] = field(default_factory=deque)  # above `released`
 
-    def sent(self, end: int, ticks: Numbers) -> None:
-        """The subscriber was told everything up to `end`; the events are at `ticks`, one at least."""
-        first, count = int(ticks[0]), len(ticks)
+    def sent(self, end: int, told: Told) -> None:
+        """The subscriber was told everything up to `end`, these events among it."""
+        first = told.first
         if first > self.since and first > self.counted and first > self.released:
-            self.matched += count
-            self._hold(ticks, count, count)
+            self.matched += told.events
+            self._hold(told)
         else:
-            fresh = ticks[ticks > self.counted]
+            fresh = told.ticks[told.ticks > self.counted]
             self.matched += int((fresh > self.since).sum())
             fresh = fresh[fresh > self.released]
             if len(fresh):
-                self._hold(fresh, len(fresh), int((fresh > self.since).sum()))
+                self._hold(Told.at(fresh)._replace(known=int((fresh > self.since).sum())))
         self.heard(end)
 
     def skipped(self, tick: int, events: int) -> None:
@@ -59,12 +75,14 @@ class Cursor:
             self.matched += events
             self.counted = tick
             if events and tick > self.released:
-                self._hold(np.array([tick], np.int64), events, events)
+                self._hold(Told.until(tick, events, events))
 
     def heard(self, end: int) -> None:
         """It was told everything up to `end`."""
-        self.told = max(self.told, end)
-        self.counted = max(self.counted, end)
+        if end > self.told:
+            self.told = end
+        if end > self.counted:
+            self.counted = end
 
     def count_to(self, tick: int) -> None:
         """It was told everything that matched up to `tick`; silence may follow the last message."""
@@ -78,29 +96,31 @@ class Cursor:
     def release(self, tick: int) -> None:
         self.released = tick
         while self._unacked:
-            ticks, count, known = self._unacked[0]
-            if ticks[-1] > tick:
-                if ticks[0] <= tick and len(ticks) == count:
-                    left = ticks[np.searchsorted(ticks, tick, side="right") :]
-                    kept = min(known, len(left))  # the PFS knows the newest of them
-                    self._unacked[0] = (left, len(left), kept)
-                    self.held -= count - len(left)
-                    self._known -= known - kept
+            part = self._unacked[0]
+            if part.last > tick:
+                if part.first <= tick and len(part.ticks) == part.events:
+                    left = Told.at(part.ticks[np.searchsorted(part.ticks, tick, side="right") :])
+                    left = left._replace(known=min(part.known, left.events))
+                    self._unacked[0] = left
+                    self.held -= part.events - left.events
+                    self._known -= part.known - left.known
                 return
             self._unacked.popleft()
-            self.held -= count
-            self._known -= known
+            self.held -= part.events
+            self._known -= part.known
 
-    def _hold(self, ticks: Numbers, count: int, known: int) -> None:
-        self.held += count
-        self._known += known
+    def _hold(self, part: Told) -> None:
+        self.held += part.events
+        self._known += part.known
         if self._unacked and (len(self._unacked) >= MAX_PARTS or self.held > MAX_UNACKED):
-            last, before, known_before = self._unacked.pop()
-            exact = self.held <= MAX_UNACKED and (len(last), len(ticks)) == (before, count)
-            ticks = np.concatenate((last, ticks)) if exact else ticks[-1:]
-            count += before
-            known += known_before
-        self._unacked.append((ticks, count, known))
+            part = self._join(self._unacked.pop(), part)
+        self._unacked.append(part)
+
+    def _join(self, one: Told, other: Told) -> Told:
+        count, known = one.events + other.events, one.known + other.known
+        if self.held > MAX_UNACKED or len(one.ticks) + len(other.ticks) < count:
+            return Told.until(other.last, count, known)
+        return Told(np.concatenate((one.ticks, other.ticks)), one.first, other.last, count, known)
 
     @property
     def consumed(self) -> int:
@@ -109,12 +129,12 @@ class Cursor:
 
     def unacked(self) -> list[Numbers]:
         """The ticks of events that it was told and has not acknowledged, as far as they are told apart."""
-        return [ticks for ticks, _, _ in self._unacked]
+        return [part.ticks for part in self._unacked]
 
     @property
     def oldest(self) -> int:
         """All that is not acknowledged is at this tick or above."""
-        return int(self._unacked[0][0][0]) if self._unacked else max(self.released, self.counted)
+        return self._unacked[0].first if self._unacked else max(self.released, self.counted)
 
     def lag(self, total: int) -> int:
         """Events that are not acknowledged, if the PFS counted `total`."""

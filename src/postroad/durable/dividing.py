@@ -4,7 +4,7 @@ An event without a key goes to the consumer with the least in flight. A key that
 consumer that has it, and its next events go there too, so that events of one key are consumed in order. With
 a backlog no key would ever be free, and who joins would get nothing: when a consumer joins, each of the
 others gives up the keys beyond its share. Such a key gets no more events until those in flight are
-acknowledged; then it goes to whoever has the least.
+acknowledged; then it goes to whoever has the least, of those that have fewer keys than their share.
 
 The oldest event that somebody may have goes first. What waits is queued by key and found by heaps, so that
 an acknowledgement costs what it sets free, not a walk over all that waits.
@@ -13,7 +13,7 @@ an acknowledgement costs what it sets free, not a walk over all that waits.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,7 +24,8 @@ from postroad.events.batch import EventBatch
 
 MAX_WINDOW: Final = 256  # events in flight at one consumer
 
-_ANYBODY: Final = -1  # in the order of what waits: for whoever has the least
+_ANYBODY: Final = -1  # in the order of what waits: events without a key
+_NOBODY: Final = -2  # and keys that are nobody's
 _Heads = list[tuple[int, Value]]  # a heap of (number of the first event that waits, its key)
 
 
@@ -43,6 +44,7 @@ class Event:
 class _Consumer:
     in_flight: dict[tuple[int, int], Event] = field(default_factory=dict)  # by (pubend, tick)
     heads: _Heads = field(default_factory=list)  # keys that are its own; what is out of date is left out
+    keys: int = 0  # that are its own
 
 
 class Division:
@@ -56,6 +58,7 @@ class Division:
         self._heads: _Heads = []  # keys that are nobody's; what is out of date is left out
         self._owners: dict[Value, tuple[int, int]] = {}  # key in flight -> (consumer, how many)
         self._given_up: set[Value] = set()  # those of them that get no more
+        self._counts: dict[Value, int] = {}  # events that wait or are in flight, by key
         self.waiting = 0  # events
         self.in_flight = 0
         self.held_bytes = 0  # of both
@@ -76,8 +79,7 @@ class Division:
 
     def join(self, consumer: int) -> None:
         self._consumers[consumer] = _Consumer()
-        keys = len(self._owners) + sum(key not in self._owners for key in self._queues)
-        share = -(-keys // len(self._consumers))
+        share = self._share
         owned: dict[int, int] = {}
         for key, (owner, _) in self._owners.items():
             owned[owner] = owned.get(owner, 0) + (key not in self._given_up)
@@ -99,6 +101,11 @@ class Division:
         self.in_flight -= len(left.in_flight)
         return len(left.in_flight)
 
+    @property
+    def _share(self) -> int:
+        """Keys of a consumer, were they divided evenly."""
+        return -(-len(self._counts) // len(self._consumers))
+
     # ---- events
 
     def add(self, event: Event) -> None:
@@ -107,6 +114,7 @@ class Division:
         if event.key is None:
             self._loose.append(event)
             return
+        self._counts[event.key] = self._counts.get(event.key, 0) + 1
         queue = self._queues.setdefault(event.key, deque())
         queue.append(event)
         if len(queue) == 1:
@@ -120,6 +128,10 @@ class Division:
             return False
         self.in_flight -= 1
         self.held_bytes -= event.size
+        if event.key is not None:
+            self._counts[event.key] -= 1
+            if not self._counts[event.key]:
+                del self._counts[event.key]
         self._let_go(event)
         return True
 
@@ -131,6 +143,7 @@ class Division:
         self._heads.clear()
         self._owners.clear()
         self._given_up.clear()
+        self._counts.clear()
         self.waiting = self.in_flight = self.held_bytes = 0
 
     def _let_go(self, event: Event) -> None:
@@ -142,6 +155,8 @@ class Division:
             self._owners[event.key] = (consumer, count - 1)
             return
         del self._owners[event.key]
+        if consumer in self._consumers:
+            self._consumers[consumer].keys -= 1
         self._given_up.discard(event.key)
         if event.key in self._queues:
             self._queued(event.key)
@@ -161,22 +176,20 @@ class Division:
         given: dict[tuple[int, int], list[Event]] = {}
         if not self.waiting or not self._consumers:
             return given
-        free = _Free(self._consumers, self._available)
-        order: list[tuple[int, int]] = []  # heap: (number of the oldest event, of whom or _ANYBODY)
-        for source in (_ANYBODY, *self._consumers):
+        free = _Free(self._consumers, self._available, self._share)
+        order: list[tuple[int, int]] = []  # heap: (number of the oldest event, whose it is)
+        for source in (_ANYBODY, _NOBODY, *self._consumers):
             self._look(source, order)
         while order:
             number, source = heapq.heappop(order)
-            consumer = free.least() if source == _ANYBODY else source
-            if consumer is None or not free.has_room(consumer):
-                continue
+            consumer = source if source >= 0 else free.least(keyed=source == _NOBODY)
             event = self._first(source)
-            if event is None:
+            if consumer is None or event is None or not free.has_room(consumer):
                 continue
             if event.number == number:
                 self._give(consumer, event, free)
                 given.setdefault((consumer, id(event.batch)), []).append(event)
-                if event.key is not None and source == _ANYBODY:
+                if source == _NOBODY:
                     self._look(consumer, order)  # the key is its own now
             self._look(source, order)
         return given
@@ -188,19 +201,17 @@ class Division:
 
     def _first(self, source: int) -> Event | None:
         """The oldest event that waits for a consumer, or for anybody."""
-        heads = self._heads if source == _ANYBODY else self._consumers[source].heads
-        first = None
+        if source == _ANYBODY:
+            return self._loose[0] if self._loose else None
+        heads = self._heads if source == _NOBODY else self._consumers[source].heads
         while heads:
             number, key = heads[0]
-            queue, (owner, _) = self._queues.get(key), self._owners.get(key, (_ANYBODY, 0))
-            valid = queue is not None and queue[0].number == number and owner == source
-            if queue is not None and valid and key not in self._given_up:
-                first = queue[0]
-                break
+            queue, (owner, _) = self._queues.get(key), self._owners.get(key, (_NOBODY, 0))
+            may = owner == source and key not in self._given_up
+            if may and queue is not None and queue[0].number == number:
+                return queue[0]
             heapq.heappop(heads)
-        if source == _ANYBODY and self._loose and (first is None or self._loose[0].number < first.number):
-            first = self._loose[0]
-        return first
+        return None
 
     def _give(self, consumer: int, event: Event, free: _Free) -> None:
         self._consumers[consumer].in_flight[event.pubend, event.tick] = event
@@ -211,6 +222,7 @@ class Division:
             self._loose.popleft()
             return
         _, count = self._owners.get(event.key, (consumer, 0))
+        self._consumers[consumer].keys += not count
         self._owners[event.key] = (consumer, count + 1)
         queue = self._queues[event.key]
         queue.popleft()
@@ -243,6 +255,12 @@ class Division:
             here = sum(event.key == key for event in self._consumers[consumer].in_flight.values())
             if here != count or sum(event.key == key for event in flying) != count:
                 raise BugError("group: a key is in flight at two consumers, or is miscounted")
+        if [one.keys for one in self._consumers.values()] != [
+            sum(owner == number for owner, _ in self._owners.values()) for number in self._consumers
+        ]:
+            raise BugError("group: the keys of a consumer are miscounted")
+        if self._counts != Counter(event.key for event in events if event.key is not None):
+            raise BugError("group: the events of a key are miscounted")
         if not self._given_up <= self._owners.keys():
             raise BugError("group: a key is given up that nobody has")
         for key, queue in self._queues.items():
@@ -255,13 +273,17 @@ class Division:
 class _Free:
     """Consumers by how much they have in flight, during one `assign`."""
 
-    __slots__ = ("_consumers", "_left", "_order")
+    __slots__ = ("_consumers", "_keyed", "_left", "_loose", "_share")
 
-    def __init__(self, consumers: Mapping[int, _Consumer], available: Callable[[int], int]) -> None:
+    def __init__(
+        self, consumers: Mapping[int, _Consumer], available: Callable[[int], int], share: int
+    ) -> None:
         self._consumers = consumers
+        self._share = share
         self._left = {number: available(number) for number in consumers}  # bytes
-        self._order = [(len(one.in_flight), number) for number, one in consumers.items()]
-        heapq.heapify(self._order)  # counts may be out of date: too low, never too high
+        self._loose = [(len(one.in_flight), number) for number, one in consumers.items()]
+        heapq.heapify(self._loose)  # counts may be out of date: too low, never too high
+        self._keyed = self._loose.copy()  # those that may be given another key
 
     def has_room(self, consumer: int) -> bool:
         return len(self._consumers[consumer].in_flight) < MAX_WINDOW and self._left[consumer] > 0
@@ -269,14 +291,16 @@ class _Free:
     def give(self, consumer: int, size: int) -> None:
         self._left[consumer] -= size
 
-    def least(self) -> int | None:
+    def least(self, *, keyed: bool) -> int | None:
         """Of those with room the one with the least in flight, the lowest number first."""
-        while self._order:
-            count, number = self._order[0]
-            if not self.has_room(number):
-                heapq.heappop(self._order)
-            elif count < len(self._consumers[number].in_flight):
-                heapq.heapreplace(self._order, (len(self._consumers[number].in_flight), number))
+        order = self._keyed if keyed else self._loose
+        while order:
+            count, number = order[0]
+            held = self._consumers[number]
+            if not self.has_room(number) or (keyed and held.keys >= self._share):
+                heapq.heappop(order)
+            elif count < len(held.in_flight):
+                heapq.heapreplace(order, (len(held.in_flight), number))
             else:
                 return number
         return None

@@ -18,6 +18,7 @@ from typing import Final
 
 from postroad.durable.claims import TABLE as CLAIMS
 from postroad.durable.constream import DELIVERED, Constream, Ledger
+from postroad.durable.cursor import Told
 from postroad.durable.filtering import TABLE as FILTERING
 from postroad.durable.filtering import PersistentFiltering
 from postroad.durable.followed import Followed
@@ -400,7 +401,8 @@ class Hosting:
         """Remember what subscribers were sent."""
         pubend, end, size = message.pubend, message.end, message.size
         ticks = message.ticks() if isinstance(message, Deliver) else None
-        last = end if ticks is None else int(ticks[-1])
+        told = None if ticks is None else Told.at(ticks)
+        last = end if told is None else told.last
         for number in message.subscribers:
             self._spend(number, size)
             cursor = self.subscriptions.by_id(number).cursors[pubend]
@@ -408,8 +410,8 @@ class Hosting:
             if isinstance(message, DeliverGap):
                 cursor.skipped(end, message.events)
                 cursor.heard(end)
-            elif ticks is not None:
-                cursor.sent(end, ticks)
+            elif told is not None:
+                cursor.sent(end, told)
 
     # ---- storage
 
