@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 import postroad
+from postroad.overlay.durable_desk import PAGE_ROWS
 
 from .test_durable import SOURCE, reachable, run
 
@@ -235,6 +237,23 @@ def test_wrong_tokens_names_and_selectors_are_clear_errors(brokers: Any) -> None
             assert [row["name"] for row in status["subscriptions"]] == ["s"], "nothing was created"
 
     run(work())
+
+
+def test_however_many_there_are_all_are_listed_and_each_is_found(brokers: Any) -> None:
+    """More than one answer of a broker has: `subs` asks for the rest, and for one by its name."""
+    (one,) = brokers.line(1)
+    names = [f"n{number:04}" for number in range(PAGE_ROWS + 1)]
+
+    async def work() -> None:
+        async with postroad.connect(one.address) as client, AsyncExitStack() as held:
+            await asyncio.gather(
+                *(held.enter_async_context(client.subscribe("t", durable=name)) for name in names)
+            )
+
+    run(work())
+    listed = cli(one.address, "subs", "--json").stdout.splitlines()
+    assert [json.loads(line)["name"] for line in listed] == names
+    assert cli(one.address, "subs", names[-1]).stdout.startswith(names[-1])
 
 
 def test_a_deleted_subscription_ends_and_is_gone(brokers: Any) -> None:

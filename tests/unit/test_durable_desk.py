@@ -11,6 +11,7 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_shared import Consumer
 from tests.unit.test_durable_subscribers import Reader
 
+from postroad.cli.subs import _line
 from postroad.ids import pubend_text
 from postroad.overlay import durable_desk
 from postroad.wire.frames import Ack, Reply, Request, Subscribed, encode
@@ -160,6 +161,7 @@ def test_what_moved_says_where_and_is_deleted_there() -> None:
     net.wait(1)
     rows = [answer(net, at)["subscriptions"][0] for at in (0, 1)]
     assert [(row["moved"], row["moved_to"]) for row in rows] == [(True, "b1"), (False, "")]
+    assert "moved to b1" in _line(rows[0])
     for _ in range(2):
         refused = ask(net, 0, "subs.delete", name="s")
         assert refused is not None
