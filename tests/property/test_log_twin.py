@@ -125,11 +125,12 @@ class TwinStream:
     chopped: int = -1
     saved_chop: int = -1
     last: int = 0
+    noted: int = -1
 
     def read(self, start: int, end: int) -> tuple[list[tuple[int, int, bytes]], list[tuple[int, int]]]:
         floor = max(start, self.chopped)
         found = [one for one in self.records if one[1] > floor and max(one[0], floor) < end]
-        known = min(end, max([self.chopped, *(last for _, last, _ in self.records)]))
+        known = min(end, max([self.chopped, self.noted, *(last for _, last, _ in self.records)]))
         covered = {t for first, last, _ in found for t in range(max(first, self.chopped) + 1, last + 1)}
         return found, list(_spans(t for t in range(start + 1, known + 1) if t not in covered))
 
@@ -312,7 +313,7 @@ def run(machine: Machine, steps: list[tuple[object, ...]]) -> None:
                     machine.check_reads(*values)  # type: ignore[arg-type]
                 case "reopen":
                     machine.commit()
-                    machine.facts.commit([machine.volume.synced_mark()])
+                    machine.facts.commit(machine.volume.marks())
                     machine.open()
                     assert not machine.volume.recovered.damage
                 case "crash":
@@ -388,7 +389,9 @@ def test_flipped_bits_cost_only_the_records_they_hit(
             machine.commit()
     machine.commit()
     if clean:  # metadata notes how far the log is synced
-        machine.facts.commit([machine.volume.synced_mark()])
+        machine.facts.commit(machine.volume.marks())
+        for stream in machine.twin.values():
+            stream.noted = stream.last or -1
     records = list(_records(machine.files))
     newest, safe = max((name, at) for name, at, _, _, _, opens in records if opens)
     places = [
@@ -418,6 +421,42 @@ def test_flipped_bits_cost_only_the_records_they_hit(
     machine.append(STREAMS[0], 1, 10, 1)
     machine.commit()
     machine.check_reads(600)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, min_size=5, max_size=60), st.integers(0, 1 << 32))
+def test_what_is_gone_from_the_disk_is_missing_and_not_silence(
+    steps: list[tuple[object, ...]], seed: int
+) -> None:
+    """D12: a file removed, or one cut at any byte: what was acknowledged before the last note is read or
+    told missing, and so is whatever followed it."""
+    machine, chance = Machine(), Random(seed)
+    run(machine, steps)
+    if chance.random() < 0.5:
+        machine.save()
+        machine.commit()
+    else:
+        machine.facts.commit(machine.volume.marks())
+    if not machine.files.content:
+        return
+    newest = max(machine.files.content)
+    name = chance.choice([newest, newest, *machine.files.content])
+    if name != newest or chance.random() < 0.3:
+        del machine.files.content[name], machine.files.synced[name]
+    else:
+        size = chance.randint(0, len(machine.files.content[name]))
+        if chance.random() < 0.5:  # where nothing looks torn
+            size = max(at for file, at, *_ in _records(machine.files) if file == name and at <= size)
+        del machine.files.content[name][size:]
+        machine.files.synced[name] = size
+    for _ in range(2):
+        machine.open()
+        for number, stream in machine.twin.items():
+            found, missing = machine.read(number, stream.chopped, ALL, 600)
+            gone = [one for one in stream.records if one[1] > stream.chopped and one not in found]
+            for first, last, _ in gone:
+                assert any(start <= max(first, stream.chopped) and last <= end for start, end in missing)
+        machine.facts.commit(machine.volume.marks())
 
 
 def _records(files: MemoryFiles) -> Iterator[tuple[str, int, int, int, int, bool]]:

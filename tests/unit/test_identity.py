@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from postroad.errors import StorageError, UsageError
-from postroad.storage.identity import DATABASE, DataFolder
+from postroad.storage.identity import DATABASE, LOG_FOLDER, DataFolder
+from postroad.storage.segment import segment_name
 
 
 def test_identity_is_kept_and_starts_are_counted(tmp_path: Path) -> None:
@@ -61,6 +62,44 @@ def test_a_newer_layout_is_left_alone(tmp_path: Path) -> None:
     folder.close()
     with pytest.raises(StorageError, match="newer Postroad"):
         DataFolder(tmp_path)
+
+
+def start(path: Path) -> None:
+    folder = DataFolder(path)
+    try:
+        folder.start("b1")
+    finally:
+        folder.close()
+
+
+@pytest.mark.parametrize("lost", ["removed", "emptied", "new"])
+def test_a_lost_database_beside_a_log_is_refused_and_nothing_is_touched(tmp_path: Path, lost: str) -> None:
+    """Its log would be another broker's: nobody could read it, and new events would be appended to it."""
+    start(tmp_path)
+    (tmp_path / LOG_FOLDER).mkdir()
+    file = tmp_path / LOG_FOLDER / segment_name(1, 2)
+    file.write_bytes(b"records")
+    database = tmp_path / DATABASE
+    kept = database.read_bytes()
+    database.unlink()
+    if lost == "emptied":
+        database.touch()
+    elif lost == "new":
+        DataFolder(tmp_path / "other").close()
+        (tmp_path / "other" / DATABASE).rename(database)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"is lost, and .*log holds a log.* put the database back, or"):
+            start(tmp_path)
+    assert database.exists() == (lost != "removed")
+    database.write_bytes(kept)
+    folder = DataFolder(tmp_path)
+    assert folder.start(None).boot == 2
+    folder.close()
+    database.unlink()
+    file.rename(tmp_path / "aside.log")
+    folder = DataFolder(tmp_path)
+    assert folder.start(None).boot == 1
+    folder.close()
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Opened:
 
     def save_chops(self) -> None:
         chops = self.volume.take_chops()
-        self.metadata.commit([self.volume.chop_rows(chops)])
+        self.metadata.commit(self.volume.chop_rows(chops))
         self.volume.chops_saved(chops)
 
     def tidy(self) -> None:
@@ -64,7 +64,7 @@ class Opened:
 
     def close(self, *, clean: bool = False) -> None:
         if clean:
-            self.metadata.commit([self.volume.synced_mark()])
+            self.metadata.commit(self.volume.marks())
         self.files.close()
         self.metadata.close()
 
@@ -266,6 +266,73 @@ def test_after_a_clean_close_a_flip_in_the_last_record_is_no_torn_tail(log: Open
     assert len(log.segments()) == 2  # nothing is written behind damage
     log = log.reopened()
     assert (log.lasts(1), log.read(1, 0).missing) == ([1, 4], ((1, 3),))
+    log.close()
+
+
+@pytest.mark.parametrize("harm", ["cut", "emptied", "removed"])
+def test_a_tail_that_is_gone_is_reported_and_missing(log: Opened, harm: str) -> None:
+    """D12: nobody sees that the end is missing but by what metadata noted."""
+    record = 100 + OVERHEAD
+    log.append(1, [(0, 10)])
+    log.append(2, [(0, 10)])
+    log.append(1, [(10, 20)])
+    log.close(clean=True)
+    (path,) = log.segments()
+    left = {"cut": 2 * record, "emptied": 0, "removed": 0}[harm]
+    if harm == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:left])
+    for _ in range(2):  # a start that appended nothing forgets nothing
+        log = Opened(log.folder)
+        (damage,) = log.volume.recovered.damage
+        assert (damage.file, damage.offset, damage.length) == (path.name, left, 3 * record - left)
+        assert f"records that were synced are gone: {damage.length} bytes at offset {left}" in str(damage)
+        lost = {one.stream: (max(one.start, 0), one.end) for one in log.volume.recovered.lost}
+        assert lost == ({1: (10, 20)} if harm == "cut" else {1: (0, 20), 2: (0, 10)})
+        states = log.volume.recovered.streams
+        assert [(states[one].last, states[one].suspect) for one in (1, 2)] == [(20, True), (10, True)]
+        assert log.read(1, 0).missing == (lost[1],)
+        log.close(clean=True)
+    log = Opened(log.folder)
+    log.append(1, [(25, 30)])
+    assert log.segments()[-1].name > path.name  # not under the number of what is gone
+    log = log.reopened(clean=True)
+    assert not log.volume.recovered.damage
+    assert log.read(1, 0).missing == ((lost[1][0], 25),)
+    assert log.read(2, 0).missing == (() if harm == "cut" else ((0, 10),))
+    log.close()
+
+
+def test_a_file_gone_from_the_middle_is_missed_by_streams_that_ended_in_it(log: Opened) -> None:
+    for stream in (1, 2, 3):
+        log.append(stream, [(0, 10)], size=4000)
+    log.close(clean=True)
+    log.segments()[1].unlink()
+    log = Opened(log.folder)
+    assert [str(one) for one in log.volume.recovered.lost] == [
+        "stream 0000000000000002: synced ticks to 10 are gone"
+    ]
+    assert [log.read(stream, 0).missing for stream in (1, 2, 3)] == [(), ((0, 10),), ()]
+    log.close()
+
+
+def test_what_was_reclaimed_after_the_mark_is_not_taken_for_gone(log: Opened) -> None:
+    log.append(1, [(0, 10)])
+    log.append(2, [(0, 10)])
+    log.metadata.commit(log.volume.marks())
+    log.append(2, [(10, 20)], size=4000)
+    log.chop(1, 10)
+    log.chop(2, 10)
+    log.tidy()
+    assert len(log.segments()) == 1
+    log = log.reopened()
+    assert not log.volume.recovered.damage
+    assert not log.volume.recovered.lost
+    log.append(1, [(10, 30)])
+    log.chop(2, MAX_TICK)
+    log = log.reopened(clean=True)
+    assert not log.volume.recovered.lost
     log.close()
 
 

@@ -275,7 +275,7 @@ def _history(config: NodeConfig, me: int, now_us: int) -> tuple[Tracking | None,
 
 def _stored(storage: Storage) -> Stored:
     """What an earlier process left on disk; damage is told to whoever reads the log."""
-    for damage in storage.recovered.damage:
+    for damage in (*storage.recovered.damage, *storage.recovered.lost):
         LOGGER.warning("log: %s", damage)
     return Stored(
         tables={

@@ -184,7 +184,7 @@ class VirtualStorage:
             pass
         if self.group.broken is None:
             with suppress(StorageError):
-                self._facts.commit([self.volume.synced_mark()])
+                self._facts.commit(self.volume.marks())
         self._over = True
         self.disk.settle()
 

@@ -41,7 +41,7 @@ from postroad.storage.effects import (
     StorageInput,
 )
 from postroad.storage.files import Files, OsFiles
-from postroad.storage.identity import DATABASE
+from postroad.storage.identity import DATABASE, LOG_FOLDER
 from postroad.storage.log import SEGMENT_BYTES, Block, Chops, LogVolume, Row
 from postroad.storage.metadata import Facts, Metadata
 from postroad.storage.recovery import Recovery
@@ -50,7 +50,6 @@ from postroad.units import MIB
 
 COMMIT_BYTES: Final = 8 * MIB
 QUEUE_BYTES: Final = 64 * MIB
-LOG_FOLDER: Final = "log"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -157,6 +156,8 @@ class GroupCommit:
         """The commit of metadata came back, or there was none."""
         if error is None:
             self.volume.chops_saved(commit.chops)
+            if commit.changes:
+                self.volume.marks_saved()
         else:
             self.volume.chops_failed(commit.chops)
             self._failures += any(isinstance(one, Save) for one in commit.items)
@@ -193,9 +194,9 @@ class GroupCommit:
             commit.changes = [(one.table, list(one.rows)) for one in commit.items if isinstance(one, Save)]
         commit.chops = self.volume.take_chops()
         if commit.chops:
-            commit.changes.append(self.volume.chop_rows(commit.chops))
+            commit.changes += self.volume.chop_rows(commit.chops)
         if commit.changes:
-            commit.changes.append(self.volume.synced_mark())
+            commit.changes += self.volume.marks()
 
 
 def _weight(effect: Write) -> int:
@@ -333,7 +334,7 @@ class Storage:
         self._threads[1].join()
         if self._group.broken is None and self._crash is None:
             with suppress(StorageError):  # it only makes the next start surer of what it finds
-                self._metadata.commit([self.volume.synced_mark()])
+                self._metadata.commit(self.volume.marks())
         self._files.close()
         self._metadata.close()
 

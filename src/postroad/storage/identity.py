@@ -5,6 +5,9 @@ the count of its starts live in `postroad.db`. A start counts before anything of
 (synchronous FULL), since the boot number tells this start's plain pubend and link state from those of
 earlier starts. A lock on the folder keeps two processes from being the same broker; the kernel drops it
 with the process, so kill -9 leaves nothing to clean up.
+
+The log and the database belong together: without it nobody could read the log, and a new broker would append
+to another's. So a log beside a database that knows no broker is refused, and nothing is created or changed.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from typing import Final
 from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
 from postroad.ids import VOLATILE
+from postroad.storage.segment import parse_name
 
 DATABASE: Final = "postroad.db"
+LOG_FOLDER: Final = "log"
 LOCK: Final = "lock"
 NODE_BYTES: Final = 16
 MAX_BOOT: Final = VOLATILE - 1
@@ -55,6 +60,8 @@ class DataFolder:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
+            if not (path / DATABASE).exists():
+                self._refuse_old_log()
             self.database = _open_database(path / DATABASE)
         except sqlite3.OperationalError as error:
             os.close(self._lock)
@@ -79,6 +86,7 @@ class DataFolder:
                 database.execute("BEGIN IMMEDIATE")
                 row = database.execute("SELECT number, node, name, boot FROM broker").fetchone()
                 if row is None:
+                    self._refuse_old_log()
                     number = 1 + secrets.randbelow((1 << 32) - 1)
                     row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0)
                     database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?)", row)
@@ -91,6 +99,14 @@ class DataFolder:
         except sqlite3.Error as error:
             raise StorageError(f"cannot write {self.path / DATABASE}: {error}") from None
         return identity
+
+    def _refuse_old_log(self) -> None:
+        log = self.path / LOG_FOLDER
+        if log.is_dir() and any(parse_name(one.name) for one in log.iterdir()):
+            raise StorageError(
+                f"{self.path / DATABASE} is lost, and {log} holds a log that belongs to it: put the database"
+                f" back, or give the events up by moving {log} away"
+            )
 
     def close(self) -> None:
         self.database.close()

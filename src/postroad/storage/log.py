@@ -28,7 +28,17 @@ from postroad.errors import BugError, StorageError
 from postroad.storage.effects import MAX_TICK, Append, Read, ReadDone
 from postroad.storage.files import Files
 from postroad.storage.metadata import Facts
-from postroad.storage.recovery import BEFORE_ALL, Damage, Recovery, find_segments, judge
+from postroad.storage.recovery import (
+    BEFORE_ALL,
+    Damage,
+    Mark,
+    Recovery,
+    find_segments,
+    judge,
+    lost_ends,
+    missing_mark,
+    number_of,
+)
 from postroad.storage.segment import (
     EXTENT_SHIFT,
     HEADER,
@@ -53,6 +63,7 @@ MERGE_FILES: Final = 8  # as many small neighbours become one file
 MAX_DAMAGE_REPORTS: Final = 100
 
 CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
+LASTS: Final = "log.lasts"  # the same: where streams ended at some time
 STATE: Final = "log.state"
 SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
 
@@ -97,6 +108,8 @@ class LogVolume:
         self._draw_marker = draw_marker
         self._lock = threading.Lock()
         self._unsaved: Chops = {}  # not on disk yet
+        self._moved: dict[int, None] = {}  # streams whose last tick is not noted yet
+        self._gone: Mark | None = None  # what a start did not find
         self._dead: list[Segment] = []
         self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
         self._streams: dict[int, Stream] = {}
@@ -105,14 +118,18 @@ class LogVolume:
     # -- opening and closing
 
     def _recover(self, facts: Facts) -> Recovery:
-        chops = {
-            int.from_bytes(key, "big"): int.from_bytes(value, "big", signed=True)
-            for key, value in facts.load(CHOPS).items()
-        }
+        chops, noted = _ticks(facts.load(CHOPS)), _ticks(facts.load(LASTS))
+        synced = _parse_mark(facts.load(STATE).get(SYNCED))
         try:
-            found = find_segments(self.files, synced=_parse_mark(facts.load(STATE).get(SYNCED)))
+            found = find_segments(self.files, synced=synced)
         except OSError as error:
             raise StorageError(f"cannot read the log: {error}") from error
+        lost = lost_ends(found, chops, noted)
+        missing = missing_mark(found, synced, bool(lost))
+        if missing is not None:
+            found.damage.append(missing)
+        if any(one.gone for one in found.damage):
+            self._gone = synced
         self._segments = found.segments
         for segment in found.segments:
             segment.sealed = True
@@ -120,19 +137,40 @@ class LogVolume:
                 self._stream(number).segments.append(segment)
         if found.segments and not found.segments[-1].harmed:
             found.segments[-1].sealed = False
-        for number, last in found.lasts.items():
+        for number, last in (found.lasts | {one.stream: one.end for one in lost}).items():
             self._stream(number).last = last
+            if noted.get(number) != last:
+                self._moved[number] = None
         self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
         for number, tick in chops.items():
             self._stream(number).chopped = tick
             self.chops_saved({number: tick})
         scanned = sum(segment.size for segment in found.segments)
-        return Recovery(streams=judge(found, chops), damage=tuple(found.damage), scanned_bytes=scanned)
+        return Recovery(
+            streams=judge(found, chops, noted),
+            damage=tuple(found.damage),
+            lost=tuple(lost),
+            scanned_bytes=scanned,
+        )
 
-    def synced_mark(self) -> tuple[str, list[Row]]:
-        """The row that says how far the log is synced. It stays true: nothing synced is ever cut off."""
+    def marks(self) -> list[tuple[str, list[Row]]]:
+        """Rows that say how far the log is synced. They stay true: nothing synced is ever cut off.
+
+        For the committing thread, which calls `marks_saved` when they are on disk.
+        """
         active = self._segments[-1] if self._segments else None
-        return STATE, [(SYNCED, f"{active.name} {active.size}".encode() if active else None)]
+        mark = (active.name, active.size) if active else None
+        if self._gone and (active is None or active.number <= number_of(self._gone[0])):
+            mark = self._gone  # those who lost something may not have heard of it before the next start
+        lasts: list[Row] = [
+            (_key(number), _tick(self._streams[number].last))
+            for number in self._moved
+            if self._streams[number].chopped < MAX_TICK
+        ]
+        return [(STATE, [(SYNCED, f"{mark[0]} {mark[1]}".encode() if mark else None)]), (LASTS, lasts)]
+
+    def marks_saved(self) -> None:
+        self._moved.clear()
 
     def _stream(self, number: int) -> Stream:
         found = self._streams.get(number)
@@ -172,6 +210,7 @@ class LogVolume:
                     stream.segments.append(segment)
                 segment.add(number, entry)
                 stream.last = entry.last
+                self._moved[number] = None
 
     def withdraw(self, block: Block) -> None:
         """The block could not be synced. What the page cache holds of it must not look durable later."""
@@ -192,7 +231,8 @@ class LogVolume:
         active = self._segments[-1] if self._segments else None
         if active and not active.sealed and (not active.size or active.size + size <= self.segment_bytes):
             return active
-        segment = Segment((active.number if active else 0) + 1, self._draw_marker() & MARKER_MASK)
+        used = max(active.number if active else 0, number_of(self._gone[0]) if self._gone else 0)
+        segment = Segment(used + 1, self._draw_marker() & MARKER_MASK)
         try:
             self.files.create(segment.name)
         except OSError as error:
@@ -242,11 +282,11 @@ class LogVolume:
                     self._ended[number] = None
 
     @staticmethod
-    def chop_rows(chops: Chops) -> tuple[str, list[Row]]:
-        return CHOPS, [
-            (stream.to_bytes(8, "big"), None if tick is None else tick.to_bytes(8, "big", signed=True))
-            for stream, tick in chops.items()
+    def chop_rows(chops: Chops) -> list[tuple[str, list[Row]]]:
+        rows: list[Row] = [
+            (_key(stream), None if tick is None else _tick(tick)) for stream, tick in chops.items()
         ]
+        return [(CHOPS, rows), (LASTS, [row for row in rows if row[1] is None])]
 
     # -- reading
 
@@ -454,6 +494,20 @@ def _holes(
         position = max(position, last)
     if end > position:
         yield position, end
+
+
+def _key(stream: int) -> bytes:
+    return stream.to_bytes(8, "big")
+
+
+def _tick(tick: int) -> bytes:
+    return tick.to_bytes(8, "big", signed=True)
+
+
+def _ticks(rows: Mapping[bytes, bytes]) -> dict[int, int]:
+    return {
+        int.from_bytes(key, "big"): int.from_bytes(value, "big", signed=True) for key, value in rows.items()
+    }
 
 
 def _parse_mark(mark: bytes | None) -> tuple[str, int] | None:

@@ -3,8 +3,12 @@
 A crash can only tear the last commit: every commit is synced before the next one is written, and a segment
 before the next one is created. So broken bytes in the last file with no further commit behind them are a
 torn tail (never acknowledged, cut off); all others are damage to synced data (reported with their place,
-stepped over, missing in reads). Metadata notes now and then, and at every orderly end, how far the log was
-synced, so a bit that flipped in the very last commit before that is damage too and not taken for a tear.
+stepped over, missing in reads).
+
+What is not there any more cannot be scanned. So metadata notes with each of its commits, and at every orderly
+end, how far the log was synced: the mark (the newest file and its size) and the last tick of every stream. A
+bit that flipped before the mark is damage and not taken for a tear, a marked file that is too short or gone
+is damage, and ticks of a stream up to its noted one that neither a record nor a chop accounts for are lost.
 """
 
 from __future__ import annotations
@@ -15,28 +19,51 @@ from typing import Final
 
 import numpy as np
 
+from postroad.errors import StorageError
 from postroad.storage.effects import MAX_TICK
 from postroad.storage.files import Files
 from postroad.storage.segment import HEADER, OPENS_COMMIT, OVERHEAD, Scan, Segment, entries, parse_name, scan
 
 Place = tuple[int, int]  # segment number, offset
+Mark = tuple[str, int]  # name of a file, and how much of it was synced
 BEFORE_ALL: Final = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Bytes that are no record. `torn`: the unfinished end of the last write, now cut off."""
+    """Bytes that are no record. `torn`: the unfinished end of the last write, now cut off. `gone`: bytes that
+    were synced and that the file, or the whole file, no longer has."""
 
     file: str
     offset: int
     length: int
     torn: bool
     stream: int | None  # whose record it was, where that can still be told
+    gone: bool = False
 
     def __str__(self) -> str:
-        what = "the torn end of an unfinished write was cut off" if self.torn else "damaged records are lost"
+        what = (
+            "the torn end of an unfinished write was cut off"
+            if self.torn
+            else "records that were synced are gone"
+            if self.gone
+            else "damaged records are lost"
+        )
         whose = "" if self.stream is None else f", stream {self.stream:016x}"
         return f"{self.file}: {what}: {self.length} bytes at offset {self.offset}{whose}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Ticks (start, end] of a stream had been synced, and no record of them is found."""
+
+    stream: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        since = "" if self.start == BEFORE_ALL else f"from {self.start + 1} "
+        return f"stream {self.stream:016x}: synced ticks {since}to {self.end} are gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +74,7 @@ class StreamState:
     what was lost. Whoever appends next should leave a hole behind `last` instead of covering it.
     """
 
-    last: int  # of its last record; its chop tick where that is greater
+    last: int  # of its last record; its chop tick, or that of its last record as noted, where that is greater
     chopped: int | None
     records: int
     suspect: bool
@@ -57,6 +84,7 @@ class StreamState:
 class Recovery:
     streams: Mapping[int, StreamState]
     damage: tuple[Damage, ...]
+    lost: tuple[Lost, ...]  # ends of streams; what is missing before a record shows in reads
     scanned_bytes: int
 
 
@@ -71,8 +99,8 @@ class Found:
     records: dict[int, int]
 
 
-def find_segments(files: Files, *, synced: tuple[str, int] | None) -> Found:
-    """Scan every segment file in order. `synced`: a file, and how much of it was synced for certain."""
+def find_segments(files: Files, *, synced: Mark | None) -> Found:
+    """Scan every segment file in order. `synced`: the newest at some time, and how much of it was synced."""
     found = Found([], [], {}, {}, {})
     names = [(parsed, name, size) for name, size in files.list() if (parsed := parse_name(name))]
     last_name = max(names)[1] if names else ""
@@ -91,7 +119,33 @@ def find_segments(files: Files, *, synced: tuple[str, int] | None) -> Found:
         segment.size = cut
         segment.harmed = bool(records.damage)
         _take(found, segment, records, files)
+        if cut < floor:
+            segment.harmed = True
+            found.damage.append(_gone(name, cut, floor))
     return found
+
+
+def missing_mark(found: Found, synced: Mark | None, lost: bool) -> Damage | None:
+    """The marked file is not there, and not because it was reclaimed.
+
+    It was the one being written to, and such a file is not reclaimed before there is a newer one. Where there
+    is, what streams lost must tell.
+    """
+    if synced is None or any(one.name == synced[0] for one in found.segments):
+        return None
+    newer = found.segments and found.segments[-1].number > number_of(synced[0])
+    return _gone(synced[0], 0, synced[1]) if lost or not newer else None
+
+
+def number_of(name: str) -> int:
+    parsed = parse_name(name)
+    if parsed is None:
+        raise StorageError(f"{name} is not the name of a file of the log")
+    return parsed[0]
+
+
+def _gone(name: str, begin: int, end: int) -> Damage:
+    return Damage(file=name, offset=begin, length=end - begin, torn=False, stream=None, gone=True)
 
 
 def _torn_at(records: Scan, size: int, floor: int) -> int:
@@ -136,17 +190,27 @@ def _whose(header: bytes, length: int, records: Scan, start: int, before: Mappin
     return stream if last == first else None
 
 
-def judge(found: Found, chops: Mapping[int, int]) -> Mapping[int, StreamState]:
-    """The state of every stream that has records or was chopped, and is not over."""
-    numbers = {segment.name: segment.number for segment in found.segments}
-    hits = [((numbers[one.file], one.offset), one.stream) for one in found.damage if not one.torn]
+def lost_ends(found: Found, chops: Mapping[int, int], noted: Mapping[int, int]) -> list[Lost]:
+    """What streams lack up to their last ticks as `noted`."""
+    lost = []
+    for stream, end in sorted(noted.items()):
+        start = max(found.lasts.get(stream, BEFORE_ALL), chops.get(stream, BEFORE_ALL))
+        if start < end:
+            lost.append(Lost(stream=stream, start=start, end=end))
+    return lost
+
+
+def judge(found: Found, chops: Mapping[int, int], noted: Mapping[int, int]) -> Mapping[int, StreamState]:
+    """The state of every stream that has records, was chopped or is noted, and is not over."""
+    hits = [((number_of(one.file), one.offset), one.stream) for one in found.damage if not one.torn]
     states = {}
-    for stream in sorted(found.lasts.keys() | chops.keys()):
+    for stream in sorted(found.lasts.keys() | chops.keys() | noted.keys()):
         place = found.places.get(stream, (-1, -1))
         chopped = chops.get(stream)
         if chopped == MAX_TICK:
             continue
-        last = max(value for value in (found.lasts.get(stream), chopped) if value is not None)
+        ends = (found.lasts.get(stream), chopped, noted.get(stream))
+        last = max(value for value in ends if value is not None)
         states[stream] = StreamState(
             last=last,
             chopped=chopped,

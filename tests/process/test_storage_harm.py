@@ -1,0 +1,82 @@
+"""What happens to a data folder behind a broker's back: nothing acknowledged is lost in silence (D12)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import postroad
+import postroad.sync
+
+COUNT = 20
+
+
+def publish(address: str, first: int, count: int) -> None:
+    with postroad.sync.connect(address) as client:
+        for number in range(first, first + count):
+            client.publish("t", str(number), mode="durable")
+
+
+def read_up_to(address: str, last: str) -> tuple[list[str], list[postroad.Gap]]:
+    payloads, gaps = [], []
+    with postroad.sync.connect(address) as client, client.subscribe("t", durable="s") as events:
+        while last not in payloads:
+            item = events.get(timeout=60)
+            if isinstance(item, postroad.Gap):
+                gaps.append(item)
+            else:
+                payloads.append(item.payload.decode())
+    return payloads, gaps
+
+
+@pytest.mark.parametrize("harm", ["cut", "removed"])
+def test_the_end_of_the_log_is_gone(brokers: Any, harm: str) -> None:
+    broker = brokers.start("b1")
+    with postroad.sync.connect(broker.address) as client:
+        client.subscribe("t", durable="s").close()
+    publish(broker.address, 0, COUNT)
+    assert broker.stop() == 0
+    (file,) = (broker.data / "log").glob("*.log")
+    if harm == "cut":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    else:
+        file.unlink()
+    broker.start()
+    publish(broker.address, COUNT, 1)
+    payloads, gaps = read_up_to(broker.address, str(COUNT))
+    had = len(payloads) - 1
+    assert payloads == [*map(str, range(had)), str(COUNT)]
+    assert (had > 0) == (harm == "cut")
+    assert had < COUNT
+    assert gaps
+    assert all(before.end == after.start for before, after in pairwise(gaps))
+    assert f"{file.name}: records that were synced are gone" in broker.log.read_text()
+
+
+def test_a_lost_database_is_one_line_that_says_what_to_do(brokers: Any) -> None:
+    broker = brokers.start("b1")
+    publish(broker.address, 0, 1)
+    assert broker.stop() == 0
+    (broker.data / "postroad.db").unlink()
+    done = up(broker.data)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"postroad: {broker.data / 'postroad.db'} is lost, and {broker.data / 'log'} holds"
+    )
+    assert not (broker.data / "postroad.db").exists()
+
+
+def up(data: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "postroad", "up", "--data", str(data), "--listen", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
