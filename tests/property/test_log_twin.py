@@ -84,6 +84,12 @@ class MemoryFiles:
             self._burn()
             del self.content[name], self.synced[name]
 
+    def hold(self, size: int, spare: int) -> None:
+        pass
+
+    def let_go(self) -> None:
+        pass
+
     def after_crash(self, chance: Random) -> MemoryFiles:
         survivor = MemoryFiles()
         for name, content in self.content.items():

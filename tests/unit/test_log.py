@@ -12,7 +12,7 @@ import pytest
 from postroad.errors import BugError, StorageError
 from postroad.storage import log as log_module
 from postroad.storage.effects import MAX_TICK, Append, Read, ReadDone
-from postroad.storage.files import ASIDE, MAX_OPEN_FILES, OsFiles
+from postroad.storage.files import ASIDE, BALLAST, MAX_OPEN_FILES, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import CHOPS, LogVolume
 from postroad.storage.metadata import Metadata
@@ -60,7 +60,7 @@ class Opened:
         return [last for _, last, _ in self.read(stream).records]
 
     def segments(self) -> list[Path]:
-        return sorted((self.folder / "log").iterdir())
+        return sorted(one for one in (self.folder / "log").iterdir() if one.name != BALLAST)
 
     def close(self, *, clean: bool = False) -> None:
         if clean:

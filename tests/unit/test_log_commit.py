@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -32,7 +33,7 @@ from postroad.storage.effects import (
     StorageInput,
 )
 from postroad.storage.files import OsFiles
-from postroad.storage.identity import DATABASE
+from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Metadata
 from postroad.units import MIB
@@ -177,7 +178,7 @@ def test_chops_reclaim_space_by_themselves(tmp_path: Path) -> None:
     driver.do(*(record(tick) for tick in range(1, 1001)))
     assert driver.storage.stats()["log_segments"] > 10
     driver.storage.perform([Chop(stream=1, tick=1000)])
-    until(lambda: len(list((tmp_path / "log").iterdir())) == 1)
+    until(lambda: len(list((tmp_path / "log").glob("*.log"))) == 1)
     driver = driver.reopened()
     assert driver.storage.recovered.streams[1].last == 1000
     driver.storage.close()
@@ -241,7 +242,7 @@ def test_what_was_asked_for_before_a_failure_was_heard_fails_too(
 
     def fill(name: str, at: int, parts: Sequence[bytes]) -> None:
         real(name, at, parts[:2])
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.EFBIG, "File too large")
 
     monkeypatch.setattr(stepped.files, "write", fill)
     group.submit([record(1), save(2)])
@@ -257,7 +258,7 @@ def test_what_was_asked_for_before_a_failure_was_heard_fails_too(
         (SaveFailed, 4),
     ]
     assert isinstance(outcomes[0], AppendFailed)
-    assert "No space left on device" in str(outcomes[0].error)
+    assert "File too large" in str(outcomes[0].error)
     group.submit([record(1), save(5)])
     stepped.commit()
     assert group.take() == [Appended(tag=1), Saved(tag=5)]
@@ -266,6 +267,34 @@ def test_what_was_asked_for_before_a_failure_was_heard_fails_too(
     assert driver.storage.recovered.damage == ()
     assert [last for _, last, _ in driver.read(1).records] == [1]
     driver.storage.close()
+
+
+def test_on_a_full_disk_appends_fail_and_saves_do_not(
+    stepped: Stepped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What releases events must not fail for those who go on publishing."""
+    group = stepped.group
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(stepped.files, "write", fill)
+    group.submit([record(1), save(2)])
+    stepped.commit()
+    monkeypatch.undo()
+    group.submit([record(3), save(4)])  # there is room again, but nobody heard of the failure
+    stepped.commit()
+    outcomes = group.take()
+    assert sorted((one.tag, type(one).__name__) for one in outcomes) == [
+        (1, "AppendFailed"),
+        (2, "Saved"),
+        (3, "AppendFailed"),
+        (4, "Saved"),
+    ]
+    group.submit([record(1)])
+    stepped.commit()
+    assert group.take() == [Appended(tag=1)]
+    stepped.close()
 
 
 def test_a_log_that_cannot_be_put_back_takes_no_more(
@@ -312,7 +341,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = tmp_path / "small"
     mount.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True, check=False
     )
     if made.returncode:
         pytest.skip("cannot mount a small file system here")
@@ -320,28 +349,71 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def test_a_full_disk_refuses_and_recovers_by_itself(small_disk: Path) -> None:
-    driver = Driver(small_disk, segment_bytes=MIB)
-    acknowledged, tick = [], 0
-    while True:
-        tick += 1
+def fill_up(driver: Driver) -> list[int]:
+    """Append until the disk is full; the ticks that were acknowledged."""
+    for tick in range(1, 10_000):
         (outcome,) = driver.do(record(tick, size=50_000))
         if isinstance(outcome, AppendFailed):
-            break
-        acknowledged.append(tick)
-    assert isinstance(outcome.error, StorageError)
-    assert "No space left on device" in str(outcome.error)
-    assert len(acknowledged) > 50
+            assert isinstance(outcome.error, StorageError)
+            assert "No space left on device" in str(outcome.error)
+            return list(range(1, tick))
+    raise AssertionError
+
+
+def stuff(folder: Path) -> None:
+    """Somebody else writes to the disk what it holds."""
+    with (folder / "stuff").open("ab", buffering=0) as file:
+        for size in (100_000, 1):
+            with suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+
+
+def test_a_full_disk_refuses_and_recovers_by_itself(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Appends are refused; what releases is saved, and the file that was written to is reclaimed too."""
+    driver = Driver(small_disk)
+    acknowledged = fill_up(driver)
+    assert len(acknowledged) > 200
     assert [last for _, last, _ in driver.read(1).records] == acknowledged
-    (again,) = driver.do(record(tick, size=50_000))
+    again, saved = driver.do(record(900), save(901))
     assert isinstance(again, AppendFailed)
-    driver.storage.perform([Chop(stream=1, tick=acknowledged[len(acknowledged) // 2])])
-    until(lambda: driver.storage.stats()["log_segments"] <= 3)
-    assert driver.do(record(tick, size=50_000)) == [Appended(tag=tick)]
+    assert "the disk is full: nothing is appended to the log before 16 MiB are free" in str(again.error)
+    assert saved == Saved(tag=901)
+    driver.storage.perform([Chop(stream=1, tick=acknowledged[-1])])
+    until(lambda: driver.do(record(900)) == [Appended(tag=900)])
+    assert driver.do(record(901)) == [Appended(tag=901)]
+    said = [one.message for one in caplog.records]
+    assert [text.split(":")[0] for text in said] == ["the disk is full", "the disk has room again"]
     driver = driver.reopened()
     assert driver.storage.recovered.damage == ()
-    assert driver.storage.recovered.streams[1].last == tick
+    assert driver.storage.recovered.streams[1].last == 901
     driver.storage.close()
+
+
+def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
+    """The ballast is given up for the count of starts, then for what releases events."""
+    folder = DataFolder(small_disk)
+    folder.start("b1")
+    folder.close()
+    driver = Driver(small_disk)
+    driver.do(*(record(tick, size=1000) for tick in range(1, 11)))
+    driver.storage.close()
+    stuff(small_disk)
+    folder = DataFolder(small_disk)
+    assert folder.start(None).boot == 2
+    driver = Driver(small_disk)
+    assert driver.storage.short
+    assert [type(one) for one in driver.do(record(11), save(12))] == [AppendFailed, Saved]
+    assert len(driver.read(1).records) == 10
+    (small_disk / "stuff").unlink()
+    assert driver.do(record(11)) == [Appended(tag=11)]
+    assert not driver.storage.short
+    stuff(small_disk)
+    assert all(driver.do(save(tag, bytes(3000))) == [Saved(tag=tag)] for tag in range(20, 120))
+    driver.storage.close()
+    folder.close()
 
 
 # -- the same code on the simulator's disk

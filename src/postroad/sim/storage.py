@@ -22,11 +22,13 @@ from postroad.sim.disk import SYNC_US, Disk, DiskFailed, DiskInput, Remove, Repl
 from postroad.sim.disk import Append as DiskAppend
 from postroad.storage.commit import Commit, GroupCommit, commit_once
 from postroad.storage.effects import Append, Chop, Read, Save, StorageEffect, StorageInput
+from postroad.storage.files import BALLAST, NoRoom
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Rows
-from postroad.units import MILLISECOND_US
+from postroad.units import KIB, MILLISECOND_US
 
 FACTS: Final = "facts"
+BALLAST_BYTES: Final = 64 * KIB
 READ_US: Final = (30, 3 * MILLISECOND_US)  # a read takes from .. to
 TIDY_US: Final = (100, 20 * MILLISECOND_US)  # reclaiming space begins after
 STEPS: Final = ("written", "synced", "saved", "tidy", "failing")
@@ -74,6 +76,16 @@ class DiskFiles:
         for name in names:
             self.disk.perform(Remove(file=name), _nobody)
 
+    def hold(self, size: int, spare: int) -> None:
+        if self.disk.size(BALLAST) == size:
+            return
+        if self.disk.room < size + spare:
+            raise OSError(errno.ENOSPC, "the virtual disk is full")
+        self.disk.save(BALLAST, bytes(size))
+
+    def let_go(self) -> None:
+        self.disk.perform(Remove(file=BALLAST), _nobody)
+
 
 def _nobody(_outcome: DiskInput) -> None:
     pass
@@ -107,7 +119,7 @@ class DiskFacts:
                     held[key] = value
         data = msgspec.msgpack.encode(new)
         if len(data) > self.disk.room + (self.disk.size(FACTS) or 0):
-            raise StorageError("cannot write metadata: the virtual disk is full")
+            raise NoRoom("cannot write metadata: the virtual disk is full")
         self.disk.perform(Replace(file=FACTS, data=data), _nobody)
         self.tables = new
 
@@ -136,6 +148,7 @@ class VirtualStorage:
             self._facts,
             draw_marker=lambda: self._chance.getrandbits(32),
             segment_bytes=segment_bytes,
+            ballast_bytes=BALLAST_BYTES,
         )
         self.group = GroupCommit(self.volume, commit_bytes=commit_bytes)
         self._running: Commit | None = None
@@ -174,12 +187,7 @@ class VirtualStorage:
         if commit is not None:
             if not self._logged:
                 self.group.logged(commit, None)
-            error: PostroadError | None = None
-            try:
-                self._facts.commit(commit.changes)
-            except PostroadError as full:
-                error = full
-            self.group.finish(commit, error)
+            self.group.finish(commit, self.group.save(commit.changes, self._facts.commit))
         while commit_once(self.group, self._files, self._facts) is not None:
             pass
         if self.group.broken is None:
@@ -214,9 +222,8 @@ class VirtualStorage:
         if not commit.changes:
             self._finish(commit, None)
             return
-        try:
-            self._facts.stage(commit.changes)
-        except StorageError as error:
+        error = self.group.save(commit.changes, self._facts.stage)
+        if error is not None:
             self._finish(commit, error)
         else:
             self.disk.perform(Sync(token=0), self._saved)

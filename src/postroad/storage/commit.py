@@ -3,14 +3,16 @@
 A commit is one write of at most `commit_bytes`, one sync of the log, then, if there are rows to save, one
 commit of metadata: so a row never speaks of a record that is not on disk. Nothing waits on a timer.
 
-When a write fails (a full disk, a size limit) its commit fails as a whole, the partial tail is cut off and
-the log goes on: the next commit simply tries again. When a *sync* fails the log takes no more appends until
-a restart. The kernel may have dropped the dirty pages and marked them clean, so a second fsync would report
-a success that covers nothing; only reading the disk afresh tells what is there.
+When a write fails its commit fails as a whole, the partial tail is cut off and the log goes on: the next
+commit simply tries again. On a full disk only the appends of a commit fail: saves, which release what fills
+it, go on, if need be in the room of the log's ballast. When a *sync* fails the log takes no more appends
+until a restart. The kernel may have dropped the dirty pages and marked them clean, so a second fsync would
+report a success that covers nothing; only reading the disk afresh tells what is there.
 
 After a failure, whatever was asked for before the core could hear of it fails too: it may build on what is
-not in the log. `GroupCommit` decides all this without threads, one step at a time, so that the simulator
-can let virtual time pass between the steps; `Storage` runs it on real files and threads.
+not in the log. After a full disk these are appends only; see `effects`. `GroupCommit` decides all this
+without threads, one step at a time, so that the simulator can let virtual time pass between the steps;
+`Storage` runs it on real files and threads.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from postroad.storage.effects import (
     StorageEffect,
     StorageInput,
 )
-from postroad.storage.files import Files, OsFiles
+from postroad.storage.files import Files, NoRoom, OsFiles
 from postroad.storage.identity import DATABASE, LOG_FOLDER
 from postroad.storage.log import SEGMENT_BYTES, Block, Chops, LogVolume, Row
 from postroad.storage.metadata import Facts, Metadata
@@ -54,6 +56,7 @@ QUEUE_BYTES: Final = 64 * MIB
 _log: Final = logging.getLogger(__name__)
 
 Write = Append | Save
+Change = tuple[str, list[Row]]
 
 
 @dataclass(slots=True)
@@ -64,9 +67,10 @@ class Commit:
     size: int
     stale: list[Write]  # asked for before a failure was heard of
     block: Block | None = None
-    error: PostroadError | None = None  # why nothing of it is in the log
+    full: NoRoom | None = None  # why its appends are not in the log
+    error: PostroadError | None = None  # why nothing of it is
     chops: Chops = field(default_factory=dict)
-    changes: list[tuple[str, list[Row]]] = field(default_factory=list)  # metadata to commit after the sync
+    changes: list[Change] = field(default_factory=list)  # metadata to commit after the sync
 
 
 class GroupCommit:
@@ -88,6 +92,7 @@ class GroupCommit:
         self._taken: deque[tuple[int, Write]] = deque()  # from the queue, by the committing thread
         self._waiting_bytes = 0  # queued and under way
         self._failures = 0
+        self._saves_failed = 0  # the number of the last failure that saves must not build on
         self._told = 0  # failures whose outcome can be taken
         self._heard = 0  # failures whose outcome was taken
         self._outcomes: list[StorageInput] = []
@@ -125,12 +130,15 @@ class GroupCommit:
         if appends and commit.error is None:
             try:
                 commit.block = self.volume.write(appends)
+            except NoRoom as error:
+                commit.full = error
+                self._failures += 1
             except PostroadError as error:
                 commit.error = error
             except OSError as error:
                 commit.error = self.broken = _final(error)
         if commit.error is not None and commit.items:
-            self._failures += 1
+            self._fail()
         if commit.block is None:
             self._gather(commit)
             if not commit.items and not commit.stale and not commit.changes:
@@ -145,7 +153,7 @@ class GroupCommit:
             self.volume.publish(commit.block)
         else:
             commit.error = self.broken = _final(error)
-            self._failures += 1
+            self._fail()
             try:
                 self.volume.withdraw(commit.block)
             except OSError as again:
@@ -160,10 +168,11 @@ class GroupCommit:
                 self.volume.marks_saved()
         else:
             self.volume.chops_failed(commit.chops)
-            self._failures += any(isinstance(one, Save) for one in commit.items)
+            if any(isinstance(one, Save) for one in commit.items):
+                self._fail()
         outcomes = [_failed(one, StorageError("an append or save before it failed")) for one in commit.stale]
         for one in commit.items:
-            reason = commit.error or (error if isinstance(one, Save) else None)
+            reason = commit.error or (error if isinstance(one, Save) else commit.full)
             if reason is not None:
                 outcomes.append(_failed(one, reason))
             else:
@@ -186,8 +195,26 @@ class GroupCommit:
         while self._taken and commit.size < self._commit_bytes:
             heard, effect = self._taken.popleft()
             commit.size += _weight(effect)
-            (commit.items if heard == self._failures else commit.stale).append(effect)
+            failed = self._failures if isinstance(effect, Append) else self._saves_failed
+            (commit.items if heard >= failed else commit.stale).append(effect)
         return commit
+
+    def _fail(self) -> None:
+        self._failures += 1
+        self._saves_failed = self._failures
+
+    def save(self, changes: list[Change], save: Callable[[list[Change]], None]) -> PostroadError | None:
+        """Have metadata saved; where there is no room, in that of the ballast. The error if it cannot be."""
+        try:
+            try:
+                save(changes)
+            except NoRoom:
+                if not self.volume.run_short():
+                    raise
+                save(changes)
+        except PostroadError as error:
+            return error
+        return None
 
     def _gather(self, commit: Commit) -> None:
         if commit.error is None:
@@ -226,13 +253,7 @@ def commit_once(group: GroupCommit, files: Files, facts: Facts) -> Commit | None
         except OSError as error:
             sync_error = error
     group.logged(commit, sync_error)
-    facts_error: PostroadError | None = None
-    if commit.changes:
-        try:
-            facts.commit(commit.changes)
-        except PostroadError as error:
-            facts_error = error
-    group.finish(commit, facts_error)
+    group.finish(commit, group.save(commit.changes, facts.commit) if commit.changes else None)
     return commit
 
 
@@ -273,6 +294,8 @@ class Storage:
             raise
         self._group = GroupCommit(self.volume, commit_bytes=commit_bytes, queue_bytes=queue_bytes)
         self._commits = Delays("log_commit_seconds", "One group commit: write, sync, metadata.")
+        self._said_short = False
+        self._say_short()
         self._reads: deque[Read] = deque()
         self._work = threading.Semaphore(0)  # something for the commit thread
         self._reading = threading.Semaphore(0)  # something for the reading thread
@@ -297,6 +320,11 @@ class Storage:
     @property
     def broken(self) -> StorageError | None:
         return self._group.broken
+
+    @property
+    def short(self) -> bool:
+        """The disk is full: what can be left unwritten should be."""
+        return self.volume.short
 
     def load(self, table: str) -> dict[bytes, bytes]:
         """A table of metadata, before anything is performed."""
@@ -362,6 +390,7 @@ class Storage:
     def _commit(self) -> bool:
         began_ns = time.perf_counter_ns()
         commit = commit_once(self._group, self._files, self._metadata)
+        self._say_short()
         if commit is None:
             return False
         self._commits.observe((time.perf_counter_ns() - began_ns) // 1000)
@@ -371,6 +400,15 @@ class Storage:
             self._wake()
         # Chops that could not be saved wait for the next commit, they do not make one after another.
         return bool(commit.items or commit.stale)
+
+    def _say_short(self) -> None:
+        if self.volume.short == self._said_short:
+            return
+        self._said_short = self.volume.short
+        if self._said_short:
+            _log.warning("the disk is full: durable events are refused, acknowledgements and reads go on")
+        else:
+            _log.warning("the disk has room again: durable events are taken")
 
     def _read_loop(self) -> None:
         while True:

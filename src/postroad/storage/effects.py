@@ -6,7 +6,9 @@ covers, up to the stream's last tick, is `missing`: chopped, damaged on disk, or
 append failed. So a core that knows it lost something leaves a hole and the hole stays honest.
 
 After an `AppendFailed` every `Append` and `Save` that was asked for before the core heard of it fails too,
-since it may build on what failed; `Chop` and `Read` are not touched by it.
+since it may build on what failed; `Chop` and `Read` are not touched by it. On a full disk a `Save` is not
+either, since it may be what releases events: so a core that saves how far a log stream got before it heard
+`Appended` must be able to tell, after a restart, that the log is behind.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Upsert (value) or delete (None) metadata rows. Durable after every Append asked for before it."""
+    """Upsert (value) or delete (None) metadata rows. Durable after the Appends asked for before it."""
 
     table: str
     rows: tuple[tuple[bytes, bytes | None], ...]

@@ -2,10 +2,14 @@
 
 There are two implementations: `OsFiles` here, and the simulator's on its virtual disk, which crashes.
 Files are named, flat in one folder, and only ever appended to, cut at the end, installed whole or removed.
+
+One file is there for the room it takes: the ballast. On a full disk it is let go, and what gets a broker out
+of that (acknowledgements, deletions, chops) can still be written.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -15,10 +19,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from postroad.delays import Delays
+from postroad.errors import StorageError
 
 MAX_OPEN_FILES: Final = 64  # a long log has more segments than a process may have open files
 MAX_PARTS: Final = 1024  # IOV_MAX of Linux
 ASIDE: Final = ".aside"  # a file being installed; worthless after a crash
+BALLAST: Final = "ballast"
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NoRoom(StorageError):
+    """The disk is full."""
 
 
 class Files(Protocol):
@@ -46,6 +57,12 @@ class Files(Protocol):
 
     def remove(self, names: Sequence[str]) -> None:
         """Gone, durably; reads under way still end well. What is gone already is no error."""
+
+    def hold(self, size: int, spare: int) -> None:
+        """Take that much room as ballast, unless it is held; an error if less than `spare` would be left."""
+
+    def let_go(self) -> None:
+        """The ballast's room is free for others."""
 
 
 class _Handle:
@@ -144,6 +161,26 @@ class OsFiles:
             self._drop(name)
             (self.folder / name).unlink(missing_ok=True)
         self._sync_folder()
+
+    def hold(self, size: int, spare: int) -> None:
+        path = self.folder / BALLAST
+        if path.exists() and path.stat().st_size == size:
+            return
+        path.unlink(missing_ok=True)
+        disk = os.statvfs(self.folder)
+        if disk.f_bavail * disk.f_frsize < size + spare:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+    def let_go(self) -> None:
+        (self.folder / BALLAST).unlink(missing_ok=True)
 
     def close(self) -> None:
         for name in list(self._handles):

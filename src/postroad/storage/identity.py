@@ -17,12 +17,14 @@ import fcntl
 import os
 import secrets
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
 from postroad.ids import VOLATILE
+from postroad.storage.files import BALLAST
 from postroad.storage.segment import parse_name
 
 DATABASE: Final = "postroad.db"
@@ -31,6 +33,8 @@ LOCK: Final = "lock"
 NODE_BYTES: Final = 16
 MAX_BOOT: Final = VOLATILE - 1
 LAYOUT: Final = 1
+
+T = TypeVar("T")
 
 
 class DataFolder:
@@ -62,7 +66,7 @@ class DataFolder:
         try:
             if not (path / DATABASE).exists():
                 self._refuse_old_log()
-            self.database = _open_database(path / DATABASE)
+            self.database = self._with_room(lambda: _open_database(path / DATABASE))
         except sqlite3.OperationalError as error:
             os.close(self._lock)
             raise StorageError(
@@ -80,25 +84,37 @@ class DataFolder:
 
         A name given once is kept, so that a broker restarted without it is still called the same.
         """
-        database = self.database
         try:
-            with database:
-                database.execute("BEGIN IMMEDIATE")
-                row = database.execute("SELECT number, node, name, boot FROM broker").fetchone()
-                if row is None:
-                    self._refuse_old_log()
-                    number = 1 + secrets.randbelow((1 << 32) - 1)
-                    row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0)
-                    database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?)", row)
-                identity = Identity(number=row[0], node=row[1], name=name or row[2], boot=row[3] + 1)
-                if identity.boot > MAX_BOOT:
-                    raise StorageError(
-                        f"{self.path} has counted {MAX_BOOT} starts; begin with a new data folder"
-                    )
-                database.execute("UPDATE broker SET name = ?, boot = ?", (identity.name, identity.boot))
+            return self._with_room(lambda: self._count_start(name))
         except sqlite3.Error as error:
             raise StorageError(f"cannot write {self.path / DATABASE}: {error}") from None
+
+    def _count_start(self, name: str | None) -> Identity:
+        database = self.database
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            row = database.execute("SELECT number, node, name, boot FROM broker").fetchone()
+            if row is None:
+                self._refuse_old_log()
+                number = 1 + secrets.randbelow((1 << 32) - 1)
+                row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0)
+                database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?)", row)
+            identity = Identity(number=row[0], node=row[1], name=name or row[2], boot=row[3] + 1)
+            if identity.boot > MAX_BOOT:
+                raise StorageError(f"{self.path} has counted {MAX_BOOT} starts; begin with a new data folder")
+            database.execute("UPDATE broker SET name = ?, boot = ?", (identity.name, identity.boot))
         return identity
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """On a full disk, in the room of the log's ballast."""
+        try:
+            return work()
+        except sqlite3.OperationalError:
+            ballast = self.path / LOG_FOLDER / BALLAST
+            if not ballast.exists():
+                raise
+            ballast.unlink()
+            return work()
 
     def _refuse_old_log(self) -> None:
         log = self.path / LOG_FOLDER

@@ -10,8 +10,12 @@ once its records are gone. Files that are nearly dead are copied to a new one in
 small neighbours together, so that a stream with few records pins little. A crash in the middle leaves the
 same records twice, which the next start sees by their ticks. Order of files is order of ticks throughout.
 
-Threads: `write`, `publish` and `chops_saved` belong to the committing thread, `tidy` to one thread, `read`
-and `chop` to anyone. The lock guards the index only, never a disk operation.
+On a full disk the log is `short`: it lets its ballast go, which leaves room for metadata and so for chops,
+and takes no appends until the ballast is held again. The file being written to is finished then, since it
+could not be reclaimed otherwise.
+
+Threads: `write`, `publish`, `run_short` and `chops_saved` belong to the committing thread, `tidy` to one
+thread, `read` and `chop` to anyone. The lock guards the index only, never a disk operation.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Final
 
 from postroad.errors import BugError, StorageError
 from postroad.storage.effects import MAX_TICK, Append, Read, ReadDone
-from postroad.storage.files import Files
+from postroad.storage.files import FULL, Files, NoRoom
 from postroad.storage.metadata import Facts
 from postroad.storage.recovery import (
     BEFORE_ALL,
@@ -61,6 +65,7 @@ READ_BYTES: Final = MIB  # per disk read
 DEAD_SHARE: Final = 0.9  # a file deader than this is rewritten
 MERGE_FILES: Final = 8  # as many small neighbours become one file
 MAX_DAMAGE_REPORTS: Final = 100
+BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts over
 
 CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
 LASTS: Final = "log.lasts"  # the same: where streams ended at some time
@@ -99,12 +104,15 @@ class LogVolume:
         *,
         draw_marker: Callable[[], int],  # 32 random bits
         segment_bytes: int = SEGMENT_BYTES,
+        ballast_bytes: int = BALLAST_BYTES,
     ) -> None:
         if not OVERHEAD <= segment_bytes <= MAX_SEGMENT_BYTES:
             raise BugError(f"segments of {segment_bytes} bytes")
         self.files = files
         self.segment_bytes = segment_bytes
         self.damage: deque[Damage] = deque(maxlen=MAX_DAMAGE_REPORTS)  # found while running, oldest dropped
+        self.short = False  # the disk is full
+        self._ballast_bytes = ballast_bytes
         self._draw_marker = draw_marker
         self._lock = threading.Lock()
         self._unsaved: Chops = {}  # not on disk yet
@@ -114,6 +122,8 @@ class LogVolume:
         self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
         self._streams: dict[int, Stream] = {}
         self.recovered = self._recover(facts)
+        if not self._hold():
+            self.run_short()
 
     # -- opening and closing
 
@@ -184,9 +194,12 @@ class LogVolume:
         """Write records behind the last ones. On any error none of them is in the log.
 
         BugError: an append does not follow the stream's last record. StorageError: the disk refused, the
-        log is as it was and may be tried again. OSError: the log could not be put back as it was.
+        log is as it was and may be tried again; NoRoom: it is full. OSError: the log could not be put back
+        as it was.
         """
         self._check_order(appends)
+        if self.short:
+            self._look_for_room()
         segment = self._writable(sum(len(one.data) + OVERHEAD for one in appends))
         ordered = sorted(appends, key=lambda one: one.stream)
         parts, rows, size = _pack_all(
@@ -196,7 +209,7 @@ class LogVolume:
             self.files.write(segment.name, segment.size, parts)
         except OSError as error:
             self.files.cut(segment.name, segment.size)
-            raise StorageError(f"cannot write {segment.name}: {error.strerror}") from error
+            raise self._refused(f"cannot write {segment.name}", error) from error
         return Block(segment, segment.size, size, rows)
 
     def publish(self, block: Block) -> None:
@@ -236,7 +249,7 @@ class LogVolume:
         try:
             self.files.create(segment.name)
         except OSError as error:
-            raise StorageError(f"cannot create {segment.name}: {error.strerror}") from error
+            raise self._refused(f"cannot create {segment.name}", error) from error
         with self._lock:
             if active and not active.sealed:
                 active.sealed = True
@@ -244,6 +257,42 @@ class LogVolume:
                     self._dead.append(active)
             self._segments.append(segment)
         return segment
+
+    # -- a full disk
+
+    def run_short(self) -> bool:
+        """The disk is full. True: there is room now for what frees more, the ballast's."""
+        if self.short:
+            return False
+        self.short = True
+        self.files.let_go()
+        self._finish_active()
+        return True
+
+    def _finish_active(self) -> None:
+        if self._segments and self._segments[-1].size and not self._segments[-1].sealed:
+            with suppress(StorageError):  # the next chop tries again
+                self._writable(self.segment_bytes + 1)
+
+    def _hold(self) -> bool:
+        """As much as the ballast must be free beside it, or it would be held and let go to and fro."""
+        try:
+            self.files.hold(self._ballast_bytes, self._ballast_bytes)
+        except OSError:
+            return False
+        return True
+
+    def _look_for_room(self) -> None:
+        if not self._hold():
+            need = 2 * self._ballast_bytes >> 20
+            raise NoRoom(f"the disk is full: nothing is appended to the log before {need} MiB are free")
+        self.short = False
+
+    def _refused(self, what: str, error: OSError) -> StorageError:
+        if error.errno not in FULL:
+            return StorageError(f"{what}: {error.strerror}")
+        self.run_short()
+        return NoRoom(f"{what}: {error.strerror}")
 
     # -- chopping
 
@@ -280,6 +329,8 @@ class LogVolume:
                 del stream.segments[:done]
                 if tick == MAX_TICK:
                     self._ended[number] = None
+        if self.short:
+            self._finish_active()
 
     @staticmethod
     def chop_rows(chops: Chops) -> list[tuple[str, list[Row]]]:
@@ -456,6 +507,7 @@ class LogVolume:
                 "log_bytes": sum(one.size for one in self._segments),
                 "log_live_bytes": sum(one.live_bytes for one in self._segments),
                 "log_streams": len(self._streams),
+                "log_short": int(self.short),
             }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from postroad.errors import StorageError
+from postroad.storage.files import NoRoom
 
 BUSY_S: Final = 5.0
 
@@ -24,7 +25,7 @@ class Facts(Protocol):
     def load(self, table: str) -> dict[bytes, bytes]: ...
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
-        """All of the changes in order, durable, or none and a StorageError."""
+        """All of the changes in order, durable, or none and a StorageError: NoRoom if the disk is full."""
 
 
 class Metadata:
@@ -67,7 +68,8 @@ class Metadata:
                                 "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (table, key, value)
                             )
         except sqlite3.Error as error:
-            raise StorageError(f"cannot write {self.path}: {error}") from None
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            raise (NoRoom if full else StorageError)(f"cannot write {self.path}: {error}") from None
 
     def close(self) -> None:
         self._database.close()
