@@ -251,6 +251,32 @@ def test_the_newer_connection_has_the_name_and_another_selector_is_refused() -> 
     assert [first.ended(), second.ended(), third.ended()] == [["usage"], [], ["usage"]]
 
 
+def test_a_subscription_that_could_not_be_saved_is_not_there() -> None:
+    """Whoever was told so does not acknowledge anything, and it would hold events for ever."""
+    net = DurableNet(1)
+    net.disks[0].full = True
+    subscriber = Reader(net, 0)
+    subscriber.begin("s")
+    net.wait(1)
+    assert subscriber.ended() == ["storage"]
+    host = net.brokers[0]._host
+    assert host is not None
+    assert list(host.hosting.subscriptions) == []
+    net.disks[0].full = False
+    net.wait(1)
+    again, publisher = Reader(net, 0), DurableClient(net, 0)
+    again.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    assert (again.got(), again.ended()) == (["a"], [])
+    net.disks[0].full = True  # what was there before stays
+    later = Reader(net, 0)
+    later.begin("s")
+    net.wait(1)
+    assert [one.name for one in host.hosting.subscriptions] == ["s"]
+    net.brokers[0].check()
+
+
 def test_listed_and_deleted() -> None:
     net = DurableNet(2, [(0, 1)])
     reader, publisher = Reader(net, 1), DurableClient(net, 0)

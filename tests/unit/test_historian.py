@@ -11,7 +11,7 @@ import pytest
 
 from postroad.net import historian
 from postroad.net.historian import Historian
-from postroad.tracking.effects import StoreFilter
+from postroad.tracking.effects import DropFilters, StoreFilter
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.record import FilterMeta, encode_record
 from postroad.tracking.store import TrackingStore
@@ -67,6 +67,26 @@ def test_effects_are_done_in_order_and_read_after_what_came_before(tmp_path: Pat
 
     asyncio.run(test())
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [49, 50, 51]
+
+
+def test_on_a_full_disk_history_is_only_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What room is left is for what releases durable events."""
+
+    async def test() -> None:
+        full = False
+        keeper = Historian(opened(tmp_path), short=lambda: full)
+        keeper.keep((effect(1), effect(2)))
+        full = True
+        keeper.keep((effect(3), DropFilters(sequences=(1,))))
+        assert await read(keeper, 1, 2, 3) == {1: b"", 2: effect(2).record, 3: b""}
+        full = False
+        keeper.keep((effect(4),))
+        keeper.close()
+        assert keeper.dropped == 1
+
+    asyncio.run(test())
+    assert "the disk is full: the history of messages is not stored" in caplog.text
+    assert {2, 4} <= {meta.sequence for meta in TrackingStore(tmp_path).load().filters} <= {1, 2, 4}
 
 
 def test_a_disk_that_fails_costs_history_and_says_so(

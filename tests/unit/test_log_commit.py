@@ -471,6 +471,32 @@ def test_a_full_virtual_disk_fails_as_a_real_one() -> None:
     assert storage.group.broken is None
 
 
+def test_a_start_on_a_full_virtual_disk_reads_and_saves() -> None:
+    world = World(1)
+    disk = Disk(world, "d")
+    storage = virtual(disk)
+    storage.perform([*(record(tick) for tick in range(1, 20)), save(50)])
+    world.run(world.now_us + 100_000)
+    disk.fill()
+    storage.die()
+    disk.crash(CrashStyle())
+    storage = virtual(disk)
+    storage.perform([save(51, bytes(1000)), record(20), Chop(stream=1, tick=10)])
+    world.run(world.now_us + 100_000)
+    assert [type(one) for one in storage.group.take()] == [Saved, AppendFailed]
+    assert storage.volume.short
+    storage.die()
+    disk.crash(CrashStyle())
+    storage = virtual(disk)
+    assert storage.tables["t"] == {b"k": bytes(1000)}
+    assert storage.volume.recovered.streams[1].chopped == 10
+    disk.capacity *= 10
+    storage.perform([record(20)])
+    world.run(world.now_us + 100_000)
+    assert storage.group.take() == [Appended(tag=20)]
+    assert not storage.volume.short
+
+
 def test_fsync_never_is_for_benchmarks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(os, "fdatasync", calls.append)

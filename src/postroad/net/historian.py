@@ -13,7 +13,7 @@ from typing import Final
 
 from postroad.errors import PostroadError
 from postroad.net.log import LOGGER
-from postroad.tracking.effects import StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.store import TrackingStore
 from postroad.units import MIB
 
@@ -23,13 +23,22 @@ Deliver = Callable[[int, Mapping[int, bytes]], None]
 
 
 class Historian:
-    def __init__(self, store: TrackingStore) -> None:
+    """`short`: the disk is full, and what room is left is for durable events."""
+
+    def __init__(self, store: TrackingStore, *, short: Callable[[], bool] = lambda: False) -> None:
         self._store = store
+        self._short = short
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroad-history")
         self._pending_bytes = 0  # handed to the thread and not written yet
         self.dropped = 0
 
     def keep(self, effects: tuple[TrackingEffect, ...]) -> None:
+        if self._short():
+            freeing = tuple(effect for effect in effects if isinstance(effect, DropFilters))
+            if len(freeing) < len(effects):
+                self.dropped += len(effects) - len(freeing)
+                LOGGER.error("the disk is full: the history of messages is not stored")
+            effects = freeing
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
         if self._pending_bytes + size > MAX_PENDING_BYTES:
             self.dropped += len(effects)

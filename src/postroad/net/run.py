@@ -188,7 +188,6 @@ async def _serve(node: _Node) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
     config, about, clock = node.config, node.about(), Clock()
-    tracking, historian = _history(config, node.identity.number, clock.now_us())
     served: list[Server] = []  # the one there is, once there is one
 
     def woke() -> None:
@@ -199,6 +198,7 @@ async def _serve(node: _Node) -> int:
         loop.call_soon_threadsafe(woke)
 
     storage = Storage(config.data, wake=wake)
+    tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
         replace(config.broker, about=tuple(about.items())),
@@ -259,7 +259,9 @@ def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
         loop.add_signal_handler(one, on_signal, one.name)
 
 
-def _history(config: NodeConfig, me: int, now_us: int) -> tuple[Tracking | None, Historian | None]:
+def _history(
+    config: NodeConfig, me: int, storage: Storage, now_us: int
+) -> tuple[Tracking | None, Historian | None]:
     """What an earlier process recorded of the paths of messages, and whoever keeps what is recorded now."""
     if config.broker.tracking.strategy == "none":
         return None, None
@@ -270,7 +272,7 @@ def _history(config: NodeConfig, me: int, now_us: int) -> tuple[Tracking | None,
     tracking = make_tracking(
         config.broker.tracking, me=me, stored=found.filters, changes=found.changes, now_us=now_us
     )
-    return tracking, Historian(store)
+    return tracking, Historian(store, short=lambda: storage.short)
 
 
 def _stored(storage: Storage) -> Stored:

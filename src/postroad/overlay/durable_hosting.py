@@ -75,6 +75,7 @@ class _Session:
     shared: bool
     token: CheckpointToken | None = None  # that it came with
     missing: tuple[str, ...] = ()
+    created: bool = False  # the subscription was not there before
     began: bool = False  # SUBSCRIBED was sent
 
 
@@ -257,6 +258,9 @@ class DurableHosting:
             return
         if output.error is not None:
             self._end(output.ticket, output.error)
+            if session.created:  # who was told that it could not be should not find it there
+                deleted = self.delete(session.name, self.now_us)
+                self._out += deleted
             return
         self._subscribed(session)
 
@@ -322,7 +326,7 @@ class DurableHosting:
         )
         one = attached.subscription
         session = self._open(connection, message, one)
-        session.token = token
+        session.token, session.created = token, attached.created
         if one.shared and one.session is not None:
             self._groups.begin(one, one.session)
             self._groups.join(one.id, session.id, connection, message.number)
@@ -587,7 +591,8 @@ class DurableHosting:
         if now_us >= self._expire_at:
             self._expire_at = now_us + EXPIRE_US
             for name in self.hosting.subscriptions.expired(now_us):
-                self._out += self.delete(name, now_us)
+                deleted = self.delete(name, now_us)  # which takes what `_out` holds
+                self._out += deleted
         return self.take() + self.moving.tick(now_us) + self.readers.tick(now_us)
 
     def next_deadline(self) -> int | None:

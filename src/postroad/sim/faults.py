@@ -227,7 +227,14 @@ class Faults:
         def empty() -> None:
             process.disk.capacity = DISK_BYTES
 
-        self._world.at(self._later(SECOND_US, 15 * SECOND_US), empty)
+        def start_again() -> None:
+            if self._going_on and process.running:
+                process.crash(silently=False, style=CrashStyle())
+                self._restart_later(process, latest_us=SECOND_US)
+
+        self._world.at(self._later(3 * SECOND_US, 15 * SECOND_US), empty)
+        if self._chance.random() < 0.5:  # while its disk is full
+            self._world.after(self._chance.randrange(SECOND_US), start_again)
         return True
 
     def _slow_disk(self) -> bool:
@@ -260,7 +267,9 @@ class Faults:
         process.stop()
         return True
 
-    def _restart_later(self, process: Process, soonest_us: int = 50 * MILLISECOND_US) -> None:
+    def _restart_later(
+        self, process: Process, soonest_us: int = 50 * MILLISECOND_US, latest_us: int = 25 * SECOND_US
+    ) -> None:
         def restart() -> None:
             if not self._going_on:
                 return
@@ -268,7 +277,7 @@ class Faults:
             if not process.running and process.name not in self._left:
                 process.start()
 
-        self._world.at(self._later(soonest_us, 25 * SECOND_US), restart)
+        self._world.at(self._later(soonest_us, latest_us), restart)
 
     def _step(self) -> bool:
         process = self._chance.choice(self._processes)
