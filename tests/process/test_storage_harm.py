@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.conftest import Brokers
 
 import postroad
 import postroad.sync
@@ -70,6 +73,55 @@ def test_a_lost_database_is_one_line_that_says_what_to_do(brokers: Any) -> None:
         f"postroad: {broker.data / 'postroad.db'} is lost, and {broker.data / 'log'} holds"
     )
     assert not (broker.data / "postroad.db").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def test_a_full_disk_is_no_dead_end(small_disk: Path, until: Callable[..., None]) -> None:
+    """Kill -9 and a start on it, then what was acknowledged is read, acknowledged and gives its room back."""
+    brokers = Brokers(small_disk)
+    try:
+        broker = brokers.start("b1")
+        with postroad.sync.connect(broker.address) as client:
+            client.subscribe("t", durable="s").close()
+            taken = 0
+            with suppress(postroad.StorageError):
+                while taken < 10_000:
+                    client.publish("t", f"{taken:05d}" + "x" * 50_000, mode="durable")
+                    taken += 1
+        assert 100 < taken < 10_000
+        broker.kill()
+        broker.start()
+        with postroad.sync.connect(broker.address) as client:
+            with pytest.raises(postroad.StorageError, match="the disk is full"):
+                client.publish("t", "more", mode="durable")
+            with client.subscribe("t", durable="s", ack="manual") as events:
+                got = [events.get(timeout=60) for _ in range(taken)]
+                assert [int(one.payload[:5]) for one in got] == list(range(taken))
+                events.ack()
+
+            def taken_again() -> bool:
+                with suppress(postroad.StorageError):
+                    client.publish("t", "more", mode="durable")
+                    return True
+                return False
+
+            until(taken_again, "an event is taken again")
+        said = [line.split(" b1 ")[1] for line in broker.log.read_text().splitlines() if " warning " in line]
+        assert [text.split(":")[0] for text in said] == [*["the disk is full"] * 2, "the disk has room again"]
+    finally:
+        brokers.end()
 
 
 def up(data: Path) -> subprocess.CompletedProcess[str]:
