@@ -107,7 +107,7 @@ def test_metrics_health_and_ready(brokers: Any) -> None:
     assert float(lines["postroad_socket_connections_opened_total"]) == 1
     assert float(lines["postroad_turn_seconds_count"]) > 0
     assert "postroad_events_in_total" in lines
-    assert lines["postroad_log_short"] == "0"
+    assert float(lines["postroad_log_short"]) == 0
     assert "process_resident_memory_bytes" in lines
     assert any(line.startswith("postroad_broker_info{") and 'name="b1"' in line for line in lines)
     assert documented_metrics() == {
