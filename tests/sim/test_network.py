@@ -260,6 +260,21 @@ def test_a_raw_link_lets_frames_overtake() -> None:
     assert pair.b.frames != frames
 
 
+def test_a_late_frame_overtakes_nothing_although_its_sender_closes() -> None:
+    """Frames on their way waited for the end behind them, and a late one came before the first."""
+    pair = connected()
+    pair.network.shape("a", "b", Quality(latency_us=50_000, jitter_us=0))
+    pair.network.make_raw("a", "b", Raw(overtake=1.0, late_us=5_000, kinds=frozenset({Kind.PING})))
+    frames = [encode(Credit(size=7)), *pings(1)]
+    for frame in frames:
+        pair.network.send(pair.a, pair.a.connection, frame)
+    pair.run(40_000)
+    pair.network.close(pair.a.connection)
+    pair.run(100_000)
+    assert pair.b.frames == frames
+    assert len(pair.b.times("closed")) == 1
+
+
 def test_frames_are_put_into_words() -> None:
     frame = publish_frame()
     assert "KNOWLEDGE" in frame_text(frame)

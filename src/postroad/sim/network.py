@@ -169,7 +169,7 @@ class Network:
         self.changed()
         self.world.after(0, lambda: self._tell_closed(connection, side))
         if not connection.dead:
-            self._pump_at(connection, side, self._arrival(connection, side, 0))
+            self._end(connection, side)
 
     def abandon(self, endpoint: Endpoint, *, silently: bool) -> None:
         """The process behind `endpoint` is gone. `silently` (the machine died) sends no farewell."""
@@ -183,7 +183,7 @@ class Network:
             else:
                 connection.pipes[side].fin = True
                 if not connection.dead:
-                    self._pump_at(connection, side, self._arrival(connection, side, 0))
+                    self._end(connection, side)
 
     # -- what faults do
 
@@ -386,6 +386,14 @@ class Network:
             self._pump_at(connection, side, pipe.flight[0][0])
         elif pipe.fin and pipe.last_us <= now:
             self._kill(connection, {1 - side: 0})
+        elif pipe.fin:
+            self._pump_at(connection, side, pipe.last_us)
+
+    def _end(self, connection: Connection, side: int) -> None:
+        """The end arrives behind everything sent before it, none of which waits for it."""
+        arrival = self._arrival(connection, side, 0)
+        if not connection.pipes[side].flight:
+            self._pump_at(connection, side, arrival)
 
     def _hand_over(self, connection: Connection, side: int, frame: bytes) -> None:
         receiver = 1 - side
