@@ -65,7 +65,7 @@ class Outbox:
         self._cut_events = CUT_EVENTS
         self._builder = BatchBuilder()
         self._durable = False  # what the open batch holds
-        self._own = b""  # and of which publisher, if that is not this client
+        self._own = b""  # and its last id, if that is not of this client's own making
         self._stored: list[int] = []  # ordinals of durable frames accepted, until `take_stored`
         self._dropped: list[int] = []  # ordinals of durable frames not taken, until `take_dropped`
 
@@ -133,9 +133,12 @@ class Outbox:
         if ids is None or limits is None:
             raise BugError("published before any broker gave a publisher number")
         builder = self._builder
-        if durable is not self._durable or identity[:8] != self._own:
-            self._cut()  # a frame is of one kind and of one publisher
-            self._durable, self._own = durable, identity[:8]
+        # A frame is of one kind and of one publisher, and its ids increase.
+        other = identity[:8] != self._own[:8] or (identity and identity <= self._own)
+        if other or durable is not self._durable:
+            self._cut()
+            self._durable = durable
+        self._own = identity
         identity = identity or ids.next(now_ms)
         builder.add(identity, topic, attributes or _NO_ATTRIBUTES, payload, limits)
         if builder.size >= self._cut_bytes or builder.count >= self._cut_events:
