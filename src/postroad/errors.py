@@ -109,10 +109,10 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _tree(kind: type[PostroadError]) -> dict[str, type[PostroadError]]:
-    found = {kind.code: kind}
+    found: dict[str, type[PostroadError]] = {}
     for child in kind.__subclasses__():
         found |= _tree(child)
-    return found
+    return found | {kind.code: kind}  # a child without a code of its own travels as this
 
 
 def from_wire(code: str, message: str) -> PostroadError:

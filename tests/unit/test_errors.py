@@ -8,7 +8,8 @@ import pickle
 import pytest
 
 from postroad import errors
-from postroad.errors import MAX_MESSAGE, PostroadError, SelectorError, from_wire
+from postroad.errors import MAX_MESSAGE, PostroadError, SelectorError, StorageError, from_name, from_wire
+from postroad.storage.files import NoRoom
 
 
 def every(kind: type[PostroadError]) -> list[type[PostroadError]]:
@@ -47,3 +48,9 @@ def test_of_a_long_condition_the_place_is_shown(position: int) -> None:
         assert lines[1][column] == text[position]
     assert max(map(len, lines)) < 200
     assert lines[1].startswith("  ...") == (position > 2000 - 1950)
+
+
+def test_an_error_without_a_code_of_its_own_travels_as_its_parent() -> None:
+    assert type(from_name("StorageError", "full")) is StorageError
+    assert NoRoom.code == StorageError.code
+    assert type(from_wire("storage", "full")) is StorageError
