@@ -38,6 +38,7 @@ def test_the_bulk_trace_and_the_exact_log_join_agree(spark: SparkSession, tmp_pa
     assert traffic.log_bytes > 0
 
 
+@pytest.mark.soak
 def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "FILTERS", (1, 10))
     monkeypatch.setattr(pipeline, "WARM_UPS", 0)

@@ -53,12 +53,12 @@ ALL = ["mill", "batch", "land", "trace", "compact"]
 @pytest.mark.parametrize(
     ("engine", "steps"),
     [
-        (ConnectServer, ["mill", "batch", "trace"]),
-        pytest.param(Cluster, ALL, marks=pytest.mark.soak),
-        pytest.param(ConnectServer, ALL, marks=pytest.mark.soak),
+        (Cluster, ALL),
+        (ConnectServer, ALL),
     ],
     indirect=["engine"],
 )
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_the_pipeline_runs_on(
     spark: SparkSession, engine: Cluster | ConnectServer, steps: list[str], brokers: Brokers, tmp_path: Path

@@ -42,7 +42,7 @@ def persist(work: Callable[[], None]) -> None:
 @pytest.mark.parametrize(
     ("files", "kills"),
     [
-        (2, ("publishing",)),
+        pytest.param(2, ("publishing",), marks=pytest.mark.soak),
         pytest.param(5, ("publishing", "landing", "publishing", "landing"), marks=pytest.mark.soak),
     ],
 )
