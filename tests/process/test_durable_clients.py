@@ -265,17 +265,17 @@ def test_a_deleted_subscription_ends_and_is_gone(brokers: Any) -> None:
             async with client.subscribe("t", durable="s", ack="manual") as events:
                 await publish(one.address, 0, 5)
                 await take(events, 5)
-                shown = json.loads(cli(one.address, "subs", "--json").stdout)
+                shown = json.loads((await asyncio.to_thread(cli, one.address, "subs", "--json")).stdout)
                 assert (shown["name"], shown["lag_events"], shown["connected"]) == ("s", 5, True)
                 assert 0 < shown["lag_s"] < 60
-                deleted = cli(one.address, "subs", "s", "--delete")
+                deleted = await asyncio.to_thread(cli, one.address, "subs", "s", "--delete")
                 assert (deleted.returncode, deleted.stderr) == (0, "")
                 with pytest.raises(postroad.UsageError, match="'s' was deleted"):
                     await anext(events)
                 with pytest.raises(postroad.UsageError, match="'s' was deleted"):
                     await events.ack()
-            assert cli(one.address, "subs").stdout == ""
-            again = cli(one.address, "subs", "s", "--delete")
+            assert (await asyncio.to_thread(cli, one.address, "subs")).stdout == ""
+            again = await asyncio.to_thread(cli, one.address, "subs", "s", "--delete")
             assert again.returncode == 2
             assert again.stderr == "postroad: there is no durable subscription 's' here\n"
             async with client.subscribe("t", durable="s") as events:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
+from tests.process.conftest import SOURCE, wait_until
 
 from postroad.cli import main
 from postroad.sim import runs
@@ -103,3 +108,31 @@ def test_seeds_side_by_side_are_the_runs_one_by_one() -> None:
     assert sorted(outcome.seed for outcome in found) == [30, 34]
     alone = runs.run_seed(30, 1.3, 2)
     assert alone in found
+
+
+def test_nothing_goes_on_after_it() -> None:
+    """Terminated, it takes the processes that run its seeds with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postroad", "sim", "--seed", "1", "--seeds", "9999", "--minutes", "0.1"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"seed ")
+        process.terminate()
+        process.wait(200)
+        process.stdout.close()
+        wait_until(lambda: not _group_is_there(process.pid), "all of them end", 200)
+    finally:
+        if _group_is_there(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _group_is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -32,7 +32,9 @@ def sim(
 ) -> None:
     """Simulate a network under faults and check every rule; exit 1 at the first that does not hold."""
     import secrets
+    import signal
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes it started end with it
     first = secrets.randbits(SEED_BITS) if seed is None else seed
     if for_ and seeds > 1:
         raise UsageError("say either --seeds or --for")
