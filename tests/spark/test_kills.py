@@ -123,7 +123,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.end()
 
 
-@pytest.mark.parametrize("files", [1, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("files", [1, 4])
 @pytest.mark.timeout(1800)
 def test_executors_killed_in_mid_batch(
     spark: SparkSession, cluster: Cluster, brokers: Brokers, tmp_path: Path, files: int

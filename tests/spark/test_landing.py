@@ -95,6 +95,7 @@ def test_what_was_released_too_early_is_told(spark: SparkSession, brokers: Broke
     assert landed(lake) == []
 
 
+@pytest.mark.soak
 def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
     """P4, P11: batches are told, a broker that is away is waited for, one lake has one landing; Ctrl-C."""
     broker = brokers.start("b1")
