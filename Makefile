@@ -9,7 +9,7 @@ SOAK ?= 10m
 
 help:
 	@echo "make up      set up and run one broker, data in ./postroad-data"
-	@echo "make test    set up and run all tests"
+	@echo "make test    set up and run the tests"
 	@echo "make demo    five brokers with live traffic"
 	@echo "make soak    the tests that take long, fresh examples of the property tests, then fresh simulator seeds for SOAK=$(SOAK)"
 	@echo "make bench-peers  install the systems that 'postroad bench' compares with"

@@ -30,7 +30,7 @@ import msgspec
 import pyarrow as pa
 
 from postroad.client.addresses import parse_addresses
-from postroad.client.blocking import connect
+from postroad.client.blocking import Client, connect
 from postroad.errors import BugError, PeerError, PostroadError, StorageError, UnavailableError, UsageError
 from postroad.spark import register, rows
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, Subscribed
@@ -199,6 +199,15 @@ def _watch(lake: Lake, jobs: list[_Job], interval: str, told: Told | None, stop:
             job.stop()
 
 
+def _listed(client: Client) -> Iterator[dict[str, Any]]:
+    """The durable subscriptions of a broker, which it tells page by page."""
+    answer = client.request("subs")
+    yield from answer["subscriptions"]
+    while answer["more"]:
+        answer = client.request("subs", after=answer["subscriptions"][-1]["name"])
+        yield from answer["subscriptions"]
+
+
 def _note_subscriptions(feed: _Feed, file: Path) -> None:
     """Those of the brokers that are named, for the audit; one that is gone stays, with what it was given."""
     known: dict[str, Subscribed] = {}
@@ -211,7 +220,7 @@ def _note_subscriptions(feed: _Feed, file: Path) -> None:
             suppress(UnavailableError),
             connect(address, name="landing", token=feed.token or None, timeout=KNOCK_S) as client,
         ):
-            for row in client.request("subs")["subscriptions"]:
+            for row in _listed(client):
                 if not row["name"].startswith(LANDING):
                     one = msgspec.convert(row, Subscribed)
                     before = known.get(one.name)
