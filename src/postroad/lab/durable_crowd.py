@@ -225,7 +225,8 @@ class Crowd:
         """The last ones leave for good, and nothing is kept for them."""
         for one in self.subscribers[len(self.subscribers) - count :]:
             self._drop(one)
-            one.broker.request("subs.delete", name=one.name)
+            one.broker.request("subs.delete", name=one.name)  # answered when it is on disk
+            self._turn(0)  # the others still have to answer their brokers in time
         del self.subscribers[len(self.subscribers) - count :]
 
     def leave(self, one: Subscriber) -> None:
