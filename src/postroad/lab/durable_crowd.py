@@ -222,12 +222,17 @@ class Crowd:
             self.resume()
 
     def remove(self, count: int) -> None:
-        """The last ones leave for good, and nothing is kept for them."""
-        for one in self.subscribers[len(self.subscribers) - count :]:
+        """The last ones leave for good, and nothing is kept for them. Nothing is published afterwards: brokers
+        that have too much to do would be long in deleting."""
+        self.pause()
+        gone = self.subscribers[len(self.subscribers) - count :]
+        del self.subscribers[len(self.subscribers) - count :]
+        for one in gone:
             self._drop(one)
+        self.run(SETTLE_S, until=lambda: self.backlog() <= 0)
+        for one in gone:
             one.broker.request("subs.delete", name=one.name)  # answered when it is on disk
             self._turn(0)  # the others still have to answer their brokers in time
-        del self.subscribers[len(self.subscribers) - count :]
 
     def leave(self, one: Subscriber) -> None:
         if one.session is not None:
