@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -74,6 +75,36 @@ def test_a_lost_database_is_one_line_that_says_what_to_do(brokers: Any) -> None:
         f"postroad: {broker.data / 'postroad.db'} is lost, and {broker.data / 'log'} holds"
     )
     assert not (broker.data / "postroad.db").exists()
+
+
+def test_a_database_put_back_from_a_backup_is_one_line_that_says_what_to_do(brokers: Any) -> None:
+    """Alone, it is refused; killed or not. With the log of its time it serves."""
+    broker = brokers.start("b1")
+    with postroad.sync.connect(broker.address) as client:
+        client.subscribe("t", durable="s").close()
+    publish(broker.address, 0, 1)
+    assert broker.stop() == 0
+    backup, latest = broker.data.with_name("backup"), broker.data.with_name("latest")
+    shutil.copytree(broker.data, backup)
+    broker.start()
+    publish(broker.address, 1, 1)
+    broker.kill()
+    shutil.copytree(broker.data, latest)
+    for name in ("postroad.db-wal", "postroad.db-shm"):
+        (broker.data / name).unlink(missing_ok=True)
+    shutil.copy(backup / "postroad.db", broker.data)
+    done = up(broker.data)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"postroad: {broker.data / 'postroad.db'} is older than the log beside it: put back the one that"
+    )
+    for folder, wanted in ((latest, ["0", "1"]), (backup, ["0"])):
+        shutil.rmtree(broker.data)
+        shutil.copytree(folder, broker.data)
+        broker.start()
+        assert read_up_to(broker.address, wanted[-1]) == (wanted, [])
+        assert broker.stop() == 0
 
 
 @pytest.fixture

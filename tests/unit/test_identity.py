@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from postroad.errors import StorageError, UsageError
+from postroad.storage.commit import Storage
+from postroad.storage.effects import Save
 from postroad.storage.identity import DATABASE, LOG_FOLDER, DataFolder
 from postroad.storage.segment import segment_name
+from postroad.storage.stamp import STAMP, read_stamp
 
 
 def test_identity_is_kept_and_starts_are_counted(tmp_path: Path) -> None:
@@ -100,6 +104,70 @@ def test_a_lost_database_beside_a_log_is_refused_and_nothing_is_touched(tmp_path
     folder = DataFolder(tmp_path)
     assert folder.start(None).boot == 1
     folder.close()
+
+
+def commit(path: Path, count: int) -> None:
+    """A start of the broker that saves something so many times."""
+    start(path)
+    storage = Storage(path, wake=lambda: None)
+    for tag in range(count):
+        storage.perform([Save(table="t", rows=((b"key", str(tag).encode()),), tag=tag)])
+        while not storage.take():
+            time.sleep(0.001)
+    storage.close()
+
+
+def snapshot(path: Path) -> bytes:
+    """The database as a backup has it."""
+    assert not path.with_name(path.name + "-wal").exists(), "the broker is stopped"
+    return path.read_bytes()
+
+
+def test_a_database_older_than_its_log_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    """D12: one that was put back alone. Names, tokens and numbers would go back without a word."""
+    commit(tmp_path, 3)
+    database, log = tmp_path / DATABASE, tmp_path / LOG_FOLDER
+    before = snapshot(database)
+    commit(tmp_path, 1)
+    latest = snapshot(database)
+    for old in (before, before):
+        database.write_bytes(old)
+        with pytest.raises(StorageError, match=r"db is older than the log beside it: put back the one that"):
+            start(tmp_path)
+        assert snapshot(database) == old
+    database.write_bytes(latest)
+    commit(tmp_path, 0)
+    database.write_bytes(latest)
+    with pytest.raises(StorageError, match="is older than the log"):
+        start(tmp_path)  # only the count of starts went back
+    log.rename(tmp_path / "aside")
+    commit(tmp_path, 1)
+
+
+def test_a_database_of_another_broker_is_refused(tmp_path: Path) -> None:
+    commit(tmp_path / "one", 1)
+    commit(tmp_path / "other", 5)
+    (tmp_path / "other" / DATABASE).replace(tmp_path / "one" / DATABASE)
+    with pytest.raises(StorageError, match=r"db is not that of the log beside it: put back the one that"):
+        start(tmp_path / "one")
+
+
+@pytest.mark.parametrize("harm", ["removed", "emptied", "garbled", "behind"])
+def test_a_stamp_that_is_behind_or_unreadable_proves_nothing(tmp_path: Path, harm: str) -> None:
+    """It is not synced: a crash of the machine may leave it as it was."""
+    commit(tmp_path, 1)
+    stamp = tmp_path / LOG_FOLDER / STAMP
+    old = stamp.read_bytes()
+    commit(tmp_path, 2)
+    assert read_stamp(stamp.parent) is not None
+    if harm == "removed":
+        stamp.unlink()
+    else:
+        stamp.write_bytes({"emptied": b"", "garbled": b"\0" * len(old), "behind": old}[harm])
+    commit(tmp_path, 1)
+    found = read_stamp(stamp.parent)
+    assert found is not None
+    assert found.boot == 3
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ class Storage:
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._wake = wake
-        self._metadata = Metadata(folder / DATABASE)
+        self._metadata = Metadata(folder / DATABASE, log=folder / LOG_FOLDER)
         try:
             self._files = OsFiles(folder / LOG_FOLDER, sync=fsync == "always")
         except OSError as error:
@@ -292,6 +292,7 @@ class Storage:
             self._files.close()
             self._metadata.close()
             raise
+        self._metadata.stamp()
         self._group = GroupCommit(self.volume, commit_bytes=commit_bytes, queue_bytes=queue_bytes)
         self._commits = Delays("log_commit_seconds", "One group commit: write, sync, metadata.")
         self._said_short = False

@@ -7,7 +7,8 @@ earlier starts. A lock on the folder keeps two processes from being the same bro
 with the process, so kill -9 leaves nothing to clean up.
 
 The log and the database belong together: without it nobody could read the log, and a new broker would append
-to another's. So a log beside a database that knows no broker is refused, and nothing is created or changed.
+to another's. So a log beside a database that knows no broker is refused, and nothing is created or changed;
+and so is a database that is not the latest that its log has seen (`stamp`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
 from postroad.ids import VOLATILE
 from postroad.storage.files import BALLAST
+from postroad.storage.metadata import commits_of
 from postroad.storage.segment import parse_name
+from postroad.storage.stamp import read_stamp
 
 DATABASE: Final = "postroad.db"
 LOG_FOLDER: Final = "log"
@@ -67,6 +70,7 @@ class DataFolder:
             if not (path / DATABASE).exists():
                 self._refuse_old_log()
             self.database = self._with_room(lambda: _open_database(path / DATABASE))
+            self._refuse_other_database()
         except sqlite3.OperationalError as error:
             os.close(self._lock)
             raise StorageError(
@@ -124,6 +128,23 @@ class DataFolder:
                 f" back, or give the events up by moving {log} away"
             )
 
+    def _refuse_other_database(self) -> None:
+        """Another's database beside this log, or an older one of its own."""
+        path, log = self.path / DATABASE, self.path / LOG_FOLDER
+        stamp = read_stamp(log)
+        row = self.database.execute("SELECT number, boot FROM broker").fetchone()
+        if stamp is None or row is None:
+            return
+        broker, boot = row
+        if broker == stamp.broker and boot >= stamp.boot and commits_of(self.database) >= stamp.commits:
+            return
+        self.database.close()
+        whose = "older than the log beside it" if broker == stamp.broker else "not that of the log beside it"
+        raise StorageError(
+            f"{path} is {whose}: put back the one that belongs to it, restore both from one backup, or give"
+            f" the events up by moving {log} away"
+        )
+
     def close(self) -> None:
         self.database.close()
         os.close(self._lock)
@@ -143,7 +164,8 @@ def _open_database(path: Path) -> sqlite3.Connection:
             "CREATE TABLE IF NOT EXISTS broker (one INTEGER PRIMARY KEY CHECK (one = 1),"
             " number INTEGER NOT NULL, node BLOB NOT NULL, name TEXT NOT NULL, boot INTEGER NOT NULL) STRICT"
         )
-        database.execute(f"PRAGMA user_version = {LAYOUT}")
+        if layout < LAYOUT:
+            database.execute(f"PRAGMA user_version = {LAYOUT}")
     except BaseException:
         database.close()
         raise

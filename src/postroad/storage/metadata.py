@@ -1,7 +1,8 @@
 """Small facts that change in place: key/value tables in `postroad.db`, beside the broker's identity.
 
 WAL with synchronous FULL: a commit is on disk when it returns. The log's commit thread is the only writer;
-it commits after the log is synced, so a row never speaks of a record that a crash could take back.
+it commits after the log is synced, so a row never speaks of a record that a crash could take back. Commits
+are counted, and the count is noted beside the log (`stamp`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Final, Protocol
 
 from postroad.errors import StorageError
 from postroad.storage.files import NoRoom
+from postroad.storage.stamp import Stamp, StampFile
 
 BUSY_S: Final = 5.0
+COMMITS: Final = ("metadata", b"commits")  # how many there were: table and key
 
 Rows = Iterable[tuple[bytes, bytes | None]]
 
@@ -29,10 +32,11 @@ class Facts(Protocol):
 
 
 class Metadata:
-    """Used from one thread at a time."""
+    """Used from one thread at a time. `log`: the folder of the log that this belongs to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, log: Path | None = None) -> None:
         self.path = path
+        self._stamp = None if log is None else StampFile(log)
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         try:
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -41,9 +45,17 @@ class Metadata:
                 "CREATE TABLE IF NOT EXISTS facts (name TEXT NOT NULL, key BLOB NOT NULL,"
                 " value BLOB NOT NULL, PRIMARY KEY (name, key)) STRICT, WITHOUT ROWID"
             )
+            self._commits = commits_of(self._database)
+            self._broker = _broker_of(self._database)
         except sqlite3.Error as error:
             self._database.close()
             raise StorageError(f"cannot read {path}: {error}") from None
+
+    def stamp(self) -> None:
+        """Note beside the log that this is the database that belongs to it."""
+        if self._stamp is not None and self._broker is not None:
+            number, boot = self._broker
+            self._stamp.write(Stamp(broker=number, boot=boot, commits=self._commits))
 
     def load(self, table: str) -> dict[bytes, bytes]:
         try:
@@ -67,9 +79,35 @@ class Metadata:
                             database.execute(
                                 "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (table, key, value)
                             )
+                count = (self._commits + 1).to_bytes(8, "big")
+                database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (*COMMITS, count))
         except sqlite3.Error as error:
             full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             raise (NoRoom if full else StorageError)(f"cannot write {self.path}: {error}") from None
+        self._commits += 1
+        self.stamp()
 
     def close(self) -> None:
+        if self._stamp is not None:
+            self._stamp.close()
         self._database.close()
+
+
+def commits_of(database: sqlite3.Connection) -> int:
+    """How many commits of metadata there were."""
+    if not _has_table(database, "facts"):
+        return 0
+    row = database.execute("SELECT value FROM facts WHERE name = ? AND key = ?", COMMITS).fetchone()
+    return 0 if row is None else int.from_bytes(row[0], "big")
+
+
+def _broker_of(database: sqlite3.Connection) -> tuple[int, int] | None:
+    """Number and boot of the broker whose data folder this is."""
+    if not _has_table(database, "broker"):
+        return None
+    row: tuple[int, int] | None = database.execute("SELECT number, boot FROM broker").fetchone()
+    return row
+
+
+def _has_table(database: sqlite3.Connection, name: str) -> bool:
+    return database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
