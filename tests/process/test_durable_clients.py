@@ -209,6 +209,28 @@ def test_since_a_time_in_the_past(brokers: Any) -> None:
     run(work())
 
 
+def test_the_command_line_begins_in_the_past_and_looks_without_taking(brokers: Any) -> None:
+    """`sub --since`, `sub --ack manual`: what was only looked at comes again."""
+    (one,) = brokers.line(1)
+    run(publish(one.address, 0, 3))
+    arguments = ("sub", "t", "--durable", "s", "--since", "1h", "--count", "3", "--timeout", "50")
+    for ack in ("manual", "manual", "auto"):
+        shown = cli(one.address, *arguments, "--ack", ack)
+        assert shown.returncode == 0
+        assert [line.split()[1] for line in shown.stdout.splitlines()] == ["0", "1", "2"]
+    nothing = cli(one.address, *arguments[:-4], "--timeout", "0.5")
+    assert (nothing.returncode, nothing.stdout) == (0, ""), "what was printed is acknowledged"
+    for wrong, said in (
+        (("--since", "1h"), "only a durable subscription"),
+        (("--ack", "auto"), "give it a name with --durable"),
+        (("--durable", "x", "--ack", "never"), "is not one of auto, batch, manual"),
+        (("--durable", "x", "--since", "soon"), "'soon' is not a time such as"),
+    ):
+        refused = cli(one.address, "sub", "t", *wrong)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+
+
 def test_wrong_tokens_names_and_selectors_are_clear_errors(brokers: Any) -> None:
     (one,) = brokers.line(1)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from postroad.cli.demo import plan
 from postroad.cli.pub import guess, parse_attributes
-from postroad.cli.sub import event_json, event_line
+from postroad.cli.sub import event_json, event_line, time_of
 from postroad.errors import UsageError
 from postroad.events import Event
 from postroad.ids import MessageId
@@ -46,6 +47,17 @@ def test_attributes_are_named_once_and_text_on_demand() -> None:
     for wrong in (["a"], ["=1"], ["a=1", "a=2"]):
         with pytest.raises(UsageError):
             parse_attributes(wrong, [])
+
+
+def test_a_time_is_iso_8601_or_how_long_ago_it_was() -> None:
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert time_of("2026-01-31T12:00Z") == time_of("2026-01-31 13:00:00+01:00") == noon
+    assert time_of("2026-01-31T12:00") == datetime(2026, 1, 31, 12).astimezone()
+    before = datetime.now(UTC)
+    assert before - timedelta(minutes=10) <= time_of("10m") <= datetime.now(UTC) - timedelta(minutes=10)
+    for wrong in ("yesterday", "10", "-5m", "999999999d", "0001-01-01T00:00+14:00"):
+        with pytest.raises(UsageError, match="is not a time such as"):
+            time_of(wrong)
 
 
 def event(payload: bytes) -> Event:

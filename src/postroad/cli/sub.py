@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import math
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +23,8 @@ from postroad.cli.connection import (
     TokenOption,
     client_for,
 )
-from postroad.errors import UnavailableError
+from postroad.errors import UnavailableError, UsageError
+from postroad.units import duration_us
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -45,6 +48,14 @@ def sub(
     key: Annotated[
         str, typer.Option(metavar="ATTR", help="Shared: in order where this attribute is the same.")
     ] = "",
+    since: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="A new durable one begins then: 2026-01-31T12:00Z, or 10m."),
+    ] = "",
+    ack: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="Durable: auto, batch, or manual, which acknowledges nothing."),
+    ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -60,9 +71,32 @@ def sub(
     """
     import uvloop
 
+    if ack is not None and durable is None:
+        raise UsageError("--ack is for a durable subscription: give it a name with --durable")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
-    events = client.subscribe(pattern, where, durable=durable, shared=shared, key=key)
+    events = client.subscribe(
+        pattern,
+        where,
+        durable=durable,
+        shared=shared,
+        key=key,
+        since=time_of(since) if since else None,
+        ack=ack or "auto",
+    )
     uvloop.run(_subscribe(client, events, count=count, patience=timeout, as_json=as_json))
+
+
+def time_of(text: str) -> datetime:
+    """A time as ISO 8601 has it, local if it does not say otherwise; or how long ago, such as `10m`."""
+    with contextlib.suppress(UsageError, OverflowError):
+        return datetime.now(UTC) - timedelta(microseconds=duration_us(text))
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r} is not a time such as 2026-01-31T12:00 or 2026-01-31T12:00Z, nor how long ago it was, "
+            "such as 10m"
+        ) from None
 
 
 async def _subscribe(
