@@ -74,7 +74,7 @@ class World:
 
     def offer(self) -> None:
         """The next events, old ones again after a restart."""
-        if not self.group.room:
+        if not self.group.has_room():
             return
         if self.position == len(self.events):
             size = self.random.randint(1, 6)

@@ -9,6 +9,7 @@ from tests.unit.test_broker import DEFAULT_LIMITS, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
 from postroad.broker import Closed
+from postroad.durable import groups
 from postroad.durable.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
 from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
@@ -95,6 +96,58 @@ def test_the_last_consumer_leaves_and_what_was_not_acknowledged_comes_again() ->
     two = Consumer(net, 0).begin()
     net.wait(1)
     assert two.got() == ["0", "2", "3", "5", "6"]
+    net.brokers[0].check()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_last_consumer_leaves_without_acknowledging_anything(at: int) -> None:
+    """What it is offered again begins where the token is, below what it was offered before."""
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    first = Consumer(net, at).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("other", "x"))
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 2)))
+    net.wait(1)
+    assert first.got() == ["0", "1"]
+    first.gone()
+    net.wait(1)
+    for _ in range(2):
+        again = Consumer(net, at).begin()
+        net.wait(1)
+        assert again.got() == ["0", "1"]
+        again.gone()
+    net.brokers[at].check()
+
+
+def test_what_was_acknowledged_is_skipped_and_lets_the_token_move_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has anything to acknowledge then: storage is given back, and nothing comes again."""
+    net = DurableNet(1)
+    publisher, one = DurableClient(net, 0), Consumer(net, 0).begin()
+    net.wait(1)
+    zero, other = "0" * 200_000, "1" * 200_000  # too large for one message
+    publisher.send(publisher.durable("t", zero))
+    net.wait(1)
+    publisher.send(publisher.durable("t", other))
+    net.wait(1)
+    last = one.batches[-1].end
+    one.ack(other)
+    one.gone()
+    monkeypatch.setattr(groups, "MAX_HELD_BYTES", 1)  # so that one is acknowledged before the next is offered
+    two = Consumer(net, 0).begin()
+    net.wait(1)
+    assert two.got() == [zero]
+    two.ack(zero)
+    net.wait(1)
+    two.send(encode(Request(number=1, what="subs", arguments={})))
+    (reply,) = [one for one in two.messages if isinstance(one, Reply)]
+    (row,) = json.loads(reply.body)["subscriptions"]
+    assert min(row["released"].values()) >= last
+    two.gone()
+    three = Consumer(net, 0).begin()
+    net.wait(1)
+    assert three.got() == []
     net.brokers[0].check()
 
 

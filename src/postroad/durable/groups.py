@@ -137,11 +137,11 @@ class SharedSubscription:
     def consumers(self) -> list[int]:
         return self._division.consumers
 
-    @property
-    def room(self) -> bool:
-        """The group can be offered more: `room` of its subscriber for Hosting."""
+    def has_room(self, coming: int = 0) -> bool:
+        """The group can be offered more, beside so many bytes that are on their way: `room` of its subscriber
+        for Hosting."""
         held = self._division
-        few = held.waiting + held.in_flight < MAX_HELD and held.held_bytes < MAX_HELD_BYTES
+        few = held.waiting + held.in_flight < MAX_HELD and held.held_bytes + coming < MAX_HELD_BYTES
         return few and bool(held.consumers)
 
     def reset(self) -> None:
@@ -160,9 +160,10 @@ class SharedSubscription:
         progress = self._progress.get(message.pubend)
         if progress is None:
             progress = self._progress[message.pubend] = _Progress(message.start)
-        if message.start < progress.told and isinstance(message, Deliver) and message.count:
+        ticks = message.ticks() if isinstance(message, Deliver) else None
+        if ticks is not None and ticks[0] <= progress.told:
             raise BugError("group: an event was offered twice")
-        progress.told = message.end
+        progress.told = max(progress.told, message.end)
         if isinstance(message, DeliverGap):
             if not self.consumers:
                 self._gaps.append(message)
@@ -215,6 +216,10 @@ class SharedSubscription:
         if progress is None:
             return sum(1 for _ in ticks)
         return len(progress.open) + sum(tick > progress.told and not progress.is_done(tick) for tick in ticks)
+
+    def rests(self, pubend: int) -> bool:
+        """Nobody has anything of this pubend that is not acknowledged."""
+        return not self._progress[pubend].open
 
     def token(self) -> dict[int, int]:
         """Up to here everything was acknowledged: for `Hosting.ack`."""

@@ -27,6 +27,7 @@ class _Group:
     shared: SharedSubscription
     consumers: dict[int, tuple[int, int]]  # -> (connection, its number there)
     session: int | None = None  # in hosting; None: it has no consumer
+    coming: int = 0  # bytes that it is sent in this turn and has not been offered yet
     tickets: list[int] = field(default_factory=list)  # acknowledgements to be confirmed by the next save
     confirming: list[int] = field(default_factory=list)  # by the save on its way
 
@@ -125,16 +126,25 @@ class DurableGroups:
 
     def room(self, subscriber: int) -> bool:
         group = self._groups.get(subscriber)
-        return group is not None and group.shared.room
+        return group is not None and group.shared.has_room(group.coming)
+
+    def spend(self, subscriber: int, size: int) -> None:
+        """It is sent so much: `deliver` follows in this turn."""
+        group = self._groups.get(subscriber)
+        if group is not None:
+            group.coming += size
 
     def deliver(self, subscriber: int, message: Deliver | DeliverGap) -> None:
         group = self._groups.get(subscriber)
-        if group is None or group.session is None:
+        if group is None:
+            return
+        group.coming -= message.size
+        if group.session is None:
             return
         if isinstance(message, Deliver):
             message = self._compact(message)
         self._carry_out(group, group.shared.offer(message))
-        if isinstance(message, DeliverGap):
+        if group.shared.rests(message.pubend):  # a gap, or all of it was done before
             self._hosting.ack(group.session, group.shared.token())
 
     def _compact(self, message: Deliver) -> Deliver:
@@ -239,6 +249,8 @@ class DurableGroups:
     def check(self) -> None:
         for group in self._groups.values():
             group.shared.check()
+            if group.coming:
+                raise BugError("groups: something that was sent was never offered")
             if sorted(group.consumers) != sorted(group.shared.consumers):
                 raise BugError("groups: the consumers are not those of the core")
             if bool(group.consumers) != (group.session is not None):

@@ -190,6 +190,8 @@ class DurableHosting:
         session = self._by_subscriber.get(subscriber)
         if session is not None:
             self._links.spend(session.connection, size)
+        else:
+            self._groups.spend(subscriber, size)
 
     def _need(self) -> Mapping[int, int]:
         return {self._me: self._version}
