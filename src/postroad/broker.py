@@ -159,6 +159,7 @@ class Broker:
             me=me,
             pubends=config.durable.pubends,
             cache_bytes=config.durable.cache_bytes,
+            max_bytes=config.durable.max_bytes,
             limits=config.limits,
             stored=stored,
             links=self._links,

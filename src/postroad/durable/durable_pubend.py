@@ -45,6 +45,7 @@ NEAR_BYTES: Final = 64 * KIB  # spans with no more than this between them are re
 JOIN_BYTES: Final = 256 * KIB  # records read from the log are joined up to this
 CHECKPOINT_BYTES: Final = 16 * MIB  # of records between two checkpoints; as much is scanned after a crash
 MARK_BYTES: Final = 4 * MIB  # sizes are remembered this finely, at first
+MARKS_WITHIN: Final = 16  # and at least as finely as this part of what early release by size keeps
 MAX_MARKS: Final = 1_024
 
 
@@ -79,8 +80,16 @@ class DurablePubend:
     """One durable pubend at its publisher hosting broker."""
 
     def __init__(
-        self, pubend: int, *, limits: Limits, cache_bytes: int, new_tag: Callable[[], int], now_us: int
+        self,
+        pubend: int,
+        *,
+        limits: Limits,
+        cache_bytes: int,
+        new_tag: Callable[[], int],
+        now_us: int,
+        max_bytes: int = 0,
     ) -> None:
+        """`max_bytes`: what `floor_for_size` will be asked for; 0 if it will not be."""
         self.id = pubend
         self.start = now_us  # nothing was ever published at or before this tick
         self.last = now_us  # the highest tick told: an event on disk, or asserted silence
@@ -106,7 +115,7 @@ class DurablePubend:
         self._checkpoint = now_us  # saved: what a restart need not read again
         self._size = self._saved_size = 0  # bytes ever logged, and at the last checkpoint asked for
         self._marks: deque[tuple[int, int]] = deque()  # (tick, bytes ever logged up to it)
-        self._mark_bytes = MARK_BYTES
+        self._mark_bytes = min(MARK_BYTES, max(KIB, max_bytes // MARKS_WITHIN)) if max_bytes else MARK_BYTES
         self._reads: dict[int, Span] = {}  # by tag: what is being read
         self._recovering: int | None = None
         self._again: int | None = None  # recovery also hands out the events above this tick

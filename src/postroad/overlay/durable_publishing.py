@@ -80,6 +80,7 @@ class DurablePublishing:
         me: int,
         pubends: int,
         cache_bytes: int,
+        max_bytes: int,
         limits: Limits,
         stored: Stored | None,
         links: Links,
@@ -92,6 +93,7 @@ class DurablePublishing:
         """`again`: events of the last process that were synced after this are told to `room.recovered`."""
         self._me = me
         self._cache_bytes = cache_bytes
+        self._max_bytes = max_bytes
         self._new_tag = new_tag
         self._limits = limits
         self._links = links
@@ -134,6 +136,7 @@ class DurablePublishing:
             cache_bytes=self._cache_bytes,
             new_tag=self._new_tag,
             now_us=now_us,
+            max_bytes=self._max_bytes,
         )
         return pubend
 
