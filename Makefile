@@ -11,7 +11,7 @@ help:
 	@echo "make up      set up and run one broker, data in ./postroad-data"
 	@echo "make test    set up and run the tests"
 	@echo "make demo    five brokers with live traffic"
-	@echo "make soak    the tests that take long, fresh examples of the property tests, then fresh simulator seeds for SOAK=$(SOAK)"
+	@echo "make soak    the tests that take long, fresh examples of the property tests, then fresh simulator seeds twice for SOAK=$(SOAK)"
 	@echo "make bench-peers  install the systems that 'postroad bench' compares with"
 
 setup: $(STAMP)
@@ -53,6 +53,7 @@ soak: setup
 	$(BIN)/python -m pytest -m soak
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest tests/property
 	$(BIN)/postroad sim --for $(SOAK)
+	$(BIN)/postroad sim --shared --for $(SOAK)
 
 bench-peers: setup
 	@echo "installing mosquitto, redis, rabbitmq (without starting their services) and nats-server"

@@ -57,7 +57,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> list[object]
 def test_a_run_that_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     calls = pretend(monkeypatch, HOLDS)
     assert main(["sim", "--seed", "7", "--minutes", "1.5"]) == 0
-    assert calls == [(7, 1.5, None)]
+    assert calls == [(7, 1.5, None, False)]
     out = capsys.readouterr().out
     assert "seed 7 holds: durable, 3 brokers, 10 events published, 9 accepted, 25 deliveries (18 owed)" in out
     assert "crash 2, cut 1" in out
@@ -75,6 +75,10 @@ def test_a_violation_tells_its_story(
     pretend(monkeypatch, replace(VIOLATES, pinned=True))
     assert main(["sim", "--seed", "7", "--brokers", "3"]) == 1
     assert capsys.readouterr().out.endswith("--brokers 3\n")
+    calls = pretend(monkeypatch, replace(VIOLATES, kind="shared"))
+    assert main(["sim", "--seed", "7", "--shared"]) == 1
+    assert calls == [(7, 5.0, None, True)]
+    assert capsys.readouterr().out.endswith("--minutes 1.5 --shared\n")
 
 
 def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +93,7 @@ def test_many_seeds_stop_at_the_first_violation(
 ) -> None:
     calls = pretend(monkeypatch, HOLDS, VIOLATES, HOLDS)
     assert main(["sim", "--seed", "5", "--seeds", "3"]) == 1
-    assert calls == [(range(5, 8), {"minutes": 5.0, "brokers": None, "seconds": None})]
+    assert calls == [(range(5, 8), {"minutes": 5.0, "brokers": None, "shared": False, "seconds": None})]
     assert capsys.readouterr().out.count("seed 7") == 3
 
 

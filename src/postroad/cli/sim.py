@@ -26,6 +26,9 @@ def sim(
     brokers: Annotated[
         int | None, typer.Option(help="How many brokers; drawn from the seed if not given.")
     ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Durable worlds that also have shared subscriptions.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Run this many seeds, counting up from --seed.")] = 1,
     for_: Annotated[str, typer.Option("--for", help="Run fresh seeds for this long, such as '10m'.")] = "",
     json: Annotated[bool, typer.Option("--json", help="One JSON object per run.")] = False,
@@ -39,20 +42,25 @@ def sim(
     if for_ and seeds > 1:
         raise UsageError("say either --seeds or --for")
     many = bool(for_) or seeds > 1
-    outcomes = _many(first, seeds, for_, minutes, brokers) if many else _one(first, minutes, brokers)
+    if many:
+        outcomes = _many(first, seeds, for_, minutes, brokers, shared)
+    else:
+        outcomes = _one(first, minutes, brokers, shared)
     for outcome in _watched(outcomes, total=None if for_ else seeds) if many and not json else outcomes:
         _print(outcome, json=json, brief=many)
         if outcome.rule:
             raise typer.Exit(1)
 
 
-def _one(seed: int, minutes: float, brokers: int | None) -> Iterator[Outcome]:
+def _one(seed: int, minutes: float, brokers: int | None, shared: bool) -> Iterator[Outcome]:
     from postroad.sim.runs import run_seed
 
-    yield run_seed(seed, minutes, brokers)
+    yield run_seed(seed, minutes, brokers, shared)
 
 
-def _many(first: int, count: int, for_: str, minutes: float, brokers: int | None) -> Iterator[Outcome]:
+def _many(
+    first: int, count: int, for_: str, minutes: float, brokers: int | None, shared: bool
+) -> Iterator[Outcome]:
     from itertools import count as count_from
 
     from postroad.sim.runs import run_seeds
@@ -60,7 +68,7 @@ def _many(first: int, count: int, for_: str, minutes: float, brokers: int | None
 
     seconds = duration_us(for_) / SECOND_US if for_ else None
     seeds = count_from(first) if for_ else range(first, first + count)
-    yield from run_seeds(seeds, minutes=minutes, brokers=brokers, seconds=seconds)
+    yield from run_seeds(seeds, minutes=minutes, brokers=brokers, shared=shared, seconds=seconds)
 
 
 def _watched(outcomes: Iterator[Outcome], total: int | None) -> Iterator[Outcome]:
@@ -97,5 +105,6 @@ def _print(outcome: Outcome, *, json: bool, brief: bool) -> None:
         print(f"{outcome.rule}: {outcome.text}")
         for line in outcome.story:
             print(f"  {line}")
-        again = f"postroad sim --seed {outcome.seed} --minutes {outcome.minutes:g}"
+        kind = " --shared" if outcome.kind == "shared" else ""
+        again = f"postroad sim --seed {outcome.seed} --minutes {outcome.minutes:g}{kind}"
         print(f"replay: {again}" + (f" --brokers {outcome.brokers}" if outcome.pinned else ""))

@@ -57,6 +57,7 @@ class Life:
         self._network = network
         self._told = told
         self._timer: Timer | None = None
+        self.connection: int | None = None  # the last one that was opened
 
     def start(self) -> None:
         self.perform(self.core.start(self._world.now_us))
@@ -71,6 +72,7 @@ class Life:
 
     def opened(self, connection: int, dialled: str | None) -> None:
         del dialled
+        self.connection = connection
         self._handle(fx.Opened(connection=connection))
 
     def received(self, connection: int, frame: bytes) -> None:

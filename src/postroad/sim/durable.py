@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from postroad.broker import Input
 from postroad.errors import StorageError, UnavailableError, UsageError
@@ -55,6 +55,30 @@ class _Got:
 
     def in_gap(self, tick: int) -> bool:
         return any(start < tick <= end for start, end in self.gaps)
+
+
+class Subscribing(Protocol):
+    """A durable subscription, of one subscriber or shared by several, as the world judges it."""
+
+    name: str
+    selector: Selector
+    slow: bool
+    home: str
+    began_us: int
+    connected_us: int
+    hosts: dict[str, None]
+
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+
+
+class Sharing(Subscribing, Protocol):
+    """One that is shared (`sharing`)."""
+
+    began: bool
+    broker: str
+
+    def check(self, pubend: int, events: Mapping[bytes, int], rest_us: int) -> int: ...
 
 
 class Reader:
@@ -203,7 +227,7 @@ class Records:
         ledger: Ledger,
         processes: Mapping[str, Process],
         *,
-        explains: Callable[[Reader, int, int, int], bool],
+        explains: Callable[[Subscribing, int, int, int], bool],
         unheard_of: Callable[[Reader, str], bool],
     ) -> None:
         """`explains(reader, pubend, start, end)`: the world knows a reason for a gap there.
@@ -216,6 +240,7 @@ class Records:
         self._processes = processes
         self._explains = explains
         self.readers: list[Reader] = []
+        self.groups: list[Sharing] = []
         self.pubends: dict[int, str] = {}  # durable pubend -> its broker
         self.handed = 0
         self.gaps = 0
@@ -258,7 +283,10 @@ class Records:
 
     # -- what subscribers get
 
-    def known(self, reader: Reader, pubend: int, id: bytes, tick: int) -> Published:
+    def published(self, id: bytes) -> Published:
+        return self._ledger.events[id]
+
+    def known(self, reader: Subscribing, pubend: int, id: bytes, tick: int) -> Published:
         event = self._ledger.events.get(id)
         text = str(MessageId.from_bytes(id))
         tags = (text, pubend_text(pubend), *reader.tags)
@@ -274,7 +302,7 @@ class Records:
             raise Violation("tick", f"{reader.name} got {text} at {tick}, it was logged at {asked}", tags)
         return event
 
-    def judge_gap(self, reader: Reader, pubend: int, start: int, end: int) -> None:
+    def judge_gap(self, reader: Subscribing, pubend: int, start: int, end: int) -> None:
         self.gaps += 1
         if not self._explains(reader, pubend, start, end):
             text = f"{reader.name} was told of a gap ({start}, {end}] of {pubend_text(pubend)}"
@@ -284,7 +312,7 @@ class Records:
         """A durable subscription at one of these brokers wants this event, or did."""
         return any(
             not brokers.isdisjoint(one.hosts) and one.selector.matches(event.topic, event.attributes)
-            for one in self.readers
+            for one in (*self.readers, *self.groups)
         )
 
     # -- the end
@@ -297,6 +325,10 @@ class Records:
             for pubend, events in universe.items():
                 if reader.began and reachable(self.pubends[pubend], reader.broker):
                     owed += self._check_reader(reader, pubend, events, rest_us)
+        for group in self.groups:
+            for pubend, events in universe.items():
+                if group.began and reachable(self.pubends[pubend], group.broker):
+                    owed += group.check(pubend, events, rest_us)
         return owed
 
     def check_logs(self) -> dict[int, dict[bytes, int]]:

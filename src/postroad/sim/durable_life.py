@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 from postroad.config import DurableConfig
 from postroad.ids import pubend_id, pubend_text
+from postroad.selectors import Selector
 from postroad.sim.applications import Application, DurablePublisher, DurableSubscriber
 from postroad.sim.connectivity import SETTLE_US, Connectivity
-from postroad.sim.durable import Reader, Records, Watched
+from postroad.sim.durable import Reader, Records, Subscribing, Watched
 from postroad.sim.ledger import Ledger
 from postroad.sim.network import Network
 from postroad.sim.process import Core, Process
+from postroad.sim.sharing import Consumer, Group
 from postroad.sim.violation import Violation
 from postroad.sim.workload import PublishingHabit, random_selector
 from postroad.sim.world import World
@@ -38,7 +41,9 @@ class DurableLife:
         *,
         addresses: Callable[[Random], tuple[str, ...]],
         publish_pause_us: int,
+        shared: bool = False,
     ) -> None:
+        """`shared`: also subscriptions with several consumers, and early release by size."""
         self._world = world
         self._connectivity = connectivity
         chance = world.random("durable")
@@ -66,12 +71,47 @@ class DurableLife:
         for index in range(chance.randint(1, 6)):
             one = self._subscriber(chance, f"ds{index}", network, addresses, chance.choice(acks))
             self.subscribers.append(one)
+        self.groups: list[Group] = []
+        if shared:
+            self._add_groups(network, addresses)
         for application in self.applications:
             application.start()
 
     @property
     def applications(self) -> list[Application]:
-        return [*self.publishers, *self.subscribers]
+        return [*self.publishers, *self.subscribers, *self._consumers]
+
+    @property
+    def _consumers(self) -> list[Consumer]:
+        return [one for group in self.groups for one in group.consumers]
+
+    def _add_groups(self, network: Network, addresses: Callable[[Random], tuple[str, ...]]) -> None:
+        """From a chance of its own, so that all else is as in the same world without them."""
+        chance = self._world.random("groups")
+        self.config = replace(self.config, max_bytes=chance.choice((0, 16, 64)) * KIB)
+        for index in range(chance.randint(1, 3)):
+            slow = chance.random() < 0.6
+            group = Group(
+                self._world,
+                self.records,
+                name=f"dg{index}-shared",
+                selector=chance.choice((Selector.parse("#", ""), random_selector(chance))),
+                key=chance.choice(("", "region", "price")),
+                slow=slow,
+            )
+            home = addresses(chance)[:1]  # a group is at one broker
+            for number in range(chance.randint(1, 4)):
+                Consumer(
+                    self._world,
+                    network,
+                    name=f"dg{index}c{number}",
+                    addresses=home,
+                    group=group,
+                    window=WINDOW_BYTES if slow else MIB,
+                    consume=chance.choice((2_000, 20_000)) if slow else 0,
+                )
+            self.groups.append(group)
+            self.records.groups.append(group)
 
     def _subscriber(
         self,
@@ -106,7 +146,7 @@ class DurableLife:
     def _pubend_of(self, broker: str, id: bytes) -> int:
         return pubend_id(self._numbers[broker], int.from_bytes(id[:4], "big") % self.config.pubends)
 
-    def _explains(self, reader: Reader, pubend: int, start: int, end: int) -> bool:
+    def _explains(self, reader: Subscribing, pubend: int, start: int, end: int) -> bool:
         """Ticks that were released although a subscriber might have wanted them.
 
         By early release, but never to one that was there when they came and kept up; or because the pubend
@@ -116,7 +156,8 @@ class DurableLife:
         released_us = self.records.released_at(pubend, end)
         if released_us is None:
             return False
-        if self.config.max_age_us and (reader.slow or end <= reader.connected_us + SKEW_US):
+        early = self.config.max_age_us or self.config.max_bytes
+        if early and (reader.slow or end <= reader.connected_us + SKEW_US):
             return True
         spells = self._connectivity.spells(self.records.pubends[pubend], reader.home)
         heard = [min(to, released_us) - max(since, reader.began_us) for since, to in spells]
@@ -134,10 +175,12 @@ class DurableLife:
 
     def heal(self) -> None:
         """Nobody crashes any more, and nobody is slow."""
-        for one in self.applications:
-            one.stay()
+        for application in self.applications:
+            application.stay()
         for subscriber in self.subscribers:
             subscriber.hurry()
+        for consumer in self._consumers:
+            consumer.hurry()
 
     def drain(self) -> None:
         for habit in self.habits:
@@ -149,6 +192,9 @@ class DurableLife:
             subscriber.finish()
             if subscriber.reader.ack:
                 self._world.after(BEGIN_AGAIN_US, lambda one=subscriber: self._begin_again(one))  # type: ignore[misc]
+        for consumer in self._consumers:
+            consumer.finish()
+            self._world.after(BEGIN_AGAIN_US, consumer.restart)
 
     def _begin_again(self, subscriber: DurableSubscriber) -> None:
         subscriber.reader.strict = True
@@ -163,6 +209,9 @@ class DurableLife:
             if not subscriber.reader.began:
                 text = f"{subscriber.reader.name} was never confirmed"
                 raise Violation("confirm", text, (subscriber.name,))
+        for group in self.groups:
+            if not group.began:
+                raise Violation("confirm", f"{group.name} was never confirmed", (group.name,))
         return self.records.check(reachable, rest_us)
 
     @property

@@ -253,6 +253,10 @@ class Network:
     def exists(self, number: int) -> bool:
         return number in self._connections
 
+    def connection(self, number: int) -> Connection:
+        """That with an end of this number, which believes in it."""
+        return self._connections[number][0]
+
     # -- inside
 
     @staticmethod

@@ -12,12 +12,17 @@ from itertools import islice
 from postroad.sim.scenario import Outcome, Scenario
 
 
-def run_seed(seed: int, minutes: float, brokers: int | None) -> Outcome:
-    return Scenario(seed=seed, minutes=minutes, brokers=brokers).run()
+def run_seed(seed: int, minutes: float, brokers: int | None, shared: bool = False) -> Outcome:
+    return Scenario(seed=seed, minutes=minutes, brokers=brokers, shared=shared).run()
 
 
 def run_seeds(
-    seeds: Iterable[int], *, minutes: float, brokers: int | None, seconds: float | None = None
+    seeds: Iterable[int],
+    *,
+    minutes: float,
+    brokers: int | None,
+    shared: bool = False,
+    seconds: float | None = None,
 ) -> Iterator[Outcome]:
     """Outcomes as they come, a process per core; no new run begins after `seconds`."""
     left = iter(seeds)
@@ -30,7 +35,9 @@ def run_seeds(
             while True:
                 room = workers - len(running)
                 if until is None or time.monotonic() < until:
-                    running |= {pool.submit(run_seed, seed, minutes, brokers) for seed in islice(left, room)}
+                    running |= {
+                        pool.submit(run_seed, seed, minutes, brokers, shared) for seed in islice(left, room)
+                    }
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)

@@ -99,7 +99,7 @@ class Outcome:
 
     seed: int
     minutes: float
-    kind: str  # "plain", or "durable": with disks, and clients that publish and subscribe durably
+    kind: str  # "plain"; "durable": with disks, and durable clients; "shared": also shared subscriptions
     brokers: int
     pinned: bool  # the number of brokers was asked for, not drawn
     digest: str
@@ -130,13 +130,14 @@ class Scenario:
         wrap: Wrap | None = None,
         tracking: TrackingConfig | None = None,
         durable: bool | None = None,
+        shared: bool = False,
         skew_us: int = 0,
     ) -> None:
         """With `tracking` brokers record paths and clients ask for them; clocks are then wrong by up to
         `skew_us`, and those of brokers step if that is more than tracking is told to expect.
 
         With `durable` brokers have disks and some clients publish and subscribe durably; None: the seed
-        decides.
+        decides. With `shared`, which the seed never decides, some of them share their subscriptions.
         """
         if brokers is not None and not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"between 1 and {MAX_BROKERS} brokers, not {brokers}")
@@ -173,7 +174,8 @@ class Scenario:
         self._rest_us = 0  # since when
         self.trails: Trails | None = None
         self.durable: DurableLife | None = None
-        if self.world.random("kind").random() < DURABLE_SHARE if durable is None else durable:
+        by_seed = self.world.random("kind").random() < DURABLE_SHARE
+        if shared or (by_seed if durable is None else durable):
             pause_us = 8 * self._character.publish_pause_us  # disks and catching up take their time too
             self._character = replace(self._character, publish_pause_us=pause_us)
             self.durable = DurableLife(
@@ -184,6 +186,7 @@ class Scenario:
                 self.connectivity,
                 addresses=self._addresses,
                 publish_pause_us=self._character.publish_pause_us,
+                shared=shared,
             )
         self._add_brokers()
         self._add_clients()
@@ -274,11 +277,17 @@ class Scenario:
         check_memory(self.processes, self._config(0), len(self._origins) + durable)
         self.world.after(MEMORY_EVERY_US, self._watch_memory)
 
+    @property
+    def _kind(self) -> str:
+        if self.durable is None:
+            return "plain"
+        return "shared" if self.durable.groups else "durable"
+
     def _outcome(self, rule: str, text: str, story: tuple[str, ...]) -> Outcome:
         return Outcome(
             seed=self.world.seed,
             minutes=self.minutes,
-            kind="plain" if self.durable is None else "durable",
+            kind=self._kind,
             brokers=self._character.brokers,
             pinned=self._pinned,
             digest=self.world.trace.digest(),

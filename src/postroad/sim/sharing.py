@@ -1,0 +1,359 @@
+"""Shared durable subscriptions in a world: consumers that divide the events of a name, and their judge.
+
+A `Group` is one shared subscription as all its consumers know it. Beside what holds for every durable
+subscriber (`durable`: known, match, tick, reject, gap, missed) it is judged by:
+
+- `once`      an event goes to one consumer; to another only when the connection of the first has broken
+- `repeated`  what a consumer was told is acknowledged on disk goes to nobody any more
+- `order`     of one key and pubend, an event is given out only when those before it were acknowledged or are
+              with the same consumer
+
+and at the end every event was acknowledged by somebody, or lies in a gap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.client import effects as fx
+from postroad.errors import StorageError, UnavailableError
+from postroad.events import EventBatch, Gap, Value
+from postroad.ids import parse_pubend, pubend_text
+from postroad.selectors import Selector
+from postroad.sim.applications import RETRY_US, Application, Life
+from postroad.sim.durable import Records
+from postroad.sim.ledger import NEVER, Published
+from postroad.sim.network import Connection, Network
+from postroad.sim.violation import Violation
+from postroad.sim.world import World
+from postroad.units import SECOND_US
+
+DOUBT_US: Final = 10 * SECOND_US  # by then a consumer has heard that its broker ended it
+Place = tuple[int, int]  # pubend and tick
+
+
+@dataclass(slots=True)
+class _Given:
+    """An event that some consumer was given."""
+
+    event: Published
+    key: Value | None
+    consumer: Consumer
+    life: Life
+    connection: Connection
+    acknowledged: bool = False  # its consumer said so
+    confirmed: bool = False  # and was told that it is on disk
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What a group was given of one pubend."""
+
+    given: dict[int, _Given] = field(default_factory=dict)  # by tick
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def in_gap(self, tick: int) -> bool:
+        return any(start < tick <= end for start, end in self.gaps)
+
+
+class Group:
+    """A shared subscription, and everything that its consumers were given."""
+
+    def __init__(
+        self, world: World, records: Records, *, name: str, selector: Selector, key: str, slow: bool
+    ) -> None:
+        self.name = name
+        self.selector = selector
+        self.key = key
+        self.slow = slow
+        self.consumers: list[Consumer] = []
+        self.began = False
+        self.began_us = 0
+        self.broker = self.home = ""
+        self.connected_us = NEVER  # since when somebody is there, as far as they know
+        self.hosts: dict[str, None] = {}
+        self.redelivered = 0
+        self._world = world
+        self._records = records
+        self._begins: dict[
+            int, int
+        ] = {}  # pubend -> everything after this tick is for it, by its first token
+        self._first: dict[int, int] = {}  # pubend -> the least tick that was given out
+        self._streams: dict[int, _Stream] = {}
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (self.name, self.broker)
+
+    # -- consumers
+
+    def subscribed(self, broker: str, token: Mapping[int, int]) -> None:
+        now_us = self._world.now_us
+        if not any(one.connected for one in self.consumers):
+            self.connected_us = now_us
+        self.broker = broker
+        if not self.began:
+            self.began, self.began_us, self.home = True, now_us, broker
+            self._begins.update(token)
+
+    def give(self, consumer: Consumer, life: Life, connection: Connection, batch: EventBatch) -> list[Place]:
+        """A consumer was sent these events."""
+        ticks = batch.headers["tick"].tolist()
+        for event, tick in zip(batch.events(), ticks, strict=True):
+            known = self._records.known(self, batch.pubend, bytes(event.id), tick)
+            tags = (known.text, pubend_text(batch.pubend), *self.tags, consumer.name)
+            if not self.selector.matches(known.topic, known.attributes):
+                text = f"{self.name} got {known.text}, which {self.selector} does not match"
+                raise Violation("match", text, tags)
+            key = known.attributes.get(self.key) if self.key else None
+            given = _Given(known, key, consumer, life, connection)
+            self._give((batch.pubend, tick), given, tags)
+            self._records.handed += 1
+        return [(batch.pubend, tick) for tick in ticks]
+
+    def _give(self, place: Place, given: _Given, tags: tuple[str, ...]) -> None:
+        pubend, tick = place
+        stream = self._streams.setdefault(pubend, _Stream())
+        text = f"{self.name}: {given.consumer.name} got {given.event.text} at tick {tick}"
+        if stream.in_gap(tick):
+            raise Violation("gap", f"{text} inside a reported gap", tags)
+        before = stream.given.get(tick)
+        if before is not None:
+            self.redelivered += 1
+            if before.confirmed:
+                raise Violation("repeated", f"{text}, which {before.consumer.name} has acknowledged", tags)
+            if before.connection is given.connection:
+                raise Violation("once", f"{text} twice on one connection", tags)
+            self._doubt(before, f"{text}, which is with {before.consumer.name}", tags)
+        if given.key is not None:
+            for earlier, other in stream.given.items():
+                is_open = not other.acknowledged and not stream.in_gap(earlier)
+                if earlier >= tick or other.key != given.key or not is_open:
+                    continue
+                if other.connection is not given.connection:
+                    where = f"{other.event.text} of that key is with {other.consumer.name}"
+                    raise Violation("order", f"{text}, and {where}", tags)
+        self._first[pubend] = min(tick, self._first.get(pubend, tick))
+        stream.given[tick] = given
+
+    def _doubt(self, given: _Given, text: str, tags: tuple[str, ...]) -> None:
+        """It is given to another although the connection of the first is whole; its subscription may be over,
+        which it hears soon."""
+        if not given.consumer.holds_on(given.life, given.connection):
+            return
+
+        def judge() -> None:
+            if given.consumer.holds_on(given.life, given.connection):
+                raise Violation("once", text, tags)
+
+        self._world.after(DOUBT_US, judge)
+
+    def acknowledge(self, life: Life, places: list[Place]) -> list[_Given]:
+        """A consumer is done with these: those of them that are its own still."""
+        found = [self._streams[pubend].given[tick] for pubend, tick in places]
+        mine = [one for one in found if one.life is life]
+        for one in mine:
+            one.acknowledged = True
+        return mine
+
+    def gap(self, pubend: int, start: int, end: int) -> None:
+        self._records.judge_gap(self, pubend, start, end)
+        self._streams.setdefault(pubend, _Stream()).gaps.append((start, end))
+
+    # -- the end
+
+    def check(self, pubend: int, events: Mapping[bytes, int], rest_us: int) -> int:
+        """How many events of this pubend it was owed; Violation if it has not got one."""
+        stream, begins = self._streams.get(pubend, _Stream()), self._begins.get(pubend)
+        if begins is None and pubend in self._first:
+            begins = self._first[pubend] - 1
+        owed = 0
+        for id, tick in events.items():
+            event = self._records.published(id)
+            late = begins is None and event.accepted_us >= max(rest_us, self.began_us)
+            if not late and (begins is None or tick <= begins):
+                continue
+            if not self.selector.matches(event.topic, event.attributes):
+                continue
+            owed += 1
+            given = stream.given.get(tick)
+            if stream.in_gap(tick) or (given is not None and given.acknowledged):
+                continue
+            if len(event.sent) > 1 and self._elsewhere(event, pubend):
+                continue
+            what = "never got" if given is None else f"({given.consumer.name}) never acknowledged"
+            text = f"{self.name} ({self.selector}, key {self.key!r}) at {self.broker} {what} {event.text}"
+            raise Violation("missed", f"{text}, tick {tick}", (event.text, pubend_text(pubend), *self.tags))
+        return owed
+
+    def _elsewhere(self, event: Published, pubend: int) -> bool:
+        return any(
+            one.event is event
+            for other, stream in self._streams.items()
+            if other != pubend
+            for one in stream.given.values()
+        )
+
+
+class Consumer(Application):
+    """One of those who divide the events of a group. It works at its own speed, acknowledges each event by
+    itself, in order if the group has a key, and wants half of that confirmed."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        *,
+        name: str,
+        addresses: tuple[str, ...],
+        group: Group,
+        window: int,
+        consume: int,
+    ) -> None:
+        """`consume` is the rate in bytes a second at which a slow one works, 0 for at once."""
+        super().__init__(world, network, name=name, addresses=addresses, window=window)
+        self.group = group
+        self._consume = consume
+        self._number = 0  # of the subscription in this process; 0: none
+        self.connected = False  # it was told that it has begun, and nothing else since
+        self._queue: deque[tuple[list[Place], int]] = deque()  # with the bytes they took
+        self._done: list[Place] = []  # to be acknowledged
+        self._confirming: dict[int, list[_Given]] = {}  # by ticket
+        self._working = False
+        group.consumers.append(self)
+
+    def hurry(self) -> None:
+        self._consume = 0
+        self._work()
+
+    def finish(self) -> None:
+        """The end of all work: everything it has is acknowledged."""
+        self._acknowledge(confirm=True)
+
+    def holds_on(self, life: Life, connection: Connection) -> bool:
+        """It has what it was given on this connection."""
+        whole = all(connection.open) and not connection.dead
+        return whole and life is self.life and bool(self._number)
+
+    # -- one process
+
+    def _forget(self) -> None:
+        self._number, self._working, self.connected = 0, False, False
+        self._queue.clear()
+        self._done.clear()
+        self._confirming.clear()
+
+    def _up(self) -> None:
+        self.group.hosts[self.broker] = None
+        life, group = self.life, self.group
+        if life is not None and not self._number:
+            self._number, effects = life.core.subscribe(
+                topic=group.selector.topic,
+                where=group.selector.where,
+                overflow="drop",
+                buffer=0,
+                durable=group.name,
+                ack="manual",
+                shared=True,
+                key=group.key,
+            )
+            life.perform(effects)
+
+    def _down(self) -> None:
+        """What it has not acknowledged goes to others."""
+        self.connected = False
+        if self.life is not None:
+            for _, size in self._queue:
+                self.life.core.consumed(size)
+        self._queue.clear()
+        self._done.clear()
+
+    def _hear(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Began(token=token):
+                self.world.note(self.name, f"joins {self.group.name} at {self.broker} after {dict(token)}")
+                self.group.subscribed(self.broker, token)
+                self.connected = True
+            case fx.Delivered(batch=batch, size=size):
+                self._given(batch, size)
+            case fx.Missed(gap=gap, size=size):
+                self._missed(gap, size)
+            case fx.Acknowledged(ticket=ticket, error=error):
+                for one in self._confirming.pop(ticket, []):
+                    one.confirmed = one.confirmed or error is None
+            case fx.Ended(error=error):
+                self._ended(error)
+            case _:
+                pass
+
+    def _given(self, batch: EventBatch, size: int) -> None:
+        life = self.life
+        if life is None or life.connection is None:
+            return
+        places = self.group.give(self, life, self.network.connection(life.connection), batch)
+        self._queue.append((places, size))
+        self._work()
+
+    def _missed(self, gap: Gap, size: int) -> None:
+        self.group.gap(int(parse_pubend(gap.pubend)), gap.start, gap.end)
+        if self.life is not None:
+            self.life.core.consumed(size)
+
+    def _ended(self, error: Exception | None) -> None:
+        self.world.note(self.name, f"{self.group.name} was ended: {error}")
+        if not isinstance(error, UnavailableError | StorageError):
+            raise Violation("ended", f"{self.group.name} was ended: {error}", (self.name,))
+        self._die(silently=False)
+        self._back_after(RETRY_US)
+
+    # -- work
+
+    def _work(self) -> None:
+        while self._queue and self.life is not None and not self._consume and not self._working:
+            self._take()
+        if self._queue and self.life is not None and not self._working:
+            self._working = True
+            self._work_later(self.life, max(1, self._queue[0][1]) * SECOND_US // self._consume)
+
+    def _work_later(self, life: Life, delay_us: int) -> None:
+        def work() -> None:
+            if life is self.life:
+                self._working = False
+                self._take()
+                self._work()
+
+        self.world.after(delay_us, work)
+
+    def _take(self) -> None:
+        life = self.life
+        if life is None or not self._queue:
+            return
+        places, size = self._queue.popleft()
+        self._done += places
+        life.core.consumed(size)
+        if len(self._done) >= 20 or self._chance.random() < 0.5:
+            self._acknowledge(confirm=self._chance.random() < 0.5)
+        if life is self.life:
+            life.perform(life.core.flush())
+
+    def _acknowledge(self, *, confirm: bool) -> None:
+        """All of it, or where the order does not matter a part."""
+        life, done = self.life, self._done
+        if life is None or not done or not self.broker:
+            return
+        if not self.group.key and not confirm and len(done) > 1:
+            self._chance.shuffle(done)
+            done, self._done = done[: len(done) // 2], done[len(done) // 2 :]
+        else:
+            self._done = []
+        given = self.group.acknowledge(life, done)
+        events: dict[int, tuple[int, ...]] = {}
+        for pubend, tick in done:
+            events[pubend] = (*events.get(pubend, ()), tick)
+        ticket, effects = life.core.acknowledge(self._number, events=events, confirm=confirm)
+        if confirm:
+            self._confirming[ticket] = given
+        life.perform(effects)
