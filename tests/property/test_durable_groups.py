@@ -53,6 +53,7 @@ class World:
             new_tag=lambda: next(self.tags),
             available=lambda consumer: self.room[consumer],
             saved=lambda pubend: self.token[pubend],
+            matched=lambda pubend: self.group.token().get(pubend, self.token[pubend]),
         )
         self.group.recover(self.rows, self.token)
         self.held = {}
@@ -154,6 +155,8 @@ def divide(world: World, random: Random) -> None:
         steps = [world.offer, world.ack, world.join, world.leave, world.start, world.credit, world.reset]
         random.choices(steps, [8, 12, 2, 1, 0.3, 2, 0.3])[0]()
         world.group.check()
+        token = world.group.token().get(P, 0)
+        assert world.group.finished(P) == sum(tick > token for tick in world.done)
     if not world.held:
         world.join()
     for _ in range(2_000):
@@ -174,7 +177,12 @@ def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
     """Though the consumer that was there first has all keys in flight, and its window is filled again."""
     room: dict[int, int] = dict.fromkeys(range(1, 5), 1 << 20)
     group = SharedSubscription(
-        5, key="k", new_tag=count(1).__next__, available=room.__getitem__, saved=lambda _: 0
+        5,
+        key="k",
+        new_tag=count(1).__next__,
+        available=room.__getitem__,
+        saved=lambda _: 0,
+        matched=lambda _: None,
     )
     made = batch(0, [f"k{number % 50}" for number in range(3_000)])
     held: dict[int, list[int]] = {consumer: [] for consumer in room}
@@ -202,7 +210,9 @@ def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
 
 
 def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
-    group = SharedSubscription(5, key="", new_tag=count(1).__next__, available=lambda _: 1, saved=lambda _: 0)
+    group = SharedSubscription(
+        5, key="", new_tag=count(1).__next__, available=lambda _: 1, saved=lambda _: 0, matched=lambda _: None
+    )
     assert group.offer(DeliverGap(subscribers=(5,), pubend=P, start=0, end=9)) == []
     assert group.join(1) == [AssignGap(consumer=1, pubend=P, start=0, end=9)]
     group.join(2)

@@ -125,6 +125,42 @@ def test_the_lag_of_a_group_is_what_nobody_is_done_with() -> None:
     assert lag(net, 0, "g") == 0
 
 
+@pytest.mark.parametrize("settled", [False, True])
+def test_the_lag_of_a_group_after_a_restart(settled: bool) -> None:
+    """Before any consumer is back, while it catches up, after another restart; whatever was saved last."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, consumer = DurableClient(net, 0), Consumer(net, 1).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 100)))
+    net.wait(1)
+    consumer.ack(*numbers(0, 10), *numbers(20, 100), ticket=1)
+    assert consumer.acked() == [(1, "")]
+    if settled:
+        net.wait(10)
+    publisher.send(publisher.durable("t", "more"))
+    net.wait(1)
+    left = [*numbers(10, 20), "more"]
+    for done in ([], left[4:], left[:2], left[2:4]):
+        net.kill(1)
+        net.start(1)
+        net.link(0, 1)
+        net.wait(2)
+        assert lag(net, 1, "g") == len(left)
+        for _ in range(2):  # the last one to leave begins anew
+            again = Consumer(net, 1).begin()
+            net.wait(2)
+            assert (again.got(), lag(net, 1, "g")) == (left, len(left))
+            again.gone()
+            assert lag(net, 1, "g") == len(left)
+        again = Consumer(net, 1).begin()
+        net.wait(2)
+        again.ack(*done, ticket=1)
+        assert again.acked() == [(1, "")]
+        left = [one for one in left if one not in done]
+        assert lag(net, 1, "g") == len(left)
+    net.brokers[1].check()
+
+
 @pytest.mark.parametrize("limit", ["rows", "bytes"])
 def test_all_are_listed_page_by_page(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if limit == "rows":

@@ -127,10 +127,6 @@ class Cursor:
         """Events at or below `released` that the PFS counted: `matched` as it is after a restart."""
         return self.matched - self._known
 
-    def unacked(self) -> list[Numbers]:
-        """The ticks of events that it was told and has not acknowledged, as far as they are told apart."""
-        return [part.ticks for part in self._unacked]
-
     @property
     def oldest(self) -> int:
         """All that is not acknowledged is at this tick or above."""

@@ -66,12 +66,23 @@ class _Progress:
     """One pubend."""
 
     told: int  # everything up to here was offered
-    open: dict[int, None] = field(default_factory=dict)  # ticks offered and not acknowledged, in order
+    open: dict[int, int] = field(
+        default_factory=dict
+    )  # ticks offered and not acknowledged, in order -> which
     done: list[Span] = field(default_factory=list)  # acknowledged earlier, and to be offered again
+    left: int = 0  # events in those
+    offered: int = 0  # events, those that were done before among them
 
     @property
     def token(self) -> int:
         return next(iter(self.open)) - 1 if self.open else self.told
+
+    @property
+    def finished(self) -> int:
+        """Events above the token that are acknowledged."""
+        if not self.open:
+            return self.left
+        return self.left + self.offered - next(iter(self.open.values())) - len(self.open) + 1
 
     def is_done(self, tick: int) -> bool:
         at = bisect_left(self.done, tick, key=itemgetter(1))
@@ -87,10 +98,18 @@ class _Progress:
         return union(spans)
 
 
+class _Row(msgspec.Struct, frozen=True, array_like=True):
+    """What is saved of a pubend."""
+
+    done: list[Span]
+    events: int  # that consumers are done with, of all that were ever matched; 0: not known
+
+
 class SharedSubscription:
     """The consumers of one group at its hosting broker.
 
-    `available(c)`: bytes that a consumer has room for. `saved(p)`: the group's token on disk.
+    `available(c)`: bytes that a consumer has room for. `saved(p)`: the group's token on disk. `matched(p)`:
+    how many events were matched up to its token, None where that is not known.
     """
 
     def __init__(
@@ -101,11 +120,13 @@ class SharedSubscription:
         new_tag: Callable[[], int],
         available: Callable[[int], int],
         saved: Callable[[int], int],
+        matched: Callable[[int], int | None],
     ) -> None:
         self.subscriber = subscriber
         self._key = key  # attribute that orders; "" for none
         self._new_tag = new_tag
         self._saved = saved
+        self._matched = matched
         self._division = Division(available=available)
         self._progress: dict[int, _Progress] = {}
         self._gaps: deque[DeliverGap] = deque(maxlen=MAX_CONSUMERS)  # while there is no consumer to tell
@@ -149,6 +170,7 @@ class SharedSubscription:
         self._division.clear()
         for progress in self._progress.values():
             token = progress.token
+            progress.left = progress.finished
             progress.done = progress.done_above(token)
             progress.told = token
             progress.open.clear()
@@ -164,6 +186,8 @@ class SharedSubscription:
         if ticks is not None and ticks[0] <= progress.told:
             raise BugError("group: an event was offered twice")
         progress.told = max(progress.told, message.end)
+        if progress.done and progress.done[-1][1] <= message.start:
+            progress.done, progress.left = [], 0
         if isinstance(message, DeliverGap):
             if not self.consumers:
                 self._gaps.append(message)
@@ -178,13 +202,15 @@ class SharedSubscription:
         ticks, offsets = batch.headers["tick"].tolist(), batch.offsets.tolist()
         for row in rows:
             tick = ticks[row]
+            progress.offered += 1
             if progress.done and progress.is_done(tick):
+                progress.left = max(0, progress.left - 1)
                 continue
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
             size = EVENT_HEADER_BYTES + offsets[row + 1] - offsets[row]
             self._division.add(Event(self._numbers, message.pubend, tick, batch, row, key, size))
-            progress.open[tick] = None
+            progress.open[tick] = progress.offered
         return self.assign()
 
     def assign(self) -> Assigned:
@@ -209,13 +235,10 @@ class SharedSubscription:
                 del progress.open[tick]
                 self._dirty[pubend] = None
 
-    def undone(self, pubend: int, ticks: Iterable[int]) -> int:
-        """Of the events at these ticks, all that the group was told above its token, those that no consumer
-        is done with."""
+    def finished(self, pubend: int) -> int:
+        """Events above its token that consumers are done with."""
         progress = self._progress.get(pubend)
-        if progress is None:
-            return sum(1 for _ in ticks)
-        return len(progress.open) + sum(tick > progress.told and not progress.is_done(tick) for tick in ticks)
+        return 0 if progress is None else progress.finished
 
     def rests(self, pubend: int) -> bool:
         """Nobody has anything of this pubend that is not acknowledged."""
@@ -243,8 +266,10 @@ class SharedSubscription:
         return [Save(table=TABLE, rows=rows, tag=tag)]
 
     def _row(self, pubend: int) -> bytes | None:
-        done = self._progress[pubend].done_above(self._saved(pubend))
-        return msgspec.msgpack.encode(done) if done else None
+        progress, matched = self._progress[pubend], self._matched(pubend)
+        done = progress.done_above(self._saved(pubend))
+        events = 0 if matched is None else matched + progress.finished
+        return msgspec.msgpack.encode(_Row(done, events)) if done else None
 
     def saved(self, tag: int) -> bool:
         mine = self._saving is not None and self._saving[0] == tag
@@ -276,8 +301,9 @@ class SharedSubscription:
         for key, value in sorted(rows.items()):
             pubend = int.from_bytes(key[4:], "big")
             if key[:4] == self.subscriber.to_bytes(4, "big") and pubend in self._progress:
-                spans = msgspec.msgpack.decode(value, type=list[tuple[int, int]])
-                self._progress[pubend].done = [span for span in spans if span[1] > token[pubend]]
+                row, progress = msgspec.msgpack.decode(value, type=_Row), self._progress[pubend]
+                progress.done = [span for span in row.done if span[1] > token[pubend]]
+                progress.left = max(0, row.events - (self._matched(pubend) or 0)) if progress.done else 0
 
     # ---- inspection
 

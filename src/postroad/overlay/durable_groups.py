@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from postroad.durable.cursor import Cursor
 from postroad.durable.groups import Assigned, AssignGap, SharedSubscription
 from postroad.durable.hosting import Hosting
 from postroad.durable.outputs import Deliver, DeliverGap
@@ -71,6 +72,7 @@ class DurableGroups:
             new_tag=self._new_tag,
             available=lambda consumer: self._links.available(consumers[consumer][0]),
             saved=lambda pubend: cursors[pubend].saved if pubend in cursors else 0,
+            matched=lambda pubend: _matched(cursors.get(pubend)),
         )
         made = self._groups[one.id] = _Group(one.name, shared, consumers)
         return made
@@ -103,13 +105,7 @@ class DurableGroups:
     def done(self, one: Subscription) -> int:
         """Events that consumers are done with above the token of their group."""
         group = self._groups.get(one.id)
-        if group is None:
-            return 0
-        done = 0
-        for pubend, cursor in one.cursors.items():
-            ticks = (tick for part in cursor.unacked() for tick in part.tolist())
-            done += cursor.held - group.shared.undone(pubend, ticks)
-        return max(0, done)
+        return 0 if group is None else sum(map(group.shared.finished, one.cursors))
 
     def consumers(self, session: int) -> list[int]:
         """Those of the group with this session in hosting."""
@@ -255,3 +251,8 @@ class DurableGroups:
                 raise BugError("groups: the consumers are not those of the core")
             if bool(group.consumers) != (group.session is not None):
                 raise BugError("groups: a group without a consumer is connected, or the other way round")
+
+
+def _matched(cursor: Cursor | None) -> int | None:
+    """Events that the PFS counted up to the token; None while some before that were not matched here."""
+    return None if cursor is None or cursor.released < cursor.since else cursor.consumed
