@@ -48,6 +48,10 @@ class MemoryDisk:
     saves: int = 0
     full: bool = False
 
+    def kept(self, stream: int) -> int:
+        """Records of a stream that are not released."""
+        return sum(last > self.chopped.get(stream, 0) for _, last, _ in self.records.get(stream, ()))
+
     def sync(self) -> list[Input]:
         waiting, self.waiting = self.waiting, []
         return [outcome for effect in waiting for outcome in self._do(effect)]

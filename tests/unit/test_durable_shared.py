@@ -151,6 +151,28 @@ def test_what_was_acknowledged_is_skipped_and_lets_the_token_move_on(monkeypatch
     net.brokers[0].check()
 
 
+def test_a_group_without_consumers_that_matches_nothing_holds_no_storage() -> None:
+    net = DurableNet(2, [(0, 1)], keep_us=2_000_000)
+    publisher, one = DurableClient(net, 0), Consumer(net, 1).begin()
+    net.wait(12)
+    publisher.send(publisher.durable("t", "0", "1"))
+    net.wait(1)
+    one.ack("0", "1")
+    one.gone()
+    for _ in range(20):
+        publisher.send(publisher.durable("other", "x" * 1_000))
+        net.wait(1)
+    net.wait(10)
+    assert net.disks[0].kept(1 << 32) < 5
+    publisher.send(publisher.durable("t", "2"))
+    two = Consumer(net, 1).begin()
+    net.wait(2)
+    assert two.got() == ["2"]
+    two.ack("2", ticket=1)
+    assert two.acked() == [(1, "")]
+    net.brokers[1].check()
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_what_was_acknowledged_is_not_given_out_again_after_a_crash(late: bool) -> None:
     """Acknowledged out of order above the token, and the token itself may be older on disk."""

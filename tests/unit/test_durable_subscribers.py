@@ -10,10 +10,12 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 
 from postroad.broker import Closed, Input, Received
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable import hosting
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.overlay.durable_following import Following
 from postroad.storage.effects import Save, StorageEffect
+from postroad.units import SECOND_US
 from postroad.wire.frames import (
     Ack,
     Credit,
@@ -333,6 +335,72 @@ def test_tokens_of_those_who_match_nothing_are_rarely_written() -> None:
         publisher.send(publisher.durable("other", "x"))
         net.wait(1)
     assert 3 <= len(rows) / 10 <= 5, "each of them every 5 s"
+
+
+def test_many_tokens_that_advance_over_silence_are_written_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many rows a second and no more, however many subscribers match nothing."""
+    monkeypatch.setattr(hosting, "KEPT_ROW_US", SECOND_US)
+    net = DurableNet(1)
+    publisher, readers = DurableClient(net, 0), [Reader(net, 0) for _ in range(10)]
+    for number, reader in enumerate(readers):
+        reader.begin(f"s{number}", ack="auto")
+    net.wait(20)
+    before = net.disks[0].tables["durable.released"].copy()
+    changed = 0
+    for _ in range(40):
+        publisher.send(publisher.durable("other", "x"))
+        net.wait(1)
+        after = net.disks[0].tables["durable.released"].copy()
+        changed += before != after
+        before = after
+    assert 3 <= changed <= 5, "every 10 s"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_is_away_and_matches_nothing_holds_no_storage(killed: bool) -> None:
+    """D7: its token, kept here, advances over silence as if it were there."""
+    net = DurableNet(2, [(0, 1)], keep_us=2 * SECOND_US)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(12)
+    publisher.send(publisher.durable("t", "first"))
+    net.wait(1)
+    reader.gone()
+    for _ in range(20):
+        publisher.send(publisher.durable("other", "x" * 1_000))
+        net.wait(1)
+    assert net.disks[0].kept(1 << 32) == 21, "what it has not acknowledged is held, and all behind it"
+    reader = Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    assert reader.got() == ["first"]
+    reader.ack()
+    net.wait(1)
+    reader.gone()
+    for _ in range(20):
+        publisher.send(publisher.durable("other", "x" * 1_000))
+        net.wait(1)
+    net.wait(10)
+    assert net.disks[0].kept(1 << 32) < 5
+    publisher.send(publisher.durable("t", "last"))
+    net.wait(5)
+    if killed:
+        net.kill(1)
+        net.start(1)
+        net.link(0, 1)
+        net.wait(2)
+    for _ in range(20):
+        publisher.send(publisher.durable("other", "x" * 1_000))
+        net.wait(1)
+    reader = Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(2)
+    assert reader.got() == ["last"], "and no gap"
+    for one in net.brokers:
+        assert one is not None
+        one.check()
 
 
 def test_a_subscriber_without_credit_catches_up_when_it_has_some() -> None:

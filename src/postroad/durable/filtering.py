@@ -312,6 +312,10 @@ class PersistentFiltering:
         )
         return None, self._next_read(state)
 
+    def silent(self, subscriber: int, start: int) -> bool:
+        """All that is on disk above `start`, which the subscriber was known at, is silence for it."""
+        return max(self._last_index.get(subscriber, 0), self.doubt, self.chopped) <= start
+
     def cancel(self, subscriber: int) -> None:
         for states in self._reads.values():
             states[:] = [state for state in states if state.subscriber != subscriber]

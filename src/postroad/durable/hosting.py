@@ -18,7 +18,7 @@ from typing import Final
 
 from postroad.durable.claims import TABLE as CLAIMS
 from postroad.durable.constream import DELIVERED, Constream, Ledger
-from postroad.durable.cursor import Told
+from postroad.durable.cursor import Cursor, Told
 from postroad.durable.filtering import TABLE as FILTERING
 from postroad.durable.filtering import PersistentFiltering
 from postroad.durable.followed import Followed
@@ -51,7 +51,8 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 SAVE_US: Final = 250 * MILLISECOND_US  # latestDelivered is saved this often
 REPORT_US: Final = SECOND_US
-KEPT_US: Final = 5 * SECOND_US  # tokens kept here advance over silence this often: each is a row on disk
+KEPT_US: Final = 5 * SECOND_US  # tokens kept here advance over silence this often
+KEPT_ROW_US: Final = MILLISECOND_US  # but no more of them in a time: each is a row on disk
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
 
@@ -483,8 +484,7 @@ class Hosting:
         if now_us >= self._save_at and self._ledger.moved:
             self._save_at = now_us + SAVE_US
             if now_us >= self._kept_at:
-                self._kept_at = now_us + KEPT_US
-                self._advance_kept()
+                self._kept_at = now_us + max(KEPT_US, self._advance_kept() * KEPT_ROW_US)
             out += self.subscriptions.flush(now_us)
             out += self._save_delivered()
         else:
@@ -525,16 +525,31 @@ class Hosting:
                     out.append(silence)
         return out
 
-    def _advance_kept(self) -> None:
-        """A token kept here advances over silence without a message, if all that was sent was consumed."""
-        for pubend, held in self._pubends.items():
-            latest = held.constream.latest_delivered
-            for number in held.constream.members:
-                one = self.subscriptions.by_id(number)
-                cursor = one.cursors[pubend]
-                if one.kept_here and cursor.released >= cursor.last_event:
+    def _advance_kept(self) -> int:
+        """Tokens kept here advance over silence without a message: of those connected if all that was sent
+        was consumed, of the others while the PFS has nothing for them. How many did."""
+        advanced = 0
+        for one in self.subscriptions:
+            if not one.kept_here or one.moved_at is not None:
+                continue
+            for pubend, cursor in one.cursors.items():
+                held = self._pubends.get(pubend)
+                if held is None or not held.filtering.recovered:
+                    continue
+                latest = held.constream.latest_delivered
+                if latest > cursor.released and self._is_silent(held, one.id, cursor):
                     cursor.heard(latest)
                     self.subscriptions.release(one, pubend, latest)
+                    advanced += 1
+        return advanced
+
+    @staticmethod
+    def _is_silent(held: Followed, number: int, cursor: Cursor) -> bool:
+        """All that the subscription has not acknowledged is silence."""
+        if number in held.constream:
+            return cursor.released >= cursor.last_event
+        away = number not in held.catchups
+        return away and cursor.released >= cursor.since and held.filtering.silent(number, cursor.released)
 
     def _save_delivered(self) -> list[Output]:
         """latestDelivered, after the checkpoint that remembers holes below it."""
