@@ -235,6 +235,10 @@ class Broker:
             me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
         )
         self._peers: dict[int, Peer] = {}  # connections that are up
+        # Plain events change no deadline and leave no room anything to do at the end of a turn: a turn of
+        # nothing else goes without `_upkeep` until its time comes.
+        self._stirred = True  # something else happened in the turn under way
+        self._upkeep_us = now_us
         self._counters = {
             "bytes_in_total": 0,
             "frames_in_total": 0,
@@ -273,31 +277,51 @@ class Broker:
         for item in inputs:
             if type(item) is Received:
                 self._received(item.connection, item.frame, now_us)
-            elif type(item) is Opened:
-                self._out += self._links.opened(
-                    item.connection,
-                    dialled=item.dialled,
-                    certificate=item.certificate,
-                    loopback=item.loopback,
-                    now_us=now_us,
-                )
-            elif type(item) is Closed:
-                self._links.closed(item.connection, now_us)
-                self._down(item.connection, now_us)
-            elif type(item) is DialFailed:
-                self._links.dial_failed(item.address, now_us)
-            elif type(item) is FiltersRead:
-                ours = self._history.reads(item.tag)
-                self._out += (self._history if ours else self._tracer).read(item, now_us)
-            elif isinstance(item, StorageInput):
-                if isinstance(item, AppendFailed | SaveFailed):
-                    self._out.append(Note("warning", f"nothing is stored: {item.error}"))
-                self._out += self._durable.stored(item, now_us)
-                self._releasing.stored(item)
-                self._history.stored(item, now_us)
-                if self._host is not None:
-                    self._out += self._host.stored(item, now_us)
+            else:
+                self._stirred = True
+                self._happened(item, now_us)
         self._intake.settle(now_us)
+        awake = self._stirred or now_us >= self._upkeep_us
+        if awake:
+            self._upkeep(now_us)
+        kept = self._tracer.tick(now_us)
+        if awake or kept:
+            self._out += kept
+            self._out += self._history.tick(kept, now_us)
+            self._stirred, self._upkeep_us = False, self._upkeep_deadline()
+        out = self._out[:]
+        self._out.clear()
+        return out
+
+    def _happened(self, item: Input, now_us: int) -> None:
+        """Anything but a frame."""
+        if type(item) is Opened:
+            self._out += self._links.opened(
+                item.connection,
+                dialled=item.dialled,
+                certificate=item.certificate,
+                loopback=item.loopback,
+                now_us=now_us,
+            )
+        elif type(item) is Closed:
+            self._links.closed(item.connection, now_us)
+            self._down(item.connection, now_us)
+        elif type(item) is DialFailed:
+            self._links.dial_failed(item.address, now_us)
+        elif type(item) is FiltersRead:
+            ours = self._history.reads(item.tag)
+            self._out += (self._history if ours else self._tracer).read(item, now_us)
+        elif isinstance(item, StorageInput):
+            if isinstance(item, AppendFailed | SaveFailed):
+                self._out.append(Note("warning", f"nothing is stored: {item.error}"))
+            self._out += self._durable.stored(item, now_us)
+            self._releasing.stored(item)
+            self._history.stored(item, now_us)
+            if self._host is not None:
+                self._out += self._host.stored(item, now_us)
+
+    def _upkeep(self, now_us: int) -> None:
+        """The end of a turn, for the rooms whose state it changed or that have a deadline."""
         self._out += self._links.tick(now_us)
         for advertisement in self._topology.tick(now_us):
             self._flooding.topology((advertisement,))
@@ -316,20 +340,16 @@ class Broker:
             self._out += self._host.tick(now_us)
         self._out += self._releasing.tick(now_us)
         self._out += self._retiring.tick(now_us)
-        kept = self._tracer.tick(now_us)
-        self._out += kept
-        self._out += self._history.tick(kept, now_us)
-        out = self._out[:]
-        self._out.clear()
-        return out
 
-    def next_deadline(self) -> int:
+    def _upkeep_deadline(self) -> int:
         deadlines = [self._routing.next_deadline(), self._topology.next_deadline()]
         durable = (self._durable, self._releasing, self._retiring, self._history, self._host)
-        optional = [
-            room.next_deadline() for room in (self._links, self._tracer, *durable) if room is not None
-        ]
+        optional = [room.next_deadline() for room in (self._links, *durable) if room is not None]
         return min(deadlines + [deadline for deadline in optional if deadline is not None])
+
+    def next_deadline(self) -> int:
+        deadline_us = self._tracer.next_deadline()
+        return self._upkeep_us if deadline_us is None else min(self._upkeep_us, deadline_us)
 
     def shutdown(self, now_us: int) -> list[Effect]:
         """Say goodbye to everyone."""
@@ -355,6 +375,7 @@ class Broker:
             if kind in BATCH_KINDS:
                 self._on_batch(self._peers[connection], frame, now_us)
             else:
+                self._stirred = True
                 self._on_message(connection, decode(frame), now_us)
         except PeerError as error:
             self._refuse(connection, error)
@@ -436,8 +457,10 @@ class Broker:
     def _on_batch(self, peer: Peer, frame: bytes, now_us: int) -> None:
         batch = EventBatch.parse(frame, peer.limits)
         if frame_kind(frame) == Kind.PUBLISH:
+            self._stirred |= batch.durable
             self._intake.add(peer.connection, batch)
         else:
+            self._stirred = True
             self._out += self._routing.knowledge(peer.broker, batch, now_us)
             self._out += self._links.consumed(peer.connection, len(frame))
 
@@ -581,6 +604,8 @@ class Broker:
             room.check()
         if self._host is not None:
             self._host.check()
+        if self._upkeep_us > self._upkeep_deadline():
+            raise BugError("a room has a deadline before the one that is kept")
         self._flooding.check(
             {peer.broker: number for number, peer in self._peers.items() if peer.role == "broker"}
         )

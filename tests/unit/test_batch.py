@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from postroad import kernel
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable.knowledge import NOTHING, Segment
 from postroad.errors import BugError, PeerError, TooLargeError, UsageError
 from postroad.events import BatchBuilder, Event, EventBatch, Gap, empty_frame, topic_number
 from postroad.events.batch import HEADER_DTYPE, checksum
@@ -543,3 +545,12 @@ def test_a_publish_frame_may_ask_to_be_durable() -> None:
     assert EventBatch.parse(batch.restamped(kind=Kind.PUBLISH, channel=2), DEFAULT_LIMITS).durable
     stamped = batch.with_ticks(5, kind=Kind.KNOWLEDGE, pubend=1, start=4, channel=0)
     assert not EventBatch.parse(stamped.data, DEFAULT_LIMITS).durable
+
+
+def test_the_garbage_collector_does_not_walk_what_streams_hold() -> None:
+    """A hundred thousand single events held in memory must not stop a broker for a full collection."""
+    batch = EventBatch.parse(published(3), DEFAULT_LIMITS)
+    stamped = batch.with_ticks(5, kind=Kind.KNOWLEDGE, pubend=1, start=4, channel=0)
+    assert [stamped.tick(row) for row in range(3)] == stamped.headers["tick"].tolist() == [5, 6, 7]
+    assert not gc.is_tracked(stamped)
+    assert not gc.is_tracked(Segment(4, 7, NOTHING, stamped))

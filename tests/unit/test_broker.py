@@ -383,6 +383,19 @@ def test_every_restart_of_a_broker_makes_one_gap_and_its_dead_streams_go() -> No
     assert near.metrics()["streams"] == 2
 
 
+def test_a_broker_that_is_never_without_plain_events_keeps_its_deadlines() -> None:
+    """Turns of nothing but plain events go without upkeep, not longer than until it is due."""
+    net = Net(2, [(0, 1)])
+    idle, far, publisher = Client(net, 0), Client(net, 1), Client(net, 0)
+    far.subscribe(1, "t")
+    for number in range(700):
+        net.now_us += SECOND_US // 100
+        publisher.publish("t", str(number))
+    assert far.got() == numbers(0, 700)
+    assert idle.has(Ping), "it said nothing for 7 seconds"
+    assert not publisher.has(Ping)
+
+
 def test_an_idle_broker_has_a_deadline() -> None:
     """Without gaps and without subscriptions that wait, silence is what is due next."""
     now_us = 10 * SECOND_US

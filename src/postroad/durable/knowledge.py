@@ -17,11 +17,12 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from postroad.durable.spans import Span
 from postroad.errors import BugError
@@ -73,9 +74,11 @@ EVERYTHING: Final = Coverage({}, everything=True)
 NOTHING: Final = Coverage({})
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Knowledge about (start, end]. `batch` holds the D ticks, which increase; None means silence only."""
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """Knowledge about (start, end]. `batch` holds the D ticks, which increase; None means silence only.
+
+    There are very many in memory, none of them part of a cycle: the garbage collector must not walk them.
+    """
 
     start: int
     end: int

@@ -39,6 +39,7 @@ from postroad.kernel.layout import (
 from postroad.wire.frames import Kind, Limits
 
 _EXTENT: Final = struct.Struct("=I")
+_TICK: Final = struct.Struct("<q")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_TIME_MS: Final = 253_402_300_799_999  # the end of the year 9999, beyond which datetime does not go
 
@@ -121,24 +122,18 @@ def checksum(frame: bytes) -> int:
 
 
 @final
-class EventBatch:
+class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An immutable view of one checked batch frame.
 
     `data` is the whole frame, `count` its number of rows, and `extents` count + 1 u32 as bytes: where in
     `data` each row's heap begins, and where the last one ends. Kernel functions take `data` and `extents`.
+    The constructor trusts its arguments: use `parse` for bytes that came from outside. Streams hold very many
+    of these, which are part of no cycle: the garbage collector must not walk them.
     """
-
-    __slots__ = ("count", "data", "extents")
 
     data: bytes
     count: int
     extents: bytes
-
-    def __init__(self, data: bytes, count: int, extents: bytes) -> None:
-        """Trusts its arguments: use `parse` for bytes that came from outside."""
-        self.data = data
-        self.count = count
-        self.extents = extents
 
     @classmethod
     def parse(cls, data: bytes, limits: Limits, *, expect: Kind | None = None) -> EventBatch:
@@ -229,6 +224,10 @@ class EventBatch:
     def id(self, row: int) -> bytes:
         at = self._header_of(row)
         return self.data[at : at + ID_BYTES]
+
+    def tick(self, row: int) -> int:
+        tick: int = _TICK.unpack_from(self.data, self._header_of(row) + ID_BYTES)[0]
+        return tick
 
     def topic(self, row: int) -> str:
         _, _, _, length, *_ = EVENT_HEADER.unpack_from(self.data, self._header_of(row))

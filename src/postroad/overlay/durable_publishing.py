@@ -193,7 +193,7 @@ class DurablePublishing:
 
     def stage(self, now_us: int) -> list[Effect]:
         """Frames of this turn, and those that waited for room, become records."""
-        for number in self._open:
+        for number in self._open if self._frames else ():
             pubend = self._pubends[number]
             frames = [frame for frame in self._frames.pop(number, []) if self._owns(pubend, frame)]
             taken = 0

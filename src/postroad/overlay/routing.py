@@ -144,6 +144,8 @@ class Routing:
         """Give these events their ticks and send them wherever they are wanted."""
         stream = self._streams[self.pubend.id]
         self._spread(stream, self.pubend.publish(batches, now_us), now_us)
+        for neighbour in self._neighbours.values():
+            self._feeder.flush_silences(neighbour)
         return self._take()
 
     def open_durable(self, pubend: DurablePubend) -> list[Effect]:
@@ -565,7 +567,7 @@ class Routing:
     def _deliver(self, stream: Stream, segment: Segment, now_us: int) -> None:
         batch = segment.batch
         if batch is not None and batch.count and not is_history(stream.id):
-            self.delays[is_volatile(stream.id)].observe(now_us - int(batch.headers["tick"][-1]))
+            self.delays[is_volatile(stream.id)].observe(now_us - batch.tick(batch.count - 1))
         self._out += self._delivery.deliver(stream.id, segment.start, segment.end, batch)
 
     # ---- time
