@@ -46,17 +46,26 @@ def to_boxes(condition: Condition) -> tuple[Box, ...]:
 
 
 def _boxes(node: Condition, *, negated: bool) -> list[Box]:
-    match node:
-        case tree.And() | tree.Or():
-            alternatives = [_boxes(item, negated=negated) for item in node.items]
-            if isinstance(node, tree.And) is not negated:
-                return _product(alternatives)
-            return _bounded([box for boxes in alternatives for box in boxes])
-        case tree.Not():
-            return _boxes(node.item, negated=not negated)
-        case tree.Constant():
-            return [_ALWAYS] if node.value is (not negated) else []
-    return _atom(node, negated)
+    # Every subscription comes through here. `match` over classes takes several times as long as isinstance.
+    if isinstance(node, tree.And):
+        return _sum(node.items, negated) if negated else _product(node.items, negated)
+    if isinstance(node, tree.Or):
+        return _product(node.items, negated) if negated else _sum(node.items, negated)
+    if isinstance(node, tree.Not):
+        return _boxes(node.item, negated=not negated)
+    if isinstance(node, tree.Constant):
+        return [_ALWAYS] if node.value is (not negated) else []
+    found = _constraint(node, negated)
+    if found is not None:
+        name, domain = found
+        return [] if domain.empty else [Box({name: domain}, ())]
+    if isinstance(node, tree.Like) and isinstance(node.operand, tree.Attribute):
+        return _like(node, node.operand.name, negated)
+    return _opaque(node, negated)
+
+
+def _sum(items: tuple[Condition, ...], negated: bool) -> list[Box]:
+    return _bounded([box for item in items for box in _boxes(item, negated=negated)])
 
 
 def _bounded(boxes: list[Box]) -> list[Box]:
@@ -65,56 +74,70 @@ def _bounded(boxes: list[Box]) -> list[Box]:
     return boxes
 
 
-def _product(alternatives: list[list[Box]]) -> list[Box]:
-    # Most conditions have a single alternative throughout: one pass into one dictionary.
-    single = _all([boxes[0] for boxes in alternatives if len(boxes) == 1])
-    found = [] if single is None else [single]
+def _product(items: tuple[Condition, ...], negated: bool) -> list[Box]:
+    """The boxes of a conjunction. Constraints on single attributes, mostly all there is, make no boxes."""
+    joined: dict[str, Domain] = {}
+    alternatives: list[list[Box]] = []
+    for item in items:
+        found = _constraint(item, negated)
+        if found is None:
+            alternatives.append(_boxes(item, negated=negated))
+        elif not _meet_into(joined, *found):
+            return []
+    single = _all([Box(joined, ()), *[boxes[0] for boxes in alternatives if len(boxes) == 1]])
+    product = [] if single is None else [single]
     for boxes in alternatives:
         if len(boxes) == 1:
             continue
-        found = [both for first in found for second in boxes if (both := _all([first, second])) is not None]
-        _bounded(found)
-    return found
+        product = [
+            both for first in product for second in boxes if (both := _all([first, second])) is not None
+        ]
+        _bounded(product)
+    return product
+
+
+def _meet_into(joined: dict[str, Domain], name: str, domain: Domain) -> bool:
+    """Whether anything is left of what the attribute may be."""
+    known = joined.get(name)
+    if known is not None:
+        domain = meet(known, domain)
+    joined[name] = domain
+    return not domain.empty
 
 
 def _all(boxes: list[Box]) -> Box | None:
     """The box of what is in all of these; None if nothing is."""
+    if len(boxes) == 1:
+        return boxes[0]
     joined: dict[str, Domain] = {}
     opaque: dict[Condition, None] = {}
     for box in boxes:
         for name, domain in box.domains.items():
-            known = joined.get(name)
-            if known is not None:
-                domain = meet(known, domain)
-                if domain.empty:
-                    return None
-            joined[name] = domain
+            if not _meet_into(joined, name, domain):
+                return None
         for item in box.opaque:
             opaque[item] = None
     return Box(joined, tuple(opaque))
 
 
-def _single(name: str, domain: Domain) -> list[Box]:
-    return [] if domain.empty else [Box({name: domain}, ())]
+def _constraint(node: Condition, negated: bool) -> tuple[str, Domain] | None:
+    """The attribute and its values, if that is all there is to the condition; LIKE may be more."""
+    if isinstance(node, tree.Compare):
+        if isinstance(node.left, tree.Attribute) and isinstance(node.right, tree.Constant):
+            operator = tree.NEGATED[node.operator] if negated else node.operator
+            return node.left.name, domains.compared(operator, node.right)
+    elif isinstance(node, tree.In):
+        if isinstance(node.operand, tree.Attribute):
+            return node.operand.name, domains.listed(node.values, negated=negated)
+    elif isinstance(node, tree.Attribute):
+        return node.name, Domain(booleans=domains.FALSE_BIT if negated else domains.TRUE_BIT)
+    elif isinstance(node, tree.IsNull):
+        return node.name, domains.PRESENT if negated else domains.MISSING
+    return None
 
 
-def _atom(node: Condition, negated: bool) -> list[Box]:
-    match node:
-        case tree.Compare(operator, tree.Attribute(name), tree.Constant() as literal):
-            return _single(name, domains.compared(tree.NEGATED[operator] if negated else operator, literal))
-        case tree.Attribute(name):
-            return _single(name, Domain(booleans=domains.FALSE_BIT if negated else domains.TRUE_BIT))
-        case tree.IsNull(name):
-            return _single(name, domains.PRESENT if negated else domains.MISSING)
-        case tree.In(tree.Attribute(name), members):
-            return _single(name, domains.listed(members, negated=negated))
-        case tree.Like(tree.Attribute(name), pattern, escape):
-            return _like(node, name, pattern, escape, negated)
-    return _opaque(node, negated)
-
-
-def _like(node: Condition, name: str, pattern: str, escape: str, negated: bool) -> list[Box]:
-    parts = like_parts(pattern, escape)
+def _like(node: tree.Like, name: str, negated: bool) -> list[Box]:
+    parts = like_parts(node.pattern, node.escape)
     plain = next((at for at, part in enumerate(parts) if not part), len(parts))
     prefix = "".join(part or "" for part in parts[:plain])
     if plain == len(parts):
@@ -124,7 +147,8 @@ def _like(node: Condition, name: str, pattern: str, escape: str, negated: bool) 
         if any(part != "" for part in parts[plain:]):
             domain = domains.TEXT if negated else exact
             return [Box({name: domain}, (tree.Not(node) if negated else node,))]
-    return _single(name, domains.minus(domains.TEXT, exact) if negated else exact)
+    domain = domains.minus(domains.TEXT, exact) if negated else exact
+    return [] if domain.empty else [Box({name: domain}, ())]
 
 
 def _opaque(node: Condition, negated: bool) -> list[Box]:

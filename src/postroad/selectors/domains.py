@@ -134,20 +134,21 @@ def compared(operator: CompareOperator, literal: Constant) -> Domain:
 def _ordered(operator: CompareOperator, value: Any, least: Cut, end: Cut | None) -> Spans:
     below: Cut = (value, 0)
     above: Cut = (value, 1)
+    span: Span
     match operator:
         case "=":
-            spans: Spans = ((below, above),)
+            span = (below, above)
         case "<":
-            spans = ((least, below),)
+            span = (least, below)
         case "<=":
-            spans = ((least, above),)
+            span = (least, above)
         case ">":
-            spans = ((above, end),)
+            span = (above, end)
         case ">=":
-            spans = ((below, end),)
+            span = (below, end)
         case _:
-            spans = ((least, below), (above, end))
-    return tuple(span for span in spans if _before(span[0], span[1]))
+            return _ordered("<", value, least, end) + _ordered(">", value, least, end)
+    return (span,) if _before(*span) else ()
 
 
 def listed(members: tuple[Constant, ...], *, negated: bool) -> Domain:
