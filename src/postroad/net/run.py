@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import secrets
@@ -226,6 +227,9 @@ async def _serve(node: _Node) -> int:
         await http.start(node.metrics)
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
+    # Modules and what was made so far stay: full collections, which stop the broker, need not walk them.
+    gc.collect()
+    gc.freeze()
     await server.start(node.listener)
     LOGGER.info(
         "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",
