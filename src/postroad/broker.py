@@ -375,7 +375,6 @@ class Broker:
             if kind in BATCH_KINDS:
                 self._on_batch(self._peers[connection], frame, now_us)
             else:
-                self._stirred = True
                 self._on_message(connection, decode(frame), now_us)
         except PeerError as error:
             self._refuse(connection, error)
@@ -383,11 +382,14 @@ class Broker:
     def _on_message(self, connection: int, message: Message, now_us: int) -> None:
         effects, arrived, consumed = self._links.received(connection, message, now_us)
         self._out += effects
+        if consumed and arrived is None and not isinstance(message, Credit):
+            return  # nobody else needs to know of pings
+        self._stirred = True
         if arrived is not None:
             self._up(arrived, now_us)
         elif isinstance(message, Credit):
             self._on_credit(connection)
-        elif not consumed:
+        else:
             peer = self._peers[connection]
             if peer.role == "broker":
                 self._on_broker(peer, message, now_us)

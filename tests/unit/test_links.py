@@ -14,7 +14,7 @@ from postroad.overlay import links as module
 from postroad.overlay.access import AuthConfig, Rule, hash_token
 from postroad.overlay.connection import TAKES, Phase
 from postroad.overlay.effects import Close, Dial, Effect, Send
-from postroad.overlay.links import Links, LinkSettings, Peer
+from postroad.overlay.links import MAX_DUE, Links, LinkSettings, Peer
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
@@ -341,6 +341,17 @@ def test_silence_is_asked_about_and_then_believed() -> None:
     assert close is not None
     assert isinstance(close.error, UnavailableError)
     assert "15.0 s" in str(close.error)
+
+
+def test_many_that_are_quiet_at_once_are_asked_turn_by_turn() -> None:
+    """Hundreds of clients that came together must not hold up the events of one turn."""
+    links = make()
+    for connection in range(3 * MAX_DUE - 1):
+        accept(links, connection, hello())
+    due = NOW + 5 * SECOND_US
+    asked = [len(sent(links.tick(due + turn))) for turn in range(4)]
+    assert asked == [MAX_DUE, MAX_DUE, MAX_DUE - 1, 0]
+    assert links.next_deadline() > due
 
 
 def test_anything_heard_keeps_a_connection() -> None:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkSettings", "Links", "Peer"]
 
 MAX_PUBLISHERS: Final = 100_000  # numbers and keys remembered for clients that come back
+MAX_DUE: Final = 32  # timers looked at in a turn: clients that came together are quiet together, events not
 _MAX_U32: Final = (1 << 32) - 1
 _PUBLISHER_DRAWS: Final = 64
 _CREDIT_SHARE: Final = 4  # credit goes back once this part of the window is due
@@ -466,7 +467,9 @@ class Links:
     def tick(self, now_us: int) -> list[Effect]:
         """Pings, dead peers, handshakes that take too long, and addresses to dial."""
         effects: list[Effect] = []
-        while self._timers and self._timers[0][0] <= now_us:
+        for _ in range(MAX_DUE):
+            if not self._timers or self._timers[0][0] > now_us:
+                break
             due_us, number = heapq.heappop(self._timers)
             state = self._connections.get(number)
             if state is None or state.phase is Phase.CLOSING or state.timer_us != due_us:
