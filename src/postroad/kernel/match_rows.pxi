@@ -187,6 +187,9 @@ cdef class Matcher:
                 if cell.item != NULL:
                     POSTROAD_PREFETCH(as_bucket(cell.item))
                     POSTROAD_PREFETCH(<char*>as_bucket(cell.item) + 64)
+                    if is_handful(cell.item):
+                        POSTROAD_PREFETCH(<char*>as_bucket(cell.item) + 128)
+                        POSTROAD_PREFETCH(<char*>as_bucket(cell.item) + 192)
                     self.hash[present] = <uint64_t><uintptr_t>cell.item
                     present += 1
             start = end
@@ -287,6 +290,7 @@ cdef class Matcher:
                         continue
                 self.add_hit(conjunction.selector, row.number)
                 POSTROAD_PREFETCH(&index.selection[conjunction.selector])
+                POSTROAD_PREFETCH(<char*>&index.selection[conjunction.selector + 1] - 1)
             start = row.candidates
             patterns = row.patterns
         return 0
@@ -313,6 +317,7 @@ cdef class Matcher:
             selection = &index.selection[self.hit[at].selector]
             if selection.targets == 1:
                 POSTROAD_PREFETCH(&index.target[targets_of(selection)[0]])
+                POSTROAD_PREFETCH(<char*>&index.target[targets_of(selection)[0] + 1] - 1)
         for at in range(self.hits):
             row = self.hit[at].row
             selection = &index.selection[self.hit[at].selector]

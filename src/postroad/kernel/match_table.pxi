@@ -92,7 +92,7 @@ cdef int table_set(Table* table, uint64_t hash, void* item) except -1:
     """Puts an item under a hash that may be there or not."""
     cdef Cell* cell = table_find(table, hash)
     if cell.item == NULL:
-        if (table.used + 1) * 10 > (table.mask + 1) * 7:
+        if (table.used + 1) * 2 > table.mask + 1:
             table_resize(table, 2 * (table.mask + 1))
             cell = table_find(table, hash)
         table.used += 1
