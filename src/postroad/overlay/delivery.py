@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -111,21 +112,16 @@ class _Stream:
         self.late: dict[int, int] = {}  # subscription key -> tick it begins at, where that is after `end`
 
 
-class _Cut:
+class _Cut(msgspec.Struct, gc=False):
     """Some rows of a batch, and the frames made of them so far."""
 
-    __slots__ = ("batch", "count", "end", "frames", "pubend", "rows", "start")
-
-    def __init__(
-        self, batch: EventBatch | None, rows: NDArray[np.uint32] | None, pubend: int, start: int, end: int
-    ) -> None:
-        self.batch = batch  # None: the span is lost
-        self.rows = rows
-        self.count = 0 if rows is None else len(rows)
-        self.pubend = pubend
-        self.start = start
-        self.end = end
-        self.frames: dict[int, bytes] = {}  # by subscription number
+    batch: EventBatch | None  # None: the span is lost
+    rows: NDArray[np.uint32] | None
+    count: int  # of rows
+    pubend: int
+    start: int
+    end: int
+    frames: dict[int, bytes] = {}  # by subscription number; every cut gets its own
 
     def frame(self, number: int) -> bytes:
         made = self.frames.get(number)
@@ -324,8 +320,8 @@ class Delivery:
         frames = events = 0
         tell = self._sent
         for rows, targets in self._index.match(batch):
-            cut = _Cut(batch, rows, pubend, start, end)
-            count = cut.count
+            count = len(rows)
+            cut = _Cut(batch, rows, count, pubend, start, end)
             names: list[str] = []
             number, frame, size = -1, b"", 0
             for key in targets:
@@ -360,12 +356,13 @@ class Delivery:
         if begin is None or begin >= cut.end:
             return
         if begin > cut.start:
-            rows = cut.rows
+            rows, count = cut.rows, 0
             if cut.batch is not None and rows is not None:
                 rows = rows[cut.batch.headers["tick"][rows] > begin]
-                if not len(rows):
+                count = len(rows)
+                if not count:
                     return
-            cut = _Cut(cut.batch, rows, cut.pubend, begin, cut.end)
+            cut = _Cut(cut.batch, rows, count, cut.pubend, begin, cut.end)
         self._offer(subscription, cut, effects)
 
     def _offer(self, subscription: _Subscription, cut: _Cut, effects: list[Effect]) -> None:
@@ -383,7 +380,7 @@ class Delivery:
             return []
         self._advance(stream, pubend, start, end)
         effects: list[Effect] = []
-        cut = _Cut(None, None, pubend, start, end)
+        cut = _Cut(None, None, 0, pubend, start, end)
         for subscription in self._subscriptions.values():
             if subscription.active & stream.bit:
                 self._offer(subscription, cut, effects)

@@ -74,7 +74,7 @@ class Intake:
             if peer is None:
                 continue  # it went away, or was sent away, within this turn
             try:
-                self._check_publish(peer, batch)
+                whose = self._check_publish(peer, batch)
             except PeerError as error:
                 self._refuse(connection, error)
                 continue
@@ -83,10 +83,11 @@ class Intake:
                 self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
             else:
                 # What is durable is remembered by its pubend, across restarts.
-                fresh = batch if batch.durable else self._publishers.fresh(peer, batch)
+                durable = batch.durable
+                fresh = batch if durable else self._publishers.fresh(whose, batch)
                 if fresh is not None and self._clocks is not None:
                     self._check_clock(self._clocks, peer, fresh, now_us)
-                if batch.durable:
+                if durable:
                     self._durable.publish(connection, batch)
                     continue
                 if fresh is not None:
@@ -127,11 +128,13 @@ class Intake:
         if correction_us is not None:
             self._send(peer.connection, Skew(correction_us=correction_us))
 
-    def _check_publish(self, peer: Peer, batch: EventBatch) -> None:
-        self._publishers.check(peer, batch)
+    def _check_publish(self, peer: Peer, batch: EventBatch) -> bytes:
+        """Whose ids its events have."""
+        whose = self._publishers.check(peer, batch)
         for topic in batch.topics():
             if not self._links.may_publish(peer.connection, topic):
                 raise DeniedError(f"{peer.principal or 'anonymous'} may not publish to {topic}")
+        return whose
 
     def _send(self, connection: int, message: Message) -> None:
         self._out.append(Send(connection, encode(message)))

@@ -132,8 +132,8 @@ class Publishers:
         """Of what the broker publishes about itself in this start."""
         return self._start << COUNT_BITS
 
-    def check(self, peer: Peer, batch: EventBatch) -> None:
-        """PeerError unless the ids of a publish frame can be this peer's."""
+    def check(self, peer: Peer, batch: EventBatch) -> bytes:
+        """Whose ids those of a publish frame are; PeerError unless they can be this peer's."""
         if batch.count == 0 or batch.pubend:
             raise PeerError("a publish frame without events, or one that names a pubend")
         if batch.count > 1:
@@ -144,23 +144,21 @@ class Publishers:
             if not bool((rests[1:] > rests[:-1]).all()):
                 raise PeerError("a publish frame whose ids do not increase")
         prefix = batch.id(0)[:8]
-        if prefix == self._prefix(peer):
-            return
+        if prefix == (peer.publisher << 32 | self._me).to_bytes(8, "big"):  # drawn here
+            return prefix
         publisher, broker = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:], "big")
         if broker == self._me and publisher >> COUNT_BITS == self._start:
             raise PeerError("a publish frame with the ids of another publisher of this broker")
+        return prefix + peer.publisher.to_bytes(4, "big")
 
-    def fresh(self, peer: Peer, batch: EventBatch) -> EventBatch | None:
+    def fresh(self, whose: bytes, batch: EventBatch) -> EventBatch | None:
         """The events of a checked frame that were not accepted before, None if all were."""
-        first = batch.id(0)
-        key, rest = first[:8], first[8:]
+        rest = batch.id(0)[8:]
         last = rest if batch.count == 1 else batch.id(batch.count - 1)[8:]
-        if key != self._prefix(peer):
-            key += peer.publisher.to_bytes(4, "big")
-        held = self._last_ids.get(key, b"")
+        held = self._last_ids.get(whose, b"")
         if last > held:
-            self._last_ids[key] = last
-            self._last_ids.move_to_end(key)
+            self._last_ids[whose] = last
+            self._last_ids.move_to_end(whose)
             if len(self._last_ids) > MAX_PUBLISHERS:
                 self._last_ids.popitem(last=False)
         if rest > held:
@@ -168,7 +166,3 @@ class Publishers:
         repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
         self.repeated += repeats
         return None if repeats == batch.count else batch.slice(repeats, batch.count)
-
-    def _prefix(self, peer: Peer) -> bytes:
-        """How the ids begin that this peer draws here."""
-        return (peer.publisher << 32 | self._me).to_bytes(8, "big")
