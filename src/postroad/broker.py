@@ -26,7 +26,7 @@ from postroad.errors import (
     shorten,
 )
 from postroad.events.batch import EventBatch
-from postroad.ids import is_history, pubend_text
+from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.connection import SHUTTING_DOWN
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
@@ -235,9 +235,10 @@ class Broker:
             me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
         )
         self._peers: dict[int, Peer] = {}  # connections that are up
-        # Plain events change no deadline and leave no room anything to do at the end of a turn: a turn of
-        # nothing else goes without `_upkeep` until its time comes.
+        # Plain events leave no room anything to do at the end of a turn, but for routing if a neighbour sent
+        # them: a turn of nothing else goes without `_upkeep` until its time comes.
         self._stirred = True  # something else happened in the turn under way
+        self._learned = False  # a neighbour sent events in the turn under way
         self._upkeep_us = now_us
         self._counters = {
             "bytes_in_total": 0,
@@ -284,6 +285,10 @@ class Broker:
         awake = self._stirred or now_us >= self._upkeep_us
         if awake:
             self._upkeep(now_us)
+        elif self._learned:
+            self._out += self._routing.settle(now_us)
+            self._upkeep_us = min(self._upkeep_us, self._routing.next_deadline())
+        self._learned = False
         kept = self._tracer.tick(now_us)
         if awake or kept:
             self._out += kept
@@ -462,7 +467,8 @@ class Broker:
             self._stirred |= batch.durable
             self._intake.add(peer.connection, batch)
         else:
-            self._stirred = True
+            self._learned = True
+            self._stirred |= not is_volatile(batch.pubend)
             self._out += self._routing.knowledge(peer.broker, batch, now_us)
             self._out += self._links.consumed(peer.connection, len(frame))
 
