@@ -13,6 +13,7 @@ costs a redundant advertisement, never an event.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Final
 
 from postroad.errors import BugError
@@ -79,25 +80,38 @@ def _levels(pattern: str) -> list[str]:
     return ["+", "#"] if pattern == "#" else pattern.split("/")
 
 
+_NONE: Final[dict[Any, Any]] = {}  # for those that have none, which are most; never written to
+
+
 class _Node:
     """The advertised selectors of one topic pattern, and the patterns that go on from it."""
 
-    __slots__ = ("by_equality", "by_set", "children", "held")
+    __slots__ = ("by_equality", "by_set", "children")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}  # by the next level
-        self.held: _Held = {}
-        self.by_set: dict[_Set, _Held] = {}  # `held` by all equalities they demand
-        self.by_equality: dict[_Equality, _Held] = {}  # `held` by each equality they demand
+        self.children: dict[str, _Node] = _NONE  # by the next level
+        self.by_set: dict[_Set, _Held] = _NONE  # by all equalities they demand
+        self.by_equality: dict[_Equality, _Held] = _NONE  # by each equality they demand
+
+    def child(self, level: str) -> _Node:
+        found = self.children.get(level)
+        if found is None:
+            if not self.children:
+                self.children = {}
+            found = self.children[level] = _Node()
+        return found
 
     def add(self, own: OwnSelector) -> None:
-        self.held[own.entry] = own
+        if not self.by_set:
+            self.by_set = {}
         self.by_set.setdefault(own.equalities, {})[own.entry] = own
+        if own.equalities and not self.by_equality:
+            self.by_equality = {}
         for equality in own.equalities:
             self.by_equality.setdefault(equality, {})[own.entry] = own
 
     def remove(self, own: OwnSelector) -> None:
-        del self.held[own.entry], self.by_set[own.equalities][own.entry]
+        del self.by_set[own.equalities][own.entry]
         if not self.by_set[own.equalities]:
             del self.by_set[own.equalities]
         for equality in own.equalities:
@@ -105,11 +119,11 @@ class _Node:
             if not self.by_equality[equality]:
                 del self.by_equality[equality]
 
-    def demanding(self, demanded: _Set) -> _Held:
+    def demanding(self, demanded: _Set) -> Iterator[OwnSelector]:
         """Those that demand these equalities, and others that demand one of them."""
         if not demanded:
-            return self.held
-        return min((self.by_equality.get(equality, {}) for equality in demanded), key=len)
+            return chain.from_iterable(held.values() for held in self.by_set.values())
+        return iter(min((self.by_equality.get(one, _NONE) for one in demanded), key=len).values())
 
 
 class Covering:
@@ -127,7 +141,7 @@ class Covering:
         if own.selector.topic:
             node = self._root
             for level in _levels(own.selector.topic):
-                node = node.children.setdefault(level, _Node())
+                node = node.child(level)
         node.add(own)
 
     def remove(self, own: OwnSelector) -> None:
@@ -140,7 +154,7 @@ class Covering:
         node.remove(own)
         for parent, level in reversed(path):
             child = parent.children[level]
-            if child.children or child.held:
+            if child.children or child.by_set:
                 break
             del parent.children[level]
 
@@ -172,17 +186,17 @@ class Covering:
         found: list[OwnSelector] = []
         failures = idle = 0
         for node in self._narrower_nodes(own.selector.topic):
-            candidates = node.demanding(own.equalities)
-            idle = 0 if candidates else idle + 1
-            if idle == IDLE_NODES:
-                break
-            for candidate in candidates.values():
+            idle += 1
+            for candidate in node.demanding(own.equalities):
+                idle = 0
                 if covers(own.selector, candidate.selector):
                     found.append(candidate)
                     continue
                 failures += 1
                 if self._give_up(failures):
                     return found
+            if idle == IDLE_NODES:
+                break
         return found
 
     def _wider_nodes(self, topic: str) -> Iterator[_Node]:
@@ -234,10 +248,10 @@ class Covering:
         """BugError unless exactly these are held, each where it belongs."""
         held: _Held = {}
         for node in self._narrower_nodes(""):
-            held |= node.held
-            for entry, own in node.held.items():
+            for own in node.demanding(()):
+                held[own.entry] = own
                 places = [node.by_set[own.equalities], *(node.by_equality[one] for one in own.equalities)]
-                if any(place.get(entry) is not own for place in places):
-                    raise BugError(f"advertised entry {entry} is misfiled")
+                if any(place.get(own.entry) is not own for place in places):
+                    raise BugError(f"advertised entry {own.entry} is misfiled")
         if held != {own.entry: own for own in advertised}:
             raise BugError("the arrangement by pattern does not hold what is advertised")

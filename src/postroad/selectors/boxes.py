@@ -30,6 +30,7 @@ class Box(msgspec.Struct, frozen=True):
 
 
 _ALWAYS: Final = Box({}, ())
+_EVERYTHING: Final = (_ALWAYS,)  # shared by all who select by topic alone
 
 
 class _TooManyError(Exception):
@@ -38,6 +39,8 @@ class _TooManyError(Exception):
 
 def to_boxes(condition: Condition) -> tuple[Box, ...]:
     """No box means that the condition is never true."""
+    if condition is tree.TRUE:
+        return _EVERYTHING
     try:
         found = _boxes(condition, negated=False)
     except _TooManyError:
