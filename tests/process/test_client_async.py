@@ -266,9 +266,9 @@ def test_a_reader_with_much_unread_outlives_broken_connections(
                 # Unless it waits for room, all of it comes, or as much as the window takes.
                 if not reader._core.inbox.waits:
                     await until(lambda: sum(taken for _, taken in events._queue) >= 2 << 20)
-                dials = reader._sockets
+                dials = reader._dialled
                 proxy.blip()
-                await until(lambda: reader._sockets > dials and reader.connected)  # noqa: B023
+                await until(lambda: reader._dialled > dials and reader.connected)  # noqa: B023
             assert 2 << 20 <= sum(taken for _, taken in events._queue) < 10 << 20
             read = 0
             while read < min(unread[0], 300):

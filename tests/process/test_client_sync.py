@@ -37,6 +37,11 @@ def test_publish_and_subscribe(brokers: Brokers) -> None:
             client.flush()
             found = [event.payload for event in islice(events, 3000) if isinstance(event, postroad.Event)]
             assert found == [str(n).encode() for n in range(3000)]
+        with client.subscribe("whole") as events:
+            client.publish_many(("whole", str(n)) for n in range(10))
+            batches = (one for some in events.batches() for one in some)
+            rows = (row for one in batches if isinstance(one, postroad.EventBatch) for row in one.events())
+            assert [event.payload for event in islice(rows, 10)] == [str(n).encode() for n in range(10)]
         with client.subscribe("quiet", timeout=0.1) as events:
             assert list(events) == []  # a loop ends after so long without an event
         assert client.request("status")["name"] == "b1"
@@ -44,6 +49,30 @@ def test_publish_and_subscribe(brokers: Brokers) -> None:
             client.subscribe(where="price >")
     with pytest.raises(postroad.UsageError):
         client.publish("a", b"closed")
+
+
+def test_closing_twice_and_in_any_order_is_no_error(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    with postroad.sync.connect(address) as client:
+        with client.subscribe("a") as events:
+            client.close()
+            with pytest.raises(postroad.UsageError, match="closed"):
+                events.get(timeout=60)
+            assert list(events) == list(events.batches()) == []
+            events.close()
+        client.close()
+
+
+def test_a_reader_in_another_thread_ends_when_the_client_is_closed(brokers: Brokers) -> None:
+    address = brokers.start("b1").address
+    client = postroad.sync.connect(address)
+    events = client.subscribe("a")
+    seen: list[object] = []
+    reader = threading.Thread(target=lambda: seen.append(list(events)), daemon=True)
+    reader.start()
+    client.close()
+    reader.join(60)
+    assert seen == [[]]
 
 
 def test_any_thread_may_use_it(brokers: Brokers) -> None:

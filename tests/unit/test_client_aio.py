@@ -346,3 +346,16 @@ def test_the_public_names_are_there() -> None:
     assert set(postroad.__all__) <= set(dir(postroad))
     with pytest.raises(AttributeError):
         _ = postroad.nonsense
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+def test_what_is_no_name_of_a_host_is_said_at_once(host: str) -> None:
+    """Such a name fails before anybody is asked for it, as a UnicodeError."""
+
+    async def test(broker: FakeBroker) -> None:
+        with pytest.raises(postroad.UnavailableError, match="not a name that a host can have"):
+            await postroad.connect(f"{host}:7420")
+        async with postroad.connect(f"{host}:7420,{broker.address}") as client:
+            assert client.broker == "fake"
+
+    run(test)

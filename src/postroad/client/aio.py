@@ -1,4 +1,4 @@
-"""The client for programs with an event loop: a socket and futures around `core`.
+"""The client for programs with an event loop: a connection and futures around `core`.
 
 Publishing only encodes and queues. The first publish of a turn schedules one flush at its end, which sends
 everything queued as one frame; a batch that is large enough goes out at once, so a program that publishes
@@ -12,33 +12,30 @@ import json
 import os
 import random
 import ssl
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import msgspec
 
 from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
+from postroad.client.arguments import check_mode, check_subscription, encode_payload, increasing
 from postroad.client.clock import now_us
+from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
 from postroad.client.receipt import Receipt
-from postroad.client.settings import CLIENT_LIMITS, ClientSettings
+from postroad.client.settings import ClientSettings
 from postroad.client.subscription import Subscription
-from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
-from postroad.ids import ID_BYTES, MessageId
-from postroad.net.tls import reason as tls_reason
-from postroad.net.tls import unheard as tls_unheard
+from postroad.ids import MessageId
 from postroad.overlay.effects import Close, Dial, Send
 from postroad.tracking.verdict import TraceResult
 from postroad.units import SECOND_US, size
-from postroad.wire.frames import Splitter
 
-DIAL_S: Final = 5.0
 CLOSE_S: Final = 2.0
 
 Payload = bytes | str
@@ -70,69 +67,6 @@ def connect(
     return Client(settings, tls=tls)
 
 
-def not_yet(what: str) -> UsageError:
-    return UsageError(f"this broker has no {what} yet")
-
-
-def _increasing(ids: Iterable[bytes]) -> Iterator[bytes]:
-    """Ids of a program's own, as a broker takes them."""
-    last = b""
-    for one in ids:
-        if len(one) != ID_BYTES or (last and one[:8] != last[:8]) or one <= last:
-            raise UsageError("ids are of 16 bytes, the first 8 the same in all of them, and increase")
-        last = one
-        yield one
-    raise UsageError("there are fewer ids than events")
-
-
-def _check_mode(mode: str) -> None:
-    if mode in ("plain", "durable"):
-        return
-    if mode == "best-effort":
-        raise not_yet(f"{mode} publishing")
-    raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
-
-
-def _encode_payload(payload: object) -> bytes:
-    if isinstance(payload, str):
-        return payload.encode()
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload)
-    raise UsageError(f"a payload is bytes or text, not {type(payload).__name__}")
-
-
-class _Socket(asyncio.Protocol):
-    """One connection: cuts frames for the client."""
-
-    def __init__(self, client: Client, number: int) -> None:
-        self.number = number
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._client = client
-        self._splitter = Splitter(CLIENT_LIMITS.batch_bytes, handshake=True)
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            frames = self._splitter.feed(data)
-        except PeerError as error:
-            self._client._socket_lost(self, error)
-            return
-        if frames:
-            number = self.number
-            self._client._handle([fx.Received(connection=number, frame=frame) for frame in frames])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        error = UnavailableError(f"the connection broke: {exc}") if exc is not None else None
-        if error is None and not self._splitter.begun:
-            error = UnavailableError(tls_unheard(self._client._tls, known=self._client._broker != ""))
-        self._client._socket_lost(self, error)
-        if not self.lost.done():
-            self.lost.set_result(None)
-
-
 class Client:
     """A connection to the network. Made by `connect`."""
 
@@ -141,8 +75,8 @@ class Client:
         self._outbox = self._core.outbox
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._socket: _Socket | None = None
-        self._sockets = 0  # opened so far
+        self._connection: Connection | None = None
+        self._dialled = 0  # so often
         self._dialling: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
@@ -205,7 +139,7 @@ class Client:
             await self._shut()
 
     async def _shut(self) -> None:
-        socket = self._socket
+        connection = self._connection
         for subscription in self._subscriptions.values():
             subscription._say()
         self._perform(self._core.close())
@@ -216,10 +150,10 @@ class Client:
         if self._dialling is not None:
             self._dialling.cancel()
             await asyncio.wait([self._dialling])
-        if socket is not None:
-            await asyncio.wait([socket.lost], timeout=CLOSE_S)
-            if not socket.lost.done() and socket.transport is not None:
-                socket.transport.abort()
+        if connection is not None:
+            await asyncio.wait([connection.over], timeout=CLOSE_S)
+            if not connection.over.done():
+                connection.abort()
 
     def _end(self, error: PostroadError | None) -> None:
         """Nothing will come any more."""
@@ -253,9 +187,9 @@ class Client:
         """
         durable = mode == "durable"
         if mode != "plain":
-            _check_mode(mode)
+            check_mode(mode)
         if type(payload) is not bytes:
-            payload = _encode_payload(payload)
+            payload = encode_payload(payload)
         if self._lost is not None or not self._outbox.room:
             await self._wait_for_room()
         identity = self._core.publish(topic, payload, attributes, now_us(), durable=durable)
@@ -297,8 +231,8 @@ class Client:
         16 bytes each: of one publisher, which no client has, and increasing. A durable pubend takes what is
         above the last id of that publisher, so a program that makes the same ids again repeats nothing.
         """
-        _check_mode(mode)
-        given = _increasing(ids) if ids is not None else repeat(b"")
+        check_mode(mode)
+        given = increasing(ids) if ids is not None else repeat(b"")
         count = 0
         durable = mode == "durable"
         frames: dict[asyncio.Future[None], None] = {}
@@ -307,7 +241,7 @@ class Client:
         for event in events:
             payload = event[1]
             if type(payload) is not bytes:
-                payload = _encode_payload(payload)
+                payload = encode_payload(payload)
             if self._lost is not None or not outbox.room:
                 await self._wait_for_room()
             attributes = event[2] if len(event) > 2 else None
@@ -381,18 +315,15 @@ class Client:
         them, and to another if that one goes without acknowledging it. Events with the same value of the
         attribute `key` are consumed in order.
         """
-        if durable == "":
-            raise UsageError("a durable subscription has a name")
-        if durable is None and (token is not None or since is not None):
-            raise UsageError("only a durable subscription has a token or begins in the past")
-        if (shared and (durable is None or token is not None)) or (key and not shared):
-            raise UsageError("`shared` needs a durable name and no token, and `key` needs `shared`")
-        if not isinstance(token, str | None) or not isinstance(since, datetime | None):
-            raise UsageError("`token` is the text of a checkpoint token, `since` a datetime")
-        if ack not in ("auto", "batch", "manual"):
-            raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
-        if overflow not in ("drop", "disconnect"):
-            raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
+        check_subscription(
+            durable=durable,
+            token=token,
+            ack=ack,
+            since=since,
+            shared=shared,
+            key=key,
+            overflow=overflow,
+        )
         return Subscription(
             self,
             topic=topic,
@@ -518,16 +449,16 @@ class Client:
             elif type(effect) is Close:
                 self._write(frames)
                 frames = []
-                if self._socket is not None and self._socket.transport is not None:
-                    self._socket.transport.close()
-                    self._socket = None
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
             else:
                 self._tell(effect)
         self._write(frames)
 
     def _write(self, frames: list[bytes]) -> None:
-        if frames and self._socket is not None and self._socket.transport is not None:
-            self._socket.transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        if frames and self._connection is not None:
+            self._connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _tell(self, effect: fx.Effect) -> None:
         match effect:
@@ -595,38 +526,27 @@ class Client:
         self._wake()
 
     async def _dial(self, address: str) -> None:
-        host, port = parse_address(address)
-        loop = asyncio.get_running_loop()
-        self._sockets += 1
-        number = self._sockets
-        try:
-            async with asyncio.timeout(DIAL_S):
-                _, socket = await loop.create_connection(
-                    lambda: _Socket(self, number), host, port, ssl=self._tls
-                )
-        except TimeoutError:
-            self._handle([fx.DialFailed(address=address, reason="no answer")])
-        except OSError as error:
-            self._handle([fx.DialFailed(address=address, reason=_reason(error))])
+        self._dialled += 1
+        connection = Connection(
+            self._dialled,
+            tls=self._tls,
+            known=self._broker != "",
+            received=self._received,
+            lost=self._connection_lost,
+        )
+        reason = await connection.open(address)
+        if reason:
+            self._handle([fx.DialFailed(address=address, reason=reason)])
         else:
-            if socket.lost.done():  # it was closed before we were told that it is open
-                self._handle([fx.DialFailed(address=address, reason="closed at once")])
-                return
-            self._socket = socket
-            self._handle([fx.Opened(connection=number)])
+            self._connection = connection
+            self._handle([fx.Opened(connection=connection.number)])
 
-    def _socket_lost(self, socket: _Socket, error: PostroadError | None) -> None:
-        if socket is self._socket:
-            self._socket = None
-            if socket.transport is not None:
-                socket.transport.close()
-            self._handle([fx.Closed(connection=socket.number, error=error)])
+    def _received(self, connection: Connection, frames: list[bytes]) -> None:
+        number = connection.number
+        self._handle([fx.Received(connection=number, frame=frame) for frame in frames])
 
-
-def _reason(error: OSError) -> str:
-    text = str(error)
-    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
-        return "connection refused"
-    if isinstance(error, ssl.SSLError):
-        return tls_reason(error)
-    return error.strerror or text
+    def _connection_lost(self, connection: Connection, error: PostroadError | None) -> None:
+        if connection is self._connection:
+            self._connection = None
+            connection.close()
+            self._handle([fx.Closed(connection=connection.number, error=error)])

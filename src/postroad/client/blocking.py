@@ -12,7 +12,7 @@ import itertools
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -32,11 +32,18 @@ PUBLISH_CHUNK: Final = 1024
 T = TypeVar("T")
 
 
+class _ClosedError(UsageError):
+    def __init__(self) -> None:
+        super().__init__("this client is closed")
+
+
 class _LoopThread:
-    """An event loop in a daemon thread."""
+    """An event loop in a daemon thread. Every call of it is answered, also those that come as it stops."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self._lock = threading.Lock()  # for the next one: nothing is handed to a loop that is told to stop
+        self.over = False
         self._thread = threading.Thread(target=self._run, name="postroad-client", daemon=True)
         self._thread.start()
 
@@ -44,29 +51,39 @@ class _LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            if tasks := asyncio.all_tasks(self._loop):  # other threads wait for these
+                for task in tasks:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         finally:
             self._loop.close()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it there and wait for its result. An interrupt (Ctrl-C) ends the wait and the work."""
-        if not self._thread.is_alive():
-            work.close()
-            raise UsageError("this client is closed")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self.over:
+                work.close()
+                raise _ClosedError
+            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise _ClosedError from None
         except BaseException:
             future.cancel()
             raise
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody can be told any more
-            self._loop.call_soon_threadsafe(work)
+        with self._lock:
+            if not self.over:  # else nobody can be told any more
+                self._loop.call_soon_threadsafe(work)
 
     def stop(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        with self._lock:
+            if not self.over:
+                self.over = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 def connect(
@@ -114,18 +131,16 @@ class Client:
         if kind is None:
             self.close()
         else:
-            self._shut()
+            self._end(self._client._shut())
 
     def close(self) -> None:
         """Wait until what was published is accepted, then go. Raises what flush would."""
-        try:
-            self._thread.call(self._client.close())
-        finally:
-            self._thread.stop()
+        self._end(self._client.close())
 
-    def _shut(self) -> None:
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            self._thread.call(self._client._shut())
+            with contextlib.suppress(_ClosedError):
+                self._thread.call(work)
         finally:
             self._thread.stop()
 
@@ -230,11 +245,13 @@ class Subscription:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.call(self._inner.__aexit__(kind, error, trace))
+        with contextlib.suppress(_ClosedError):
+            self._thread.call(self._inner.__aexit__(kind, error, trace))
 
     def close(self) -> None:
         """Unsubscribe. What was not read is dropped; what was is acknowledged, unless `ack` is "manual"."""
-        self._thread.call(self._inner.close())
+        with contextlib.suppress(_ClosedError):
+            self._thread.call(self._inner.close())
 
     def __iter__(self) -> Iterator[Event | Gap]:
         while True:
@@ -249,8 +266,9 @@ class Subscription:
     def batches(self) -> Iterator[list[EventBatch | Gap]]:
         """All that has come, a list at a time, as the encoded batches it came in."""
         source = self._inner.batches()
-        while (items := self._thread.call(anext(source, None))) is not None:
-            yield items
+        with contextlib.suppress(_ClosedError):
+            while (items := self._thread.call(anext(source, None))) is not None:
+                yield items
 
     def get(self, timeout: float | None = None) -> Event | Gap:
         """The next one; TimeoutError if none comes in `timeout` seconds."""
@@ -261,7 +279,10 @@ class Subscription:
 
     def _take(self, timeout: float | None) -> Event | Gap | None:
         while (event := self._inner._take()) is None:
-            item = self._thread.call(self._some(timeout))
+            try:
+                item = self._thread.call(self._some(timeout))
+            except _ClosedError:
+                return None
             if not isinstance(item, EventBatch):
                 return item
         return event
