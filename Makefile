@@ -21,9 +21,11 @@ $(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is older"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "installing python3-venv"; apt-get update -qq && apt-get install -y -qq python3-venv; }
 	@command -v cc >/dev/null || { echo "installing a C compiler for the kernel"; apt-get update -qq && apt-get install -y -qq gcc libc6-dev || echo "no C compiler: the slower reference kernel will be used"; }
-	@echo "setting up $(VENV)"
+	@echo "making $(VENV) with $(PYTHON)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the Python packages it needs, Spark among them (a minute or two)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r constraints.txt
+	@echo "compiling the kernel"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # where Python may not write bytecode, every start would compile
 	@touch $(STAMP)

@@ -7,7 +7,7 @@ broker answers at once, a busy one in larger batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
@@ -17,14 +17,7 @@ from postroad.delays import Delays
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.release import TABLE as OWNERS
 from postroad.durable.release import RetentionPolicy
-from postroad.errors import (
-    BugError,
-    DeniedError,
-    PeerError,
-    UnavailableError,
-    UsageError,
-    shorten,
-)
+from postroad.errors import BugError, DeniedError, PeerError, UnavailableError, UsageError, shorten
 from postroad.events.batch import EventBatch
 from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.connection import SHUTTING_DOWN
@@ -32,6 +25,7 @@ from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note, Send
+from postroad.overlay.ends import TABLE as ENDS_TABLE
 from postroad.overlay.flooding import Flooding
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.history import History, Sources
@@ -44,7 +38,7 @@ from postroad.overlay.press import Press
 from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.overlay.releasing import Releasing
 from postroad.overlay.retiring import Retiring
-from postroad.overlay.routing import ENDS, Routing
+from postroad.overlay.routing import Routing
 from postroad.overlay.subscribing import Subscribing
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
 from postroad.storage.effects import AppendFailed, Save, SaveFailed, StorageInput, Stored
@@ -81,6 +75,7 @@ from postroad.wire.frames import (
 __all__ = ["Broker", "Closed", "DialFailed", "Input", "Opened", "Received"]
 
 MAX_STATUS_ROWS: Final = 1_000
+COUNTERS: Final = ("bytes_in_total", "frames_in_total", "refused_frames_total", "turns_total")
 _ADMIN: Final = frozenset({"subs.delete", "subs.retire"})  # requests that change something
 
 
@@ -99,24 +94,25 @@ class Broker:
     ) -> None:
         self._config = config
         self.identity = identity
-        me = identity.number
         self._started_us = now_us
+        self._now_us = now_us  # of the turn under way
+        self._out: list[Effect] = []  # of that turn; the rooms that write to it hold this very list
+        self._peers: dict[int, Peer] = {}  # connections that are up
+        self._tags = count(1)  # of what is asked of the storage
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        # Plain events leave no room anything to do at the end of a turn, but for routing if a neighbour sent
+        # them: a turn of nothing else goes without `_upkeep` until its time comes.
+        self._stirred = True  # something else happened in the turn under way
+        self._learned = False  # a neighbour sent events in the turn under way
+        self._upkeep_us = now_us
+        me = identity.number
+        tables = {} if stored is None else stored.tables
         self._publishers = Publishers(identity)
         self._topology = Topology(me=me, node=identity.node, name=identity.name, boot=identity.boot)
-        self._links = Links(
-            me=identity,
-            limits=config.limits,
-            settings=config.links,
-            auth=config.auth,
-            new_publisher=self._publishers.new_number,
-            new_key=lambda: draw(1 << 128).to_bytes(16, "big"),
-            draw=draw,
-            conflict=self._topology.conflict,
-        )
+        self._links = self._make_links(draw)
         for address in config.dial:
             self._links.dial(address, now_us)
         self._interest = Interest(me, identity.boot, config.limits)
-        self._out: list[Effect] = []  # of the turn under way; the rooms that write to it hold this very list
         self._flooding = Flooding(
             topology=self._topology,
             interest=self._interest,
@@ -125,101 +121,23 @@ class Broker:
         )
         self._inquiries = Inquiries(me=me, topology=self._topology, link=self._flooding.connection)
         self._tracer = Tracer(
-            tracking or NoTracking(),
-            me=me,
-            topology=self._topology,
-            inquiries=self._inquiries,
+            tracking or NoTracking(), me=me, topology=self._topology, inquiries=self._inquiries
         )
-        self._now_us = now_us  # of the turn under way
         self._delivery = Delivery(
             config.delivery,
             available=self._links.available,
             spend=self._links.spend,
             sent=None if tracking is None else self._sent,
         )
-        self._routing = Routing(
-            me=me,
-            boot=identity.boot,
-            config=config.streams,
-            topology=self._topology,
-            interest=self._interest,
-            delivery=self._delivery,
-            links=self._links,
-            tracking=self._tracer.tracking,
-            forwarded=None if tracking is None or config.tracking.routing == "all" else self._forwarded,
-            confirmed=lambda key, missing: self._subscribing.confirmed(key, missing),
-            held=lambda pubend: self._releasing.held(pubend),
-            ends={} if stored is None else stored.tables.get(ENDS, {}),
-            now_us=now_us,
-        )
+        self._routing = self._make_routing(tables.get(ENDS_TABLE, {}), tracked=tracking is not None)
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
-        tags = self._tags = count(1)
         receipts = Receipts()
-        self._durable = DurablePublishing(
-            me=me,
-            pubends=config.durable.pubends,
-            cache_bytes=config.durable.cache_bytes,
-            max_bytes=config.durable.max_bytes,
-            limits=config.limits,
-            stored=stored,
-            links=self._links,
-            receipts=receipts,
-            room=PubendRoom(
-                opened=self._opened_pubend,
-                recovered=lambda batch: self._tracer.tracking.published(batch.ids(), self._now_us),
-                spread=lambda pubend, segment: self._intake.spread(pubend, segment, self._now_us),
-                answered=self._routing.log_read,
-            ),
-            again=self._tracer.tracking.unrecorded_us,
-            new_tag=lambda: next(tags),
-            now_us=now_us,
-        )
-        self._intake = Intake(
-            limits=config.limits,
-            publishers=self._publishers,
-            receipts=receipts,
-            links=self._links,
-            routing=self._routing,
-            durable=self._durable,
-            tracking=self._tracer.tracking,
-            clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
-            refuse=self._refuse,
-            out=self._out,
-        )
-        self._releasing = Releasing(
-            me=me,
-            policy=RetentionPolicy(
-                max_retain_us=config.durable.max_age_us,
-                max_bytes=config.durable.max_bytes,
-                grace_us=config.durable.keep_us,
-            ),
-            topology=self._topology,
-            link=self._flooding.connection,
-            mine=self._durable.pubends,
-            rows={} if stored is None else stored.tables.get(OWNERS, {}),
-            new_tag=lambda: next(tags),
-            now_us=now_us,
-        )
-        self._history = self._make_history(stored, lambda: next(tags), now_us)
-        self._host: DurableHosting | None = None  # durable subscribers, where there is a disk
-        if stored is not None:
-            self._host = DurableHosting(
-                me=me,
-                boot=identity.boot,
-                stored=stored,
-                links=self._links,
-                interest=self._interest,
-                routing=self._routing,
-                limits=config.limits,
-                flood=self._flooding.interest,
-                inquiries=self._inquiries,
-                name_of=self._topology.name,
-                tracking=None if tracking is None else self._tracer.tracking,
-                report=self._releasing.report,
-                sent=lambda receivers, message: self._history.sent(receivers, message, self._now_us),
-                new_tag=lambda: next(tags),
-                now_us=now_us,
-            )
+        self._durable = self._make_durable(stored, receipts)
+        self._intake = self._make_intake(receipts, tracked=tracking is not None)
+        self._releasing = self._make_releasing(tables.get(OWNERS, {}))
+        self._history = self._make_history(tables.get(HISTORY_TABLE, {}))
+        # Durable subscribers, where there is a disk.
+        self._host = None if stored is None else self._make_host(stored, tracked=tracking is not None)
         self._subscribing = Subscribing(
             limits=config.limits,
             links=self._links,
@@ -234,20 +152,93 @@ class Broker:
         self._retiring = Retiring(
             me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
         )
-        self._peers: dict[int, Peer] = {}  # connections that are up
-        # Plain events leave no room anything to do at the end of a turn, but for routing if a neighbour sent
-        # them: a turn of nothing else goes without `_upkeep` until its time comes.
-        self._stirred = True  # something else happened in the turn under way
-        self._learned = False  # a neighbour sent events in the turn under way
-        self._upkeep_us = now_us
-        self._counters = {
-            "bytes_in_total": 0,
-            "frames_in_total": 0,
-            "refused_frames_total": 0,
-            "turns_total": 0,
-        }
 
-    def _make_history(self, stored: Stored | None, new_tag: Callable[[], int], now_us: int) -> History:
+    # ---- the rooms, each made once, in this order
+
+    def _new_tag(self) -> int:
+        return next(self._tags)
+
+    def _make_links(self, draw: Callable[[int], int]) -> Links:
+        return Links(
+            me=self.identity,
+            limits=self._config.limits,
+            settings=self._config.links,
+            auth=self._config.auth,
+            new_publisher=self._publishers.new_number,
+            new_key=lambda: draw(1 << 128).to_bytes(16, "big"),
+            draw=draw,
+            conflict=self._topology.conflict,
+        )
+
+    def _make_routing(self, ends: Mapping[bytes, bytes], *, tracked: bool) -> Routing:
+        return Routing(
+            me=self.identity.number,
+            boot=self.identity.boot,
+            config=self._config.streams,
+            topology=self._topology,
+            interest=self._interest,
+            delivery=self._delivery,
+            links=self._links,
+            tracking=self._tracer.tracking,
+            forwarded=self._forwarded if tracked and self._config.tracking.routing != "all" else None,
+            confirmed=lambda key, missing: self._subscribing.confirmed(key, missing),
+            held=lambda pubend: self._releasing.held(pubend),
+            ends=ends,
+            now_us=self._now_us,
+        )
+
+    def _make_durable(self, stored: Stored | None, receipts: Receipts) -> DurablePublishing:
+        return DurablePublishing(
+            me=self.identity.number,
+            pubends=self._config.durable.pubends,
+            cache_bytes=self._config.durable.cache_bytes,
+            max_bytes=self._config.durable.max_bytes,
+            limits=self._config.limits,
+            stored=stored,
+            links=self._links,
+            receipts=receipts,
+            room=PubendRoom(
+                opened=self._opened_pubend,
+                recovered=lambda batch: self._tracer.tracking.published(batch.ids(), self._now_us),
+                spread=lambda pubend, segment: self._intake.spread(pubend, segment, self._now_us),
+                answered=self._routing.log_read,
+            ),
+            again=self._tracer.tracking.unrecorded_us,
+            new_tag=self._new_tag,
+            now_us=self._now_us,
+        )
+
+    def _make_intake(self, receipts: Receipts, *, tracked: bool) -> Intake:
+        skew_us = self._config.tracking.skew_us
+        return Intake(
+            limits=self._config.limits,
+            publishers=self._publishers,
+            receipts=receipts,
+            links=self._links,
+            routing=self._routing,
+            durable=self._durable,
+            tracking=self._tracer.tracking,
+            clocks=SkewCheck(skew_us, me=self.identity.number) if tracked else None,
+            refuse=self._refuse,
+            out=self._out,
+        )
+
+    def _make_releasing(self, rows: Mapping[bytes, bytes]) -> Releasing:
+        durable = self._config.durable
+        return Releasing(
+            me=self.identity.number,
+            policy=RetentionPolicy(
+                max_retain_us=durable.max_age_us, max_bytes=durable.max_bytes, grace_us=durable.keep_us
+            ),
+            topology=self._topology,
+            link=self._flooding.connection,
+            mine=self._durable.pubends,
+            rows=rows,
+            new_tag=self._new_tag,
+            now_us=self._now_us,
+        )
+
+    def _make_history(self, rows: Mapping[bytes, bytes]) -> History:
         sources = Sources(
             wants=self._interest.wants,
             changes=lambda: self._interest.reserved_changes,
@@ -262,9 +253,28 @@ class Broker:
             sources=sources,
             tracking=self._tracer.tracking,
             press=Press(self._durable, self._config.limits),
-            rows={} if stored is None else stored.tables.get(HISTORY_TABLE, {}),
-            new_tag=new_tag,
-            now_us=now_us,
+            rows=rows,
+            new_tag=self._new_tag,
+            now_us=self._now_us,
+        )
+
+    def _make_host(self, stored: Stored, *, tracked: bool) -> DurableHosting:
+        return DurableHosting(
+            me=self.identity.number,
+            boot=self.identity.boot,
+            stored=stored,
+            links=self._links,
+            interest=self._interest,
+            routing=self._routing,
+            limits=self._config.limits,
+            flood=self._flooding.interest,
+            inquiries=self._inquiries,
+            name_of=self._topology.name,
+            tracking=self._tracer.tracking if tracked else None,
+            report=self._releasing.report,
+            sent=lambda receivers, message: self._history.sent(receivers, message, self._now_us),
+            new_tag=self._new_tag,
+            now_us=self._now_us,
         )
 
     # ---- the driver's side
@@ -361,7 +371,7 @@ class Broker:
         out = self.handle([], now_us)
         out += self._routing.close(now_us)
         if self._host is not None:
-            out.append(Save(table=ENDS, rows=self._routing.end_rows(), tag=next(self._tags)))
+            out.append(Save(table=ENDS_TABLE, rows=self._routing.ends.rows(), tag=self._new_tag()))
         out += self._tracer.close(now_us)
         out += self._history.close(now_us)
         for connection in self._peers:

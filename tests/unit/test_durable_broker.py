@@ -17,7 +17,7 @@ from postroad.events.batch import BatchBuilder
 from postroad.ids import IdSource, pubend_text, volatile_pubend
 from postroad.overlay.access import AuthConfig
 from postroad.overlay.effects import Effect, Note
-from postroad.overlay.routing import STEP_US
+from postroad.overlay.ends import STEP_US
 from postroad.storage.effects import (
     Append,
     Appended,

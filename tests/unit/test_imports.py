@@ -25,7 +25,8 @@ CORES = [
         "units.py",
         "wire",
     ),
-    *("client/core.py", "client/outbox.py", "client/streams.py", "storage/effects.py", "tracking"),
+    *(f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "settings", "streams")),
+    *("storage/effects.py", "tracking"),
 ]
 NOT_CORES = {"tracking/store.py"}  # the files of a room that is otherwise pure
 DRIVERS = {"net", "sim", "cli", "storage", "bench"}

@@ -18,7 +18,7 @@ from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
 from postroad.durable.knowledge import MAX_TICK, Segment
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import IdSource, volatile_pubend
-from postroad.overlay.routing import STEP_US
+from postroad.overlay.ends import STEP_US
 from postroad.overlay.topology import MAX_SEQUENCE
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import (

@@ -43,10 +43,10 @@ from postroad.net.log import LOGGER
 from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
 from postroad.overlay.durable_publishing import TABLES as PUBLISHING_TABLES
+from postroad.overlay.ends import TABLE as ENDS_TABLE
 from postroad.overlay.handshake import MAX_WINDOW
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.releasing import TABLES as RELEASING_TABLES
-from postroad.overlay.routing import ENDS
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Stored, StreamEnd
@@ -286,7 +286,7 @@ def _stored(storage: Storage) -> Stored:
     return Stored(
         tables={
             table: storage.load(table)
-            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, HISTORY_TABLE, ENDS)
+            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, HISTORY_TABLE, ENDS_TABLE)
         },
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)

@@ -9,7 +9,7 @@ when its credit comes back it goes on from the cache, and nacks what the cache h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -160,6 +160,28 @@ class Feeder:
             # What an own pubend has is offered again when there is credit; else the neighbour asks again.
             want.spans = subtract(want.spans, [(part.start, part.end)] if stream.pubend is None else done)
         feed.wants = [want for want in feed.wants if want.spans]
+
+    def answer(
+        self, neighbour: Neighbour, feed: Feed, stream: Stream, spans: Sequence[Span], need: Mapping[int, int]
+    ) -> list[Span]:
+        """A nack: what is known here goes out now, the rest when it is known. What of it is to be asked for
+        upstream is returned."""
+        if isinstance(stream.pubend, DurablePubend):
+            feed.want(intersect(union(spans), 0, stream.pubend.last), need)
+            self.serve(neighbour, feed, stream, stream.pubend)
+            return []
+        owners = self.owners(stream, neighbour).union(need)
+        missing: list[Span] = []
+        for start, end in union(spans):
+            found, unknown = stream.find(start, end, need, beyond=True)
+            missing += unknown
+            for segment in found:
+                if self._links.available(neighbour.connection) > 0:
+                    self.send_segment(neighbour, stream, segment, owners)
+        if missing and stream.pubend is None:
+            feed.want(missing, need)
+            return missing
+        return []
 
     def serve(self, neighbour: Neighbour, feed: Feed, stream: Stream, pubend: DurablePubend) -> None:
         """What a neighbour wants of an own durable pubend: from memory now, else from the log, as far as

@@ -7,19 +7,17 @@ link, a new route and a late joiner are one thing, an attach with a tick; ticks 
 What a neighbour is fed is filtered with the interest of the brokers behind it. The knowledge says so: its
 coverage names each of them and the version of its interest that every hop applied (the minimum over the
 hops). A broker takes knowledge into its horizon only if the coverage meets what its own subscriptions
-need, and nacks the rest. A new subscription begins, per stream, at the first tick filtered with it; it is
-confirmed when it has begun on the streams of all reachable brokers.
+need, and nacks the rest. A new subscription begins, per stream, at the first tick filtered with it.
 
 A nack that the cache cannot answer well enough goes one hop up, once for everyone who asks within
 `nack_us`; at worst it reaches the pubend, which holds its events unfiltered, or says L.
 
-A pubend ends with its broker's process. The next process of that broker answers for it: L from wherever
-the asker stands up to its own start. That is the only way plain events are lost, besides limits.
+A plain pubend ends with its broker's process, and the next one answers for it (`ends`). That is the only way
+plain events are lost, besides limits.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -28,17 +26,20 @@ from postroad.delays import Delays
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import MAX_TICK, Segment
 from postroad.durable.pubend import PlainPubend
-from postroad.durable.spans import Span, intersect, overlaps, subtract, union
+from postroad.durable.spans import Span, overlaps, subtract, union
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
-from postroad.ids import boot_of, is_history, is_volatile, pubend_text, volatile_pubend
+from postroad.ids import is_history, is_volatile, pubend_text, volatile_pubend
 from postroad.overlay.beginnings import Beginnings
 from postroad.overlay.curiosity import Curiosity, Upstream
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.effects import Effect, Send
+from postroad.overlay.ends import Ends
 from postroad.overlay.feeding import Feeder, Forwarded
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
+from postroad.overlay.parents import Parents
+from postroad.overlay.silences import Silences
 from postroad.overlay.stream_table import StreamTable
 from postroad.overlay.streams import MAX_NACK_SPANS, Neighbour, Stream
 from postroad.overlay.topology import MAX_BROKERS, Topology
@@ -46,17 +47,12 @@ from postroad.selectors import Group
 from postroad.storage.effects import ReadDone
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
-from postroad.wire.frames import Attach, Detach, Kind, Message, Nack, Silence, Stamp, encode
+from postroad.wire.frames import Attach, Detach, Kind, Nack, Silence, Stamp
 
 if TYPE_CHECKING:
     from postroad.overlay.durable_following import Following
 
-ENDS: Final = "plain.ends"  # table: plain pubend -> its last tick, of processes that stopped in good order
-MAX_ENDS: Final = 16
-STEP_US: Final = 10 * SECOND_US  # no clock steps back further between two processes
 _MAX_U32: Final = (1 << 32) - 1
-ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
-MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarely than this that it is silent
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
 DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local delivery here."
 
@@ -82,35 +78,35 @@ class Routing:
         now_us: int,
     ) -> None:
         self._me = me
-        self._config = config
         self._topology = topology
         self._interest = interest
         self._delivery = delivery
         self._links = links
         self._tracking = tracking
-        self._held = held  # whether durable subscriptions follow an own durable pubend
         self._out: list[Effect] = []
         self._feeder = Feeder(
             me=me, topology=topology, interest=interest, links=links, out=self._out, forwarded=forwarded
         )
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
-        # Plain pubends of earlier processes -> their last tick, as far as known.
-        self._ends = {int.from_bytes(key, "big"): int.from_bytes(tick, "big") for key, tick in ends.items()}
+        self.ends = Ends(ends, self.pubend)
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
         self._table = StreamTable(config.cache_bytes)
         self._table.add(own)
         self._streams = self._table.streams
         self._neighbours: dict[int, Neighbour] = {}  # by broker number
         self._upstream: Upstream = {}
-        self._unanswered: dict[int, int] = {}  # origins of which the parent said nothing yet -> attached when
-        self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
-        self._routed_at = -1  # topology generation the attachments were made for
-        self.host: Following | None = None  # durable subscribers, where there is a disk
         self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
-        self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
-        self._rests: dict[int, tuple[int, int]] = {}  # idle ones: when silence is said next, and again after
-        self._news = False  # interest or routes changed: own pubends say so at once
-        self._silence_at = now_us + config.silence_us
+        self._silences = Silences(
+            own,
+            self.pubend,
+            durable=self._durable,
+            silence_us=config.silence_us,
+            held=held,
+            spread=self._spread,
+            out=self._out,
+            now_us=now_us,
+        )
+        self.host: Following | None = None  # durable subscribers, where there is a disk
         self._counters = dict.fromkeys(("nacks_received_total", "lost_spans_total"), 0)
         self._curiosity = Curiosity(
             me=me,
@@ -120,12 +116,17 @@ class Routing:
             neighbours=self._neighbours,
             out=self._out,
         )
-        self.delays = {  # by whether the stream is volatile
-            volatile: Delays(
-                "delivery_delay_seconds", DELIVERY_DELAY, mode="plain" if volatile else "durable"
-            )
-            for volatile in (True, False)
-        }
+        self._parents = Parents(
+            me=me,
+            topology=topology,
+            table=self._table,
+            upstream=self._upstream,
+            neighbours=self._neighbours,
+            curiosity=self._curiosity,
+            create=self._create_stream,
+            out=self._out,
+        )
+        self.delays = {True: _delays("plain"), False: _delays("durable")}  # by whether it is volatile
         self._beginnings = Beginnings(
             me=me,
             wait_us=config.subscribe_wait_us,
@@ -153,6 +154,7 @@ class Routing:
         stream = Stream(pubend.id, start=pubend.last, pubend=pubend)
         self._table.add(stream)
         self._durable[stream.id] = (stream, pubend)
+        self._silences.news()
         self._beginnings.opened(stream)
         if self.host is not None:
             self.host.met(stream)
@@ -160,7 +162,6 @@ class Routing:
             tick = neighbour.up_at.setdefault(stream.id, stream.horizon)
             if self._me in neighbour.attached:
                 self._feeder.begin(neighbour, stream, tick)
-        self._news = True
         return self._take()
 
     def spread(self, pubend: DurablePubend, segment: Segment, now_us: int) -> list[Effect]:
@@ -221,7 +222,7 @@ class Routing:
         stream = self._streams.get(pubend)
         if stream is None:
             return []
-        self._note_curiosity(stream, spans)
+        self._silences.asked(stream, spans)
         # One look at all of it: a subscriber wants many single ticks, which lie in few segments.
         whole, gaps = stream.find(spans[0][0], spans[-1][1], need, beyond=True, whole=True)
         found = [one for one in whole if overlaps(spans, one.start, one.end)]
@@ -238,7 +239,7 @@ class Routing:
     def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
         """A local subscription that relies on this version of the own interest."""
         self._beginnings.subscribe(key, version, now_us)
-        self._news = True
+        self._silences.news()
         return self._take()
 
     def unsubscribe(self, key: int) -> None:
@@ -255,12 +256,11 @@ class Routing:
 
     def neighbour_down(self, number: int) -> None:
         del self._neighbours[number]
-        for origin in [origin for origin, (parent, _) in self._upstream.items() if parent == number]:
-            del self._upstream[origin]
+        self._parents.lost(number)
 
     def interest_changed(self) -> None:
         self._feeder.interest_changed()
-        self._news = True
+        self._silences.news()
 
     def forget_origin(self, origin: int, now_us: int) -> list[Effect]:
         """A broker is gone for good: what of its streams never arrived is lost."""
@@ -268,8 +268,7 @@ class Routing:
             if stream.need:
                 self._out += self._delivery.lost(stream.id, stream.horizon, max(stream.horizon + 1, now_us))
             self._drop_stream(stream)
-        self._upstream.pop(origin, None)
-        self._first_boot.pop(origin, None)
+        self._parents.forget(origin)
         return self._take()
 
     def _drop_stream(self, stream: Stream) -> None:
@@ -283,56 +282,9 @@ class Routing:
             neighbour.up_at.pop(stream.id, None)
 
     def _reroute(self, now_us: int) -> None:
-        """Attach to the parent in every origin's tree, where that or its pubends changed."""
-        self._routed_at = self._topology.generation
-        self._feeder.interest_changed()
-        self._news = True
-        reachable = dict.fromkeys(self._topology.reachable())
-        for origin in [origin for origin in self._upstream if origin not in reachable]:
-            self._detach(origin)
-        for origin in reachable:
-            if origin == self._me:
-                continue
-            pubends = self._topology.own_pubends(origin)
-            self._meet(origin, pubends)
-            parent = self._topology.parent(origin)
-            if parent is None or parent not in self._neighbours:
-                self._detach(origin)
-            elif self._upstream.get(origin) != (parent, pubends):
-                self._attach(origin, parent, pubends, now_us)
+        self.interest_changed()  # what neighbours are fed depends on routes as it does on interest
+        self._parents.reroute(now_us)
         self._beginnings.rerouted()
-
-    def _meet(self, origin: int, pubends: tuple[int, ...]) -> None:
-        """Note who is there, and follow what a known broker opened anew."""
-        for pubend in pubends:
-            if is_volatile(pubend):
-                self._first_boot.setdefault(origin, boot_of(pubend))
-                if self._follows(pubend) and pubend not in self._streams and self._table.has_room(origin):
-                    self._create_stream(pubend, 0)
-
-    def _follows(self, pubend: int) -> bool:
-        """A new start of a broker known before: all it publishes is for us, from its very beginning."""
-        return is_volatile(pubend) and boot_of(pubend) > self._first_boot.get(pubend >> 32, sys.maxsize)
-
-    def _detach(self, origin: int) -> None:
-        held = self._upstream.pop(origin, None)
-        self._unanswered.pop(origin, None)
-        if held is not None and held[0] in self._neighbours:
-            self._say(self._neighbours[held[0]], Detach(origin=origin))
-
-    def _attach(self, origin: int, parent: int, pubends: tuple[int, ...], now_us: int) -> None:
-        held = self._upstream.get(origin)
-        if held is not None and held[0] != parent:
-            self._detach(origin)
-        self._upstream[origin] = (parent, pubends)
-        self._unanswered[origin] = now_us
-        streams = self._table.of(origin)
-        known = {stream.id: stream.horizon for stream in streams.values() if stream.horizon < MAX_TICK}
-        self._say(self._neighbours[parent], Attach(origin=origin, known=known))
-        for stream in streams.values():
-            stream.announced = stream.id not in known
-            stream.asked.clear()
-            self._curiosity.nack_gaps(stream, now_us)
 
     def _create_stream(self, pubend: int, start: int) -> Stream:
         origin = pubend >> 32
@@ -351,7 +303,7 @@ class Routing:
 
     def _former(self, pubend: int) -> Stream | None:
         """The stream of the same broker's previous start, if this one follows it from its beginning."""
-        if not self._follows(pubend):
+        if not self._parents.follows(pubend):
             return None
         held = self._table.of(pubend >> 32)
         earlier = [other for other in held if is_volatile(other) and other < pubend]
@@ -377,7 +329,7 @@ class Routing:
             else:
                 self._adopt(pubend, tick)
         for stream in list(self._table.of(origin).values()):
-            if stream.id not in message.known and self._has_ended(stream):
+            if stream.id not in message.known and self._parents.has_ended(stream):
                 continue  # over for the neighbour, or never known there
             tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
             known = stream.id in message.known
@@ -390,8 +342,7 @@ class Routing:
         # If it has none there is no such broker: link state comes before any attach.
         if self._topology.own_pubends(origin):
             self._create_stream(pubend, tick)
-            self._upstream.pop(origin, None)
-            self._routed_at = -1
+            self._parents.reattach(origin)
 
     def detach(self, number: int, message: Detach) -> None:
         neighbour = self._neighbours[number]
@@ -402,23 +353,14 @@ class Routing:
                 neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
 
     def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int) -> None:
-        """An earlier process of this broker held that pubend in memory: what was after `tick` is lost. Then
-        the stream is over, which L up to the last tick there is says.
-
-        Of a process that died nobody knows how far it had come: up to when this one began, or a little more,
-        as the clock may have stepped back since.
-        """
-        if tick >= MAX_TICK:
-            return
-        end = self._ends.get(pubend, max(self.pubend.start, tick) + STEP_US)
-        spans = [(tick, end), (end, MAX_TICK)] if tick < end else [(tick, MAX_TICK)]
+        """An earlier process of this broker held that pubend in memory: what was after `tick` is lost."""
         frames = [
-            empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=last, channel=0, lost=True)
-            for start, last in spans
+            empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=0, lost=True)
+            for start, end in self.ends.lost(pubend, tick)
         ]
         if self._links.spend(neighbour.connection, sum(map(len, frames))):
             self._out += [Send(neighbour.connection, frame) for frame in frames]
-        else:
+        elif frames:
             neighbour.silences.append((pubend, MAX_TICK, MAX_TICK, 0))  # so that it finds the gap and asks
 
     def knowledge(self, number: int, batch: EventBatch, now_us: int) -> list[Effect]:
@@ -463,22 +405,9 @@ class Routing:
         need = {owner: version for owner, version in message.need.items() if version > 0}
         if any(applied.get(owner, 0) < version for owner, version in need.items()):
             return self._take()  # our tables are older than the asker's: it asks again
-        if isinstance(stream.pubend, DurablePubend):
-            self._note_curiosity(stream, message.spans)
-            spans = intersect(union(message.spans), 0, stream.pubend.last)
-            feed.want(spans, need)
-            self._feeder.serve(neighbour, feed, stream, stream.pubend)
-            return self._take()
-        owners = self._feeder.owners(stream, neighbour).union(need)
-        missing: list[Span] = []
-        for start, end in union(message.spans):
-            found, unknown = stream.find(start, end, need, beyond=True)
-            missing += unknown
-            for segment in found:
-                if self._links.available(neighbour.connection) > 0:
-                    self._feeder.send_segment(neighbour, stream, segment, owners)
-        if missing and stream.pubend is None:
-            feed.want(missing, need)
+        self._silences.asked(stream, message.spans)
+        missing = self._feeder.answer(neighbour, feed, stream, message.spans, need)
+        if missing:
             self._curiosity.ask(stream, missing, {**self._curiosity.own_need(stream), **need}, now_us)
         return self._take()
 
@@ -490,14 +419,11 @@ class Routing:
         origin = pubend >> 32
         if origin == self._me:
             raise PeerError("a neighbour claims to know our own stream")
-        if origin in self._unanswered:
-            parent, pubends = self._upstream.get(origin, (None, ()))
-            if parent == sender.number and pubend in pubends:  # the end of a dead one is told to anyone
-                del self._unanswered[origin]
+        self._parents.heard(sender.number, pubend)
         if stream is None:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
                 return  # from a former parent, about a stream we do not follow
-            stream = self._create_stream(pubend, 0 if self._follows(pubend) else segment.start)
+            stream = self._create_stream(pubend, 0 if self._parents.follows(pubend) else segment.start)
         if not stream.announced:
             stream.announce(segment.end)
             if segment.start == segment.end:
@@ -531,7 +457,7 @@ class Routing:
         """A new segment of an own pubend: to local subscribers, then to the neighbours."""
         stream.top = stream.horizon = segment.end
         if segment.batch is not None:
-            self._rests.pop(stream.id, None)
+            self._silences.spoke(stream)
         self._deliver(stream, segment, now_us)
         if self.host is not None:
             self.host.learn(stream, segment)
@@ -585,24 +511,11 @@ class Routing:
 
     def settle(self, now_us: int) -> list[Effect]:
         """The end of a turn: new routes, due nacks and silences, subscriptions that waited long enough."""
-        if self._routed_at != self._topology.generation:
+        if self._parents.stale:
             self._reroute(now_us)
-        due = now_us >= self._silence_at
-        if due or self._news:
-            self._spread(self._streams[self.pubend.id], self.pubend.assert_silence(now_us), now_us)
-            # A durable pubend pays for silence with a reservation on disk, and those who follow it with their
-            # tokens: if no token has to advance, what is quiet is told with the next event.
-            if self._news:
-                self._rests.clear()
-            quiet = [one for one in self._durable if self._news or self._is_due(one, now_us)]
-            self._unsaid.update(dict.fromkeys(quiet))
-            self._news = False
-        if self._unsaid:
-            self._assert_silence(now_us)
-        if due:
-            self._silence_at = now_us + self._config.silence_us
+        if self._silences.settle(now_us):
             self._bury(now_us)
-            self._ask_again(now_us)
+            self._parents.ask_again(now_us)
             for neighbour in self._neighbours.values():
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:
@@ -616,48 +529,13 @@ class Routing:
     def close(self, now_us: int) -> list[Effect]:
         """The process ends in good order: neighbours hear all there is of its plain pubend."""
         own = self._streams[self.pubend.id]
-        self._spread(own, self.pubend.assert_silence(now_us), now_us)
+        self._silences.say(now_us)
         for neighbour in self._neighbours.values():
             feed = neighbour.feeds.get(own.id)
             if feed is not None and not feed.blocked:
                 self._feeder.tell_quiet(neighbour, feed, own)
             self._feeder.flush_silences(neighbour)
         return self._take()
-
-    def end_rows(self) -> tuple[tuple[bytes, bytes | None], ...]:
-        """What the next process is to know of this one's plain pubend, when it is closed; for `ENDS`."""
-        forgotten = sorted(self._ends)[: 1 - MAX_ENDS]
-        return (
-            (self.pubend.id.to_bytes(8, "big"), self.pubend.last.to_bytes(8, "big")),
-            *((pubend.to_bytes(8, "big"), None) for pubend in forgotten),
-        )
-
-    def _note_curiosity(self, stream: Stream, spans: Sequence[Span]) -> None:
-        """Somebody asks for more than an own durable pubend has said: it says what there is."""
-        if stream.id in self._durable and any(end > stream.horizon for _, end in spans):
-            self._unsaid[stream.id] = None
-
-    def _is_due(self, pubend: int, now_us: int) -> bool:
-        """Whether a durable pubend is to say that it is silent: the longer it is, the more rarely."""
-        if not self._held(pubend):
-            return False
-        at_us, pause_us = self._rests.get(pubend, (now_us, self._config.silence_us))
-        if now_us < at_us:
-            return False
-        self._rests[pubend] = (now_us + pause_us, min(2 * pause_us, MAX_REST_US))
-        return True
-
-    def _assert_silence(self, now_us: int) -> None:
-        """Of durable pubends. One that cannot, for want of a reservation or because events are on their way
-        to disk, says it with those events or as soon as it can."""
-        for pubend_id in list(self._unsaid):
-            stream, pubend = self._durable[pubend_id]
-            segment, effects = pubend.assert_silence(now_us)
-            self._out += effects
-            if segment is not None:
-                if segment.end >= now_us:  # else as far as the reservation reached, and the rest once it can
-                    del self._unsaid[pubend_id]
-                self._spread(stream, segment, now_us)
 
     def _bury(self, now_us: int) -> None:
         """Drop the streams of pubends that ended, once those further behind had time to ask."""
@@ -669,32 +547,9 @@ class Routing:
             ):
                 self._drop_stream(stream)
 
-    def _ask_again(self, now_us: int) -> None:
-        """A parent says something every second, and a new process answers for the old one: else ask again."""
-        for origin, at_us in list(self._unanswered.items()):
-            held = self._upstream.get(origin)
-            if held is None:
-                del self._unanswered[origin]
-            elif now_us - at_us >= ASK_AGAIN_US:
-                self._attach(origin, *held, now_us)
-        for stream in self._streams.values():
-            if stream.lost_at is None and stream.horizon < MAX_TICK and self._has_ended(stream):
-                stream.ended_at = now_us if stream.ended_at is None else stream.ended_at
-                if now_us - stream.ended_at >= ASK_AGAIN_US:
-                    stream.top = max(stream.top, stream.horizon + 1, now_us)
-                    self._curiosity.nack_gaps(stream, now_us)
-
-    def _has_ended(self, stream: Stream) -> bool:
-        """Its broker has a newer process, as far as link state tells."""
-        held = self._upstream.get(stream.origin)
-        return held is not None and is_volatile(stream.id) and (stream.id,) < held[1][-1:]  # they are sorted
-
     def next_deadline(self) -> int:
         others = (self._curiosity.next_deadline(), self._beginnings.next_deadline())
-        return min([self._silence_at, *(deadline for deadline in others if deadline is not None)])
-
-    def _say(self, neighbour: Neighbour, message: Message) -> None:
-        self._out.append(Send(neighbour.connection, encode(message)))
+        return min([self._silences.next_deadline, *(deadline for deadline in others if deadline is not None)])
 
     def _take(self) -> list[Effect]:
         out = self._out[:]
@@ -736,6 +591,10 @@ class Routing:
             for pubend in neighbour.feeds:
                 if pubend >> 32 not in neighbour.attached or pubend not in self._streams:
                     raise BugError(f"routing: a feed of {pubend_text(pubend)} without stream or attachment")
+
+
+def _delays(mode: str) -> Delays:
+    return Delays("delivery_delay_seconds", DELIVERY_DELAY, mode=mode)
 
 
 def _check_span(start: int, end: int) -> None:

@@ -1,0 +1,208 @@
+"""D2: where subscriptions begin, and when they are confirmed; what earlier processes took with them."""
+
+from __future__ import annotations
+
+from postroad.config import DeliveryConfig
+from postroad.durable.knowledge import MAX_TICK
+from postroad.durable.pubend import PlainPubend
+from postroad.ids import volatile_pubend
+from postroad.overlay.beginnings import Beginnings
+from postroad.overlay.delivery import Delivery
+from postroad.overlay.effects import Effect, Note
+from postroad.overlay.ends import MAX_ENDS, STEP_US, Ends
+from postroad.overlay.streams import DURABLE_KEY, Stream
+from postroad.overlay.topology import Topology
+from postroad.selectors import Selector
+from postroad.wire.frames import Advertisement
+
+WAIT_US = 5_000_000
+FAR, FURTHER = 2, 3  # the brokers behind this one
+
+
+class World:
+    """Broker 1, linked to 2, which is linked to 3; each of those has one plain pubend."""
+
+    def __init__(self) -> None:
+        self.topology = Topology(me=1, node=b"1" * 16, name="b1", boot=1)
+        self.topology.link_up(FAR, 1, 0)
+        self.advertise(FAR, (1, FURTHER))
+        self.advertise(FURTHER, (FAR,))
+        self.delivery = Delivery(DeliveryConfig(), available=lambda _: 1, spend=lambda *_: None)
+        self.streams: dict[int, Stream] = {}
+        self.upstream = {origin: (FAR, (volatile_pubend(origin, 1),)) for origin in (FAR, FURTHER)}
+        self.told: list[tuple[int, tuple[str, ...]]] = []
+        self.hosted: list[tuple[int, int]] = []
+        self.ready = True  # the host of durable subscriptions
+        self.out: list[Effect] = []
+        self.beginnings = Beginnings(
+            me=1,
+            wait_us=WAIT_US,
+            topology=self.topology,
+            delivery=self.delivery,
+            streams=self.streams,
+            upstream=self.upstream,
+            begin_durable=self.begin,
+            confirmed=self.confirmed,
+            out=self.out,
+        )
+
+    def advertise(self, broker: int, neighbours: tuple[int, ...], sequence: int = 1) -> None:
+        self.topology.accept(
+            Advertisement(
+                broker=broker,
+                node=bytes([broker]) * 16,
+                name=f"b{broker}",
+                boot=1,
+                sequence=sequence,
+                neighbours=tuple((one, 1) for one in neighbours),
+                pubends=(volatile_pubend(broker, 1),),
+            ),
+            0,
+        )
+
+    def begin(self, key: int, stream: Stream) -> bool:
+        if self.ready:
+            self.hosted.append((key, stream.id))
+        return self.ready
+
+    def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+        self.told.append((key, missing))
+        return [Note("info", "confirmed")]
+
+    def stream(self, origin: int, *, start: int = 100, version: int = 0) -> Stream:
+        stream = self.streams[volatile_pubend(origin, 1)] = Stream(volatile_pubend(origin, 1), start=start)
+        stream.version = version
+        return stream
+
+    def subscribe(self, version: int, now_us: int = 0) -> int:
+        key = self.delivery.subscribe(
+            connection=1,
+            number=len(self.delivery.status()) + 1,
+            selector=Selector.parse("a", ""),
+            overflow="drop",
+            buffer=0,
+        )
+        self.beginnings.subscribe(key, version, now_us)
+        return key
+
+
+def test_it_is_confirmed_once_all_brokers_that_can_be_reached_filter_with_it() -> None:
+    world = World()
+    near, far = world.stream(FAR), world.stream(FURTHER)
+    key = world.subscribe(7)
+    assert world.told == []
+    assert world.beginnings.next_deadline() == WAIT_US
+    near.version = 7
+    world.beginnings.in_force(near, 100)
+    assert (near.need, far.need, len(world.beginnings)) == (7, 0, 1)
+    far.version = 6
+    world.beginnings.in_force(far, 100)
+    assert world.told == []  # of a version that has not heard of it
+    far.version = 8
+    world.beginnings.in_force(far, 120)
+    assert world.told == [(key, ())]
+    assert len(world.out) == 1
+    assert world.beginnings.next_deadline() is None
+
+
+def test_streams_that_filter_with_it_already_and_own_ones_need_no_waiting() -> None:
+    world = World()
+    world.stream(FAR, version=7)
+    world.stream(FURTHER, version=9)
+    own = Stream(volatile_pubend(1, 1), start=5, pubend=PlainPubend(volatile_pubend(1, 1), limit=1, now_us=5))
+    world.streams[own.id] = own
+    key = world.subscribe(7)
+    assert world.told == [(key, ())]
+    assert own.need == 0  # an own pubend filters nothing in its store
+
+
+def test_who_does_not_answer_in_time_is_named() -> None:
+    world = World()
+    world.stream(FAR, version=7)  # of the other one not even a stream is known
+    key = world.subscribe(7, now_us=10)
+    world.beginnings.tick(10 + WAIT_US - 1)
+    assert world.told == []
+    world.beginnings.tick(10 + WAIT_US)
+    assert world.told == [(key, ("b3",))]
+    assert len(world.beginnings) == 0
+    late = world.stream(FURTHER)
+    world.beginnings.created(late, None)
+    late.version = 7
+    world.beginnings.in_force(late, 100)  # it begins there nevertheless, and nobody is told twice
+    assert (late.need, late.waiting, len(world.told)) == (7, {}, 1)
+
+
+def test_nobody_waits_for_brokers_that_are_gone() -> None:
+    world = World()
+    world.stream(FAR, version=7)
+    world.stream(FURTHER)
+    key = world.subscribe(7)
+    world.beginnings.rerouted()
+    assert world.told == []
+    world.advertise(FAR, (1,), sequence=2)
+    world.beginnings.rerouted()
+    assert world.told == [(key, ())]
+
+
+def test_a_new_process_goes_on_with_those_in_force_at_the_last_one() -> None:
+    world = World()
+    former = world.stream(FAR, version=7)
+    world.stream(FURTHER, version=7)
+    world.subscribe(7)
+    world.subscribe(8)  # not in force there yet
+    later = Stream(volatile_pubend(FAR, 2), start=0)
+    world.streams[later.id] = later
+    world.beginnings.created(later, former)
+    assert (later.need, later.waiting) == (7, {2: 8})
+
+
+def test_one_that_ended_waits_for_nothing_and_needs_nothing() -> None:
+    world = World()
+    near, far = world.stream(FAR, version=7), world.stream(FURTHER)
+    key = world.subscribe(7)
+    world.beginnings.unsubscribe(key)
+    assert (near.need, far.need, far.waiting, far.floors) == (0, 0, {}, {})
+    world.beginnings.tick(WAIT_US)
+    assert world.told == []
+
+
+def test_a_durable_one_begins_when_its_host_has_caught_up() -> None:
+    world = World()
+    near, far = world.stream(FAR, version=7), world.stream(FURTHER, version=7)
+    world.ready = False
+    world.beginnings.subscribe(DURABLE_KEY, 7, 0)
+    assert (world.hosted, world.told, near.waiting) == ([], [], {DURABLE_KEY: 7})
+    world.ready = True
+    for stream in (near, far):
+        world.beginnings.activate_waiting(stream)
+    assert world.hosted == [(DURABLE_KEY, near.id), (DURABLE_KEY, far.id)]
+    assert world.told == [(DURABLE_KEY, ())]
+
+
+def test_what_a_process_that_died_held_is_lost_up_to_where_it_may_have_come() -> None:
+    mine = PlainPubend(volatile_pubend(1, 9), limit=1, now_us=1_000)
+    ends = Ends({}, mine)
+    dead = volatile_pubend(1, 8)
+    assert ends.lost(dead, 400) == [(400, 1_000 + STEP_US), (1_000 + STEP_US, MAX_TICK)]
+    assert ends.lost(dead, MAX_TICK) == []  # who asks knows that it is over
+
+
+def test_what_a_process_that_stopped_told_everybody_is_not_lost() -> None:
+    before = PlainPubend(volatile_pubend(1, 8), limit=1, now_us=100)
+    before.assert_silence(500)
+    rows = {key: tick for key, tick in Ends({}, before).rows() if tick is not None}
+    ends = Ends(rows, PlainPubend(volatile_pubend(1, 9), limit=1, now_us=1_000))
+    assert ends.lost(before.id, 400) == [(400, 500), (500, MAX_TICK)]
+    assert ends.lost(before.id, 500) == [(500, MAX_TICK)]
+
+
+def test_only_the_ends_of_the_last_processes_are_kept() -> None:
+    rows: dict[bytes, bytes] = {}
+    for boot in range(1, 3 * MAX_ENDS):
+        for key, tick in Ends(rows, PlainPubend(volatile_pubend(1, boot), limit=1, now_us=boot)).rows():
+            if tick is None:
+                del rows[key]
+            else:
+                rows[key] = tick
+    kept = [int.from_bytes(key, "big") for key in rows]
+    assert kept == [volatile_pubend(1, boot) for boot in range(2 * MAX_ENDS, 3 * MAX_ENDS)]
