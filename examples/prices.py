@@ -9,6 +9,8 @@ import sys
 
 import postroad
 
+HIGHEST = 100
+
 
 async def read(client: postroad.Client, ready: asyncio.Event) -> None:
     async with client.subscribe("prices/#", where="price > 90 AND currency = 'EUR'") as events:
@@ -18,6 +20,8 @@ async def read(client: postroad.Client, ready: asyncio.Event) -> None:
                 sys.stdout.write(f"missed something: {event}\n")
                 continue
             sys.stdout.write(f"{event.published_at:%H:%M:%S}  {event.topic}  {event.payload.decode()}\n")
+            if event.attributes["price"] == HIGHEST:
+                return
 
 
 async def main(address: str) -> None:
@@ -25,13 +29,12 @@ async def main(address: str) -> None:
         ready = asyncio.Event()
         reading = asyncio.create_task(read(client, ready))
         await ready.wait()
-        for price in range(0, 101, 5):
+        for price in range(0, HIGHEST + 1, 5):
             await client.publish(
                 "prices/eu/tea", f"tea at {price}", attributes={"price": price, "currency": "EUR"}
             )
         await client.flush()  # everything above is accepted by the broker
-        await asyncio.sleep(0.5)
-        reading.cancel()
+        await reading
 
 
 asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "localhost:7420"))

@@ -1,7 +1,7 @@
 """How fast one publisher and one reader go through a broker, in whole batches.
 
 postroad up                      # in another terminal
-python examples/throughput.py [HOST:PORT]
+python examples/throughput.py [HOST:PORT [EVENTS]]
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import uvloop
 
 import postroad
 
-EVENTS = 500_000
+EVENTS = int(sys.argv[2]) if len(sys.argv) > 2 else 500_000
 
 
 async def read(reader: postroad.Client, ready: asyncio.Event) -> None:

@@ -11,8 +11,8 @@ import postroad
 address = sys.argv[1] if len(sys.argv) > 1 else "localhost:7420"
 
 with postroad.sync.connect(address) as client:
-    # The loop below ends once nothing has come for half a second.
-    with client.subscribe("jobs/+", where="priority >= 5", timeout=0.5) as jobs:
+    # The loop below ends once nothing has come for two seconds.
+    with client.subscribe("jobs/+", where="priority >= 5", timeout=2) as jobs:
         receipt = client.publish("jobs/backup", "nightly", attributes={"priority": 7})
         client.publish("jobs/cleanup", "some day", attributes={"priority": 1})
         sys.stdout.write(f"published {receipt.id}\n")

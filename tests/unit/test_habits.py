@@ -1,0 +1,45 @@
+"""Habits that nothing else would notice the loss of: pinned packages, strict tools, one way to run them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_package_is_pinned_with_its_hashes_and_no_index_is_named() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    entries = re.split(r"^(?=\S)", text.replace("\\\n", " "), flags=re.MULTILINE)
+    pinned = [entry for entry in entries if entry.strip() and not entry.startswith("#")]
+    assert len(pinned) > 30
+    for entry in pinned:
+        assert re.match(r"[a-z0-9._-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", entry, re.DOTALL), entry[:80]
+    assert not re.search(r"https?:|--(extra-)?index-url|--find-links|^-[if]", text, re.MULTILINE)
+
+
+def test_all_that_the_package_asks_for_is_pinned() -> None:
+    pinned = set(re.findall(r"^([a-z0-9._-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {"spark", "dev"} <= extras.keys()
+    asked = [*PROJECT["project"]["dependencies"], *(one for extra in extras.values() for one in extra)]
+    assert {re.split(r"[\[<>=]", one)[0].lower() for one in asked} <= pinned
+
+
+def test_the_tools_are_strict() -> None:
+    assert PROJECT["tool"]["mypy"]["strict"] is True
+    assert PROJECT["tool"]["pytest"]["ini_options"]["filterwarnings"] == ["error"]
+
+
+def test_ci_runs_make_test() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert script.read_text().rstrip().endswith("exec make test")
+    assert re.search(r"^test: lint types unit$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_licence() -> None:
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert PROJECT["project"]["license"] == "Apache-2.0"
