@@ -115,8 +115,10 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
         host, port = text.strip(), str(default_port)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host:
+    elif ":" in host and not set(host) - set("0123456789abcdefABCDEF:."):
         raise UsageError(f"{text!r} is not an address: write an IPv6 one as [::1]:{default_port}")
+    elif set(host) & set(":/"):
+        host = ""
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UsageError(f"{text!r} is not an address such as {DEFAULT_HOST}:{default_port}")
     return host, int(port)

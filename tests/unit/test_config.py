@@ -169,9 +169,15 @@ def test_addresses(text: str, parsed: tuple[str, int]) -> None:
     assert parse_address(format_address(*parsed)) == parsed
 
 
-@pytest.mark.parametrize("text", ["", ":", ":5", "h:", "h:x", "h:65536", "::1:5", "h:-1", "h:²"])
+@pytest.mark.parametrize("text", ["", ":", ":5", "h:", "h:x", "h:65536", "h:-1", "h:²", "http://h:5", "h/a"])
 def test_not_addresses(text: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"is not an address such as 127.0.0.1:7420"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["::1:5", "fe80::1", "::ffff:1.2.3.4"])
+def test_ipv6_addresses_are_written_in_brackets(text: str) -> None:
+    with pytest.raises(UsageError, match=r"write an IPv6 one as \[::1\]:7420"):
         parse_address(text)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postroad.errors import UsageError
+from postroad.units import SECOND_US, duration_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +42,10 @@ def sim(
     first = secrets.randbits(SEED_BITS) if seed is None else seed
     if for_ and seeds > 1:
         raise UsageError("say either --seeds or --for")
+    seconds = duration_us(for_) / SECOND_US if for_ else None
     many = bool(for_) or seeds > 1
     if many:
-        outcomes = _many(first, seeds, for_, minutes, brokers, shared)
+        outcomes = _many(first, seeds, seconds, minutes, brokers, shared)
     else:
         outcomes = _one(first, minutes, brokers, shared)
     for outcome in _watched(outcomes, total=None if for_ else seeds) if many and not json else outcomes:
@@ -59,15 +61,13 @@ def _one(seed: int, minutes: float, brokers: int | None, shared: bool) -> Iterat
 
 
 def _many(
-    first: int, count: int, for_: str, minutes: float, brokers: int | None, shared: bool
+    first: int, count: int, seconds: float | None, minutes: float, brokers: int | None, shared: bool
 ) -> Iterator[Outcome]:
     from itertools import count as count_from
 
     from postroad.sim.runs import run_seeds
-    from postroad.units import SECOND_US, duration_us
 
-    seconds = duration_us(for_) / SECOND_US if for_ else None
-    seeds = count_from(first) if for_ else range(first, first + count)
+    seeds = range(first, first + count) if seconds is None else count_from(first)
     yield from run_seeds(seeds, minutes=minutes, brokers=brokers, shared=shared, seconds=seconds)
 
 

@@ -291,7 +291,9 @@ def _action(value: object) -> Action:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value:
+    if value == "":
+        raise UsageError("it is empty")
+    if not isinstance(value, str) or "\0" in value:
         raise UsageError(f"{value!r} is not a text")
     return value
 
