@@ -188,6 +188,35 @@ class TestCovering:
         assert len(update.added) == 9
         broker.check()
 
+    def test_a_wide_selector_that_comes_and_goes_moves_only_so_many(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody who looks at "#" for a moment must not make every broker take in all tables anew."""
+        monkeypatch.setattr(covering, "COVERED", 10)
+        broker = Interest(ME, BOOT)
+        before = [f"a/{number}" for number in range(50)]
+        for number, topic in enumerate(before):
+            broker.subscribe(number, selector(topic))
+        (update,) = broker.subscribe(100, selector("#"))
+        assert (texts(update), len(update.removed)) == (["#"], 10)
+        after = [f"b/{number}" for number in range(50)]
+        told = [broker.subscribe(200 + number, selector(topic)) for number, topic in enumerate(after)]
+        assert all(told)  # it covers as many as it may
+        broker.check()
+        (update,) = broker.unsubscribe(100)
+        assert (len(update.added), len(update.removed)) == (10, 1)
+        assert {topic for topic, _ in advertised(broker)} == {*before, *after}
+        broker.check()
+
+    def test_what_a_narrower_one_covers_counts_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(covering, "COVERED", 3)
+        broker = Interest(ME, BOOT)
+        for number, topic in enumerate(("a/#", "a/1", "a/2", "b/#", "b/1", "c")):
+            broker.subscribe(number, selector(topic))
+        broker.subscribe(10, selector("#"))
+        broker.check()
+        assert {topic for topic, _ in advertised(broker)} in ({"#", "b/#", "c"}, {"#", "a/#"})
+
     def test_bad_keys(self) -> None:
         broker = Interest(ME, BOOT)
         broker.subscribe(1, selector("a"))

@@ -6,8 +6,8 @@ selector that demands `a = v` covers only selectors that demand it too. So each 
 its equalities, where the search for wider ones looks with every subset of its own, and under each of
 them, where the search for narrower ones looks.
 
-Both only choose candidates, and the search is cut short after so many failures. What is overlooked
-costs a redundant advertisement, never an event.
+Both only choose candidates, the search is cut short after so many failures, and one selector covers only so
+many. What is overlooked costs a redundant advertisement, never an event.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from postroad.selectors.domains import Domain
 
 COMPARISONS: Final = 32  # failed ones per search
 COMPARISONS_PER_CHANGE: Final = 1024  # failed ones in all searches that one change of the table makes
+COVERED: Final = 2048  # by one: when it goes, all of them are advertised, and taken in by everybody, at once
 IDLE_NODES: Final = 1024  # visited in a row without a candidate
 _SUBSETS_OF: Final = 5  # equalities; of more, only the smallest and largest subsets are looked at
 
@@ -174,7 +175,7 @@ class Covering:
         for node in self._wider_nodes(own.selector.topic):
             for subset in subsets:
                 for candidate in node.by_set.get(subset, {}).values():
-                    if covers(candidate.selector, own.selector):
+                    if len(candidate.covered) < COVERED and covers(candidate.selector, own.selector):
                         return candidate
                     failures += 1
                     if self._give_up(failures):
@@ -185,12 +186,15 @@ class Covering:
         """Advertised selectors that this one covers; those that the search meets."""
         found: list[OwnSelector] = []
         failures = idle = 0
+        room = COVERED
         for node in self._narrower_nodes(own.selector.topic):
             idle += 1
             for candidate in node.demanding(own.equalities):
                 idle = 0
-                if covers(own.selector, candidate.selector):
+                takes = 1 + len(candidate.covered)
+                if takes <= room and covers(own.selector, candidate.selector):
                     found.append(candidate)
+                    room -= takes
                     continue
                 failures += 1
                 if self._give_up(failures):
