@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
+import re
 import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+import typer
 
+from postroad.cli import app, up
 from postroad.config import NodeConfig, format_address, parse_address
 from postroad.errors import UsageError
 from postroad.net.configure import _node, _Table, configure, is_loopback
@@ -207,3 +212,35 @@ def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
         names = [one.name for one in fields(section)] if is_dataclass(section) else section.__struct_fields__
         assert list(example[name]) == [one.removesuffix("_us") for one in names]
     assert "connections" in example
+
+
+def test_every_flag_has_a_key_in_the_document() -> None:
+    """docs/configuration.md: whatever `postroad up` takes as a flag, a file may say."""
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    rows = dict(re.findall(r"^\| `(--[a-z-]+).*?\| `([a-z_.]+)", text, re.MULTILINE))
+    command = typer.main.get_command(app)
+    options = {option for one in getattr(command, "commands")["up"].params for option in one.opts}  # noqa: B009
+    assert rows.keys() == options - {"--config"}
+    tree = ast.parse(Path(up.__file__).read_text())
+    passed = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    keys = [key.value for node in passed for key in node.keys if isinstance(key, ast.Constant)]
+    assert sorted(keys) == sorted(rows.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "b9"),
+        ("listen", "127.0.0.1:7422"),
+        ("data", "elsewhere"),
+        ("links", ["127.0.0.1:7420", "127.0.0.1:7424"]),
+        ("metrics", "off"),
+        ("log", "debug"),
+        ("auth.token", "s3cret"),
+        ("tls.ca", "ca.pem"),
+        ("tracking.strategy", "exact"),
+    ],
+)
+def test_a_flag_and_its_key_mean_the_same(tmp_path: Path, key: str, value: object) -> None:
+    file = write(tmp_path, f"{key} = {json.dumps(value)}\n")
+    assert configure({key: value}) == configure({}, file) != configure({})
