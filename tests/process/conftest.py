@@ -302,15 +302,18 @@ class Certificates:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> tuple[str, str]:
-        """(certificate file, key file) for `name`, valid for this machine."""
+    def issue(self, name: str, *, host: str = "localhost", days: int = 1) -> tuple[str, str]:
+        """(certificate file, key file) for `name`, valid for this machine, or another, and for so long."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName(
-            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            [
+                x509.DNSName(host),
+                *([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))] if host == "localhost" else []),
+            ]
         )
         certificate = (
-            self._builder(subject, key.public_key())
+            self._builder(subject, key.public_key(), days)
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -325,7 +328,9 @@ class Certificates:
         )
         return str(certificate_file), str(key_file)
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int = 1
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -333,8 +338,8 @@ class Certificates:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(days=30))
+            .not_valid_after(now + datetime.timedelta(days=days))
         )
 
 

@@ -167,6 +167,20 @@ def test_closed_descriptors_and_half_a_certificate(brokers: Brokers) -> None:
     assert "--tls-cert" in keyed.stderr
 
 
+def test_a_reader_says_when_its_broker_goes_and_comes(brokers: Brokers) -> None:
+    b1 = brokers.start("b1")
+    reader = subscribe("a/#", "--count", "1", "--broker", b1.address)
+    b1.kill()
+    assert reader.stderr is not None
+    assert reader.stderr.readline().startswith("postroad: the connection to b1 is lost, dialling again: ")
+    b1.start()
+    assert reader.stderr.readline() == "postroad: connected again, to b1\n"
+    assert "any stream" in reader.stderr.readline()  # the Gap: it is in force again
+    assert cli("pub", "a/b", "back", "--broker", b1.address).returncode == 0
+    output, errors = reader.communicate(timeout=120)
+    assert (reader.returncode, output.split(), errors) == (0, ["a/b", "back"], "")
+
+
 def test_output_that_nobody_reads_ends_it_quietly(brokers: Brokers) -> None:
     """`postroad pub --stdin | head -1`, and the same of sub."""
     address = brokers.start("b1").address

@@ -179,6 +179,41 @@ def test_a_certificate_of_another_authority_is_refused(
     run(test())
 
 
+def test_why_a_certificate_is_not_taken_is_said(brokers: Any, certificates: Any, until: Any) -> None:
+    ca = str(certificates.ca)
+
+    def flags(name: str, **how: Any) -> tuple[str, ...]:
+        certificate, key = certificates.issue(name, **how)
+        return ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", ca)
+
+    old = brokers.start("old", extra=flags("old", days=-1))
+    elsewhere = brokers.start("elsewhere", extra=flags("elsewhere", host="example.org"))
+    mutual = brokers.start("mutual", old.address, elsewhere.address, extra=(*flags("mutual"), "--mutual"))
+    without = brokers.start("without", mutual.address, extra=("--tls-ca", ca))
+
+    async def test() -> None:
+        trusting = postroad.tls(ca=ca)
+        with pytest.raises(postroad.UnavailableError, match="not trusted: certificate has expired"):
+            await postroad.connect(old.address, tls=trusting)
+        with pytest.raises(postroad.UnavailableError, match=r"not valid for '127\.0\.0\.1'"):
+            await postroad.connect(elsewhere.address, tls=trusting)
+        with pytest.raises(postroad.UnavailableError, match="certificate"):
+            await postroad.connect(mutual.address, tls=trusting)
+        certificate, key = certificates.issue("alice", days=-1)
+        with pytest.raises(postroad.UnavailableError, match="certificate"):
+            await postroad.connect(mutual.address, tls=postroad.tls(ca=ca, certificate=certificate, key=key))
+
+    run(test())
+
+    def said(broker: Any, text: str) -> None:
+        until(lambda: text in broker.log.read_text(), f"{broker.name} says {text!r}")
+
+    said(mutual, f"no connection to {old.address}: its certificate is not trusted: certificate has expired")
+    said(mutual, f"no connection to {elsewhere.address}: its certificate is not trusted: IP address mismatch")
+    said(without, f"no connection to {mutual.address}: ")
+    assert "certificate" in without.log.read_text().split(f"no connection to {mutual.address}: ")[1]
+
+
 def test_tls_on_one_side_only_is_said(brokers: Any, certificates: Any, until: Any) -> None:
     certificate, key = certificates.issue("b1")
     ca = str(certificates.ca)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,4 +40,6 @@ def client_for(
     if tls_key and not tls_cert:
         raise UsageError("a TLS key needs its certificate: add --tls-cert")
     context = tls(ca=tls_ca, certificate=tls_cert, key=tls_key) if tls_ca or tls_cert else None
-    return connect(broker, token=token, tls=context)
+    client = connect(broker, token=token, tls=context)
+    client._notice = lambda text: print(f"postroad: {text}", file=sys.stderr, flush=True)
+    return client

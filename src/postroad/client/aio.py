@@ -90,6 +90,7 @@ class Client:
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
         self._failed: PostroadError | None = None  # for good
+        self._notice: Callable[[str], None] | None = None  # tells people when the broker goes and comes
 
     # --- life
 
@@ -483,9 +484,11 @@ class Client:
                 if acking is not None and not acking.done():
                     acking.set_exception(error) if error is not None else acking.set_result(None)
                     self._wake()
-            case fx.Down():
+            case fx.Down(error=error):
                 for subscription in self._subscriptions.values():
                     subscription._lost_connection()
+                if self._notice is not None:
+                    self._notice(f"the connection to {self._broker} is lost, dialling again: {error}")
             case fx.Answered(number=number, error=error, body=body):
                 future = self._requests.get(number)
                 if future is not None and not future.done():
@@ -493,6 +496,8 @@ class Client:
             case Dial(address=address):
                 self._dialling = asyncio.get_running_loop().create_task(self._dial(address))
             case fx.Up(broker=broker):
+                if self._notice is not None and self._broker:
+                    self._notice(f"connected again, to {broker}")
                 self._broker = broker
                 self._outage = None
                 self._wake()
