@@ -162,6 +162,11 @@ def test_closed_descriptors_and_half_a_certificate(brokers: Brokers) -> None:
     for closed in ("0<&-", "1>&-", "0<&- 1>&-"):
         done = subprocess.run(["sh", "-c", f"{command} {closed}"], env=ENVIRONMENT, check=False, timeout=120)
         assert done.returncode == 0, closed
+    failing = f"{sys.executable} -m postroad pub a/b --attr wrong --broker {address} 2>&-"
+    done = subprocess.run(
+        ["sh", "-c", failing], env=ENVIRONMENT, check=False, timeout=120, stdout=subprocess.PIPE
+    )
+    assert (done.returncode, done.stdout) == (2, b"")  # nowhere to complain to is not standard output
     keyed = cli("pub", "a/b", "x", "--tls-key", "nowhere.pem", "--broker", address)
     assert keyed.returncode == 2  # never in the clear to someone who asked for TLS
     assert "--tls-cert" in keyed.stderr

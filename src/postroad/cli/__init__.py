@@ -70,6 +70,8 @@ def _open_closed_descriptors() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         if number == 1:
             sys.stdout = open(number, "w", closefd=False)  # noqa: SIM115
+        elif number == 2:  # else print() takes standard output instead
+            sys.stderr = open(number, "w", closefd=False)  # noqa: SIM115
     os.close(number)
 
 
