@@ -10,7 +10,7 @@ import pytest
 
 from postroad.config import DEFAULT_LIMITS, Identity
 from postroad.errors import BugError, DeniedError, PeerError, RedundantError, UnavailableError, UsageError
-from postroad.overlay import links as module
+from postroad.overlay import resuming as module
 from postroad.overlay.access import AuthConfig, Rule, hash_token
 from postroad.overlay.connection import TAKES, Phase
 from postroad.overlay.effects import Close, Dial, Effect, Send
@@ -684,6 +684,33 @@ def test_numbers_of_clients_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPa
 
 
 # -- access ----------------------------------------------------------------------------------------
+
+
+def test_the_number_of_a_client_that_stays_is_kept_however_many_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a new number what it has in flight would look like the events of another publisher."""
+    monkeypatch.setattr(module, "MAX_PUBLISHERS", 3)
+    links = make(1)
+    (welcome,) = [one for one in sent(accept(links, 1, hello())[0]) if isinstance(one, Welcome)]
+    for connection in range(2, 20):
+        accept(links, connection, hello())
+        links.closed(connection, NOW)
+        links.check()
+    links.closed(1, NOW)
+    accept(links, 20, hello())
+    links.closed(20, NOW)  # just now it was still there: others go first
+    _, peer = accept(links, 21, hello(publisher=welcome.publisher, resume_key=welcome.resume_key))
+    assert peer is not None
+    assert peer.resumed
+
+
+def test_more_clients_than_are_remembered_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PUBLISHERS", 3)
+    links = make(1)
+    for connection in range(1, 10):
+        assert accept(links, connection, hello())[1] is not None
+        links.check()
 
 
 def test_anonymous_peers_are_served_on_loopback_only() -> None:

@@ -19,7 +19,7 @@ from postroad.events.attributes import encode_attributes
 from postroad.events.batch import HEADER_DTYPE
 from postroad.ids import MessageId, parse_pubend
 from postroad.kernel import layout
-from postroad.overlay import handshake, interest, links, publishing, releasing, streams, topology
+from postroad.overlay import handshake, interest, links, publishing, releasing, resuming, streams, topology
 from postroad.overlay.connection import TAKES, LinkSettings, Phase
 from postroad.overlay.delivery import CONNECTION_BUFFERS
 from postroad.overlay.handshake import MIN_LIMITS
@@ -295,7 +295,7 @@ SENTENCES = [
     f"increasing, at most {topology.MAX_PUBENDS:,}",
     f"At most {topology.MAX_BROKERS:,} brokers",
     f"and every {topology.EXPIRE_US // topology._SWEEPS_PER_EXPIRY // SECOND_US} s",
-    f"longest unused beyond {links.MAX_PUBLISHERS:,}",
+    f"longest unused beyond {resuming.MAX_PUBLISHERS:,}",
     f"latest {publishing.MAX_PUBLISHERS:,} publishers",
     f"(0: {DeliveryConfig().buffer_bytes // MIB} MiB;",
     f"{StreamConfig().plain_bytes // MIB} MiB by\ndefault",

@@ -19,7 +19,6 @@ a minute asks first.
 from __future__ import annotations
 
 import heapq
-import hmac
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -45,6 +44,7 @@ from postroad.overlay.handshake import (
     same_routing_limits,
     smaller,
 )
+from postroad.overlay.resuming import Resuming
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
@@ -67,10 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkSettings", "Links", "Peer"]
 
-MAX_PUBLISHERS: Final = 100_000  # numbers and keys remembered for clients that come back
 MAX_DUE: Final = 32  # timers looked at in a turn: clients that came together are quiet together, events not
-_MAX_U32: Final = (1 << 32) - 1
-_PUBLISHER_DRAWS: Final = 64
 _CREDIT_SHARE: Final = 4  # credit goes back once this part of the window is due
 _NAMES: Final = {int(kind): kind.name for kind in Kind}
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
@@ -87,11 +84,8 @@ class Links:
         "_dialler",
         "_last_hello_us",
         "_limits",
-        "_live",
         "_me",
-        "_new_key",
-        "_new_publisher",
-        "_publishers",
+        "_resuming",
         "_settings",
         "_timers",
         "round_trips",
@@ -113,7 +107,8 @@ class Links:
         self._limits = limits
         self._settings = settings
         self._access = Access(auth)
-        self._new_publisher, self._new_key, self._conflict = new_publisher, new_key, conflict
+        self._conflict = conflict
+        self._resuming = Resuming(new_number=new_publisher, new_key=new_key)
         self._dialler = Dialler(
             first_us=settings.redial_first_us,
             last_us=settings.redial_last_us,
@@ -122,9 +117,6 @@ class Links:
         )
         self._connections: dict[int, Connection] = {}  # opened and not yet reported closed
         self._brokers: dict[bytes, int] = {}  # node id -> the one connection that is, or was last, its link
-        # publisher number -> key and principal, the longest unused first, at most MAX_PUBLISHERS
-        self._publishers: dict[int, tuple[bytes, str]] = {}
-        self._live: dict[int, int] = {}  # publisher number -> its connection, while there is one
         self._timers: list[tuple[int, int]] = []  # heap of (due, connection); void if due is not its timer_us
         self._last_hello_us = 0
         self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
@@ -190,8 +182,8 @@ class Links:
         if peer is not None and peer.role == "broker" and self._brokers.get(peer.node) == connection:
             del self._brokers[peer.node]
             self._dialler.wake(now_us)
-        if peer is not None and peer.role == "client" and self._live.get(peer.publisher) == connection:
-            del self._live[peer.publisher]
+        if peer is not None and peer.role == "client":
+            self._resuming.closed(peer.publisher, connection)
         if state.dialled is not None:
             held_us = 0 if peer is None else now_us - state.up_us
             self._dialler.closed(
@@ -310,8 +302,7 @@ class Links:
         )
         if role == "broker":
             return self._hello_broker(state, hello, principal, now_us)
-        number, resumed = self._publisher(hello, principal)
-        replaces = self._live.get(number)
+        number, resumed = self._resuming.number(hello, principal)
         peer = Peer(
             connection=state.number,
             role="client",
@@ -325,9 +316,8 @@ class Links:
             limits=smaller(self._limits, hello.limits),
             dialled=None,
             resumed=resumed,
-            replaces=replaces,
+            replaces=self._resuming.opened(number, state.number),
         )
-        self._live[number] = state.number
         effects = self._welcomes(state, peer, self._settings.client_window, now_us)
         effects += self._up(state, peer, self._settings.client_window, hello.window, now_us)
         return effects, peer
@@ -396,23 +386,6 @@ class Links:
             raise RedundantError("there is a link between these two brokers already")
         return rival
 
-    def _publisher(self, hello: Hello, principal: str) -> tuple[int, bool]:
-        """The publisher number of a client, and whether it goes on with one it had."""
-        known = self._publishers.get(hello.publisher)
-        if known is not None and known[1] == principal and hmac.compare_digest(known[0], hello.resume_key):
-            self._publishers[hello.publisher] = self._publishers.pop(hello.publisher)
-            return hello.publisher, True
-        for _ in range(_PUBLISHER_DRAWS):
-            number = self._new_publisher()
-            if 1 <= number <= _MAX_U32 and number not in self._publishers:
-                break
-        else:
-            raise BugError("no new publisher number is to be had")
-        self._publishers[number] = (self._new_key(), principal)
-        if len(self._publishers) > MAX_PUBLISHERS:
-            del self._publishers[next(iter(self._publishers))]
-        return number, False
-
     def _welcomes(self, state: Connection, peer: Peer, window: int, now_us: int) -> list[Effect]:
         welcome = Welcome(
             version=PROTOCOL_VERSION,
@@ -425,7 +398,7 @@ class Links:
             window=window,
             time_us=now_us,
             publisher=peer.publisher,
-            resume_key=self._publishers[peer.publisher][0] if peer.role == "client" else b"",
+            resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
         )
         return [Send(state.number, encode(welcome))]
 
@@ -589,12 +562,7 @@ class Links:
             state = self._connections.get(connection)
             if state is None or state.peer is None or state.peer.node != node or state.superseded:
                 raise BugError(f"connection {connection} is not the link it is listed as")
-        for publisher, connection in self._live.items():
-            state = self._connections.get(connection)
-            if state is None or state.peer is None or state.peer.publisher != publisher:
-                raise BugError(f"connection {connection} is not that of publisher {publisher}")
-        if len(self._publishers) > MAX_PUBLISHERS:
-            raise BugError("more publishers remembered than allowed")
+        self._resuming.check(lambda number: getattr(self._connections.get(number), "peer", None))
         for state in self._connections.values():
             if state.credit_in + state.held + state.due != state.window_in or state.held < 0:
                 raise BugError(f"credit of connection {state.number} does not add up")
