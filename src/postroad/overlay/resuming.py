@@ -14,12 +14,10 @@ from postroad.overlay.handshake import Peer
 from postroad.wire.frames import Hello
 
 MAX_PUBLISHERS: Final = 100_000  # numbers and keys remembered for clients that come back
-_MAX_U32: Final = (1 << 32) - 1
-_DRAWS: Final = 64
 
 
 class Resuming:
-    """The publisher numbers that clients have, or had."""
+    """The publisher numbers that clients have, or had. `new_number` gives each of many in turn."""
 
     __slots__ = ("_live", "_new_key", "_new_number", "_publishers")
 
@@ -35,9 +33,9 @@ class Resuming:
         if known is not None and known[1] == principal and hmac.compare_digest(known[0], hello.resume_key):
             self._publishers[hello.publisher] = self._publishers.pop(hello.publisher)
             return hello.publisher, True
-        for _ in range(_DRAWS):
+        for _ in range(len(self._publishers) + len(self._live) + 1):  # one of so many is free
             number = self._new_number()
-            if 1 <= number <= _MAX_U32 and number not in self._publishers:
+            if number not in self._publishers and number not in self._live:
                 break
         else:
             raise BugError("no new publisher number is to be had")
