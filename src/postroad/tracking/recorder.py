@@ -16,6 +16,7 @@ from postroad.tracking.messages import (
     MAX_ITEMS,
     MAX_NEIGHBOURS,
     MAX_RECEIVERS,
+    MAX_SIGHTINGS,
     Finding,
     Forwarding,
     Receiver,
@@ -280,7 +281,7 @@ class Recorder:
         config, time_ms = self._config, look.time_ms
         window = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
         published = self._publication(look)
-        routed = self._sightings(look, item.origin)
+        routed = self._sightings(look, item.origin)[:MAX_SIGHTINGS]
         # A message may be passed on long after its time, over a link that is new then and gone by now: to a
         # broker that comes back, or is rerouted, and catches up.
         linked = self._map.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)

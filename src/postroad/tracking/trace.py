@@ -31,6 +31,7 @@ from postroad.ids import MessageId
 from postroad.tracking.messages import (
     ANY_ORIGIN,
     MAX_ITEMS,
+    MAX_SIGHTINGS,
     Finding,
     TraceAnswer,
     TraceItem,
@@ -248,13 +249,15 @@ class Trace:
 
 
 def _checked(finding: Finding) -> Finding:
-    """A peer's numbers are not to be trusted with arithmetic."""
+    """A peer's numbers are not to be trusted with arithmetic, nor its lists with time."""
     rates = [finding.published or 0.0]
     rates += [sighting.fpp for sighting in finding.routed]
     rates += [receiver.fpp for receiver in finding.delivered]
     rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
         raise PeerError("a trace answer with a probability that is none")
+    if min(finding.candidates, finding.more) < 0 or len(finding.routed) > MAX_SIGHTINGS:
+        raise PeerError("a trace answer with numbers that cannot be")
     return finding
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import comb
+from math import exp, lgamma, log
 from typing import Any, Final
 
 import msgspec
@@ -94,7 +94,7 @@ def judge(
     names: Mapping[int, str],
 ) -> TraceResult:
     claims = _claims(identity, findings)
-    _weigh(claims, findings)
+    _weigh(identity, claims, findings)
     chosen = _ordered(claims)
     route = tuple(
         RouteStep(
@@ -153,17 +153,22 @@ def _claims(identity: MessageId, findings: Mapping[int, Finding]) -> list[_Claim
     return claims
 
 
-def _weigh(claims: list[_Claim], findings: Mapping[int, Finding]) -> None:
+def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Finding]) -> None:
     """Corroboration along the tree: each claim's doubt."""
+    # Only who would know is believed to know nothing.
+    whole = {
+        broker
+        for broker, held in findings.items()
+        if not (held.lost or held.forgotten or identity.time_ms < held.begins_ms)
+    }
     claiming = {claim.broker for claim in claims}
     below: dict[int, list[_Claim]] = {}  # broker -> claims that name it as their source
     for claim in claims:
         if claim.source is not None:
             below.setdefault(claim.source, []).append(claim)
-            asked = findings.get(claim.source)
-            claim.contradicted = asked is not None and not asked.lost and claim.source not in claiming
+            claim.contradicted = claim.source in whole and claim.source not in claiming
     for claim in claims:
-        supported, rate_below = _rate_below(claim.broker, below, findings, {claim.broker})
+        supported, rate_below = _rate_below(claim.broker, below, findings)
         if claim.source is None:
             claim.doubt = claim.rate * rate_below
         elif claim.contradicted and not supported:
@@ -175,18 +180,34 @@ def _weigh(claims: list[_Claim], findings: Mapping[int, Finding]) -> None:
 
 
 def _rate_below(
-    broker: int, below: Mapping[int, list[_Claim]], findings: Mapping[int, Finding], seen: set[int]
+    broker: int, below: Mapping[int, list[_Claim]], findings: Mapping[int, Finding]
 ) -> tuple[bool, float]:
-    """Whether anything speaks for this broker having had the message, and how likely all that is false."""
-    finding = findings[broker]
-    rate = float(comb(max(finding.candidates, len(finding.delivered)), len(finding.delivered)))
-    for receiver in finding.delivered:
-        rate *= receiver.fpp
-    rate = min(1.0, rate)
-    children = [claim for claim in below.get(broker, ()) if claim.broker not in seen]
-    for claim in children:
-        rate *= claim.rate * _rate_below(claim.broker, below, findings, seen | {claim.broker})[1]
-    return bool(finding.delivered or children), rate
+    """Whether anything speaks for this broker having had the message, and how likely all that is false.
+
+    Every broker below counts once, whichever of its claims leads there first: what it delivered speaks once.
+    """
+    rate = 1.0
+    reached = {broker}
+    queue = [broker]
+    for here in queue:
+        rate *= _rate_delivered(findings[here])
+        for claim in below.get(here, ()):
+            if claim.broker not in reached:
+                reached.add(claim.broker)
+                queue.append(claim.broker)
+                rate *= claim.rate
+    return bool(findings[broker].delivered) or len(queue) > 1, rate
+
+
+def _rate_delivered(finding: Finding) -> float:
+    """How likely so many of the candidates are claimed falsely, at most: their binomial term."""
+    claimed = len(finding.delivered)
+    if any(receiver.fpp == 0 for receiver in finding.delivered):
+        return 0.0
+    # The logarithm, since the number of ways to choose hundreds is more than a float holds.
+    left = max(0, finding.candidates - claimed)
+    ways = lgamma(claimed + left + 1) - lgamma(claimed + 1) - lgamma(left + 1)
+    return exp(min(0.0, ways + sum(log(receiver.fpp) for receiver in finding.delivered)))
 
 
 def _ordered(claims: list[_Claim]) -> list[_Claim]:
@@ -200,10 +221,10 @@ def _ordered(claims: list[_Claim]) -> list[_Claim]:
         step = [claim for claim in rest if claim.source in reached]
         if not step:
             return placed + rest
+        rest = [claim for claim in rest if claim.source not in reached]
         step.sort(key=lambda claim: (claim.source or 0, claim.broker))
         placed += step
         reached |= {claim.broker for claim in step}
-        rest = [claim for claim in rest if claim not in step]
 
 
 def _receivers(
