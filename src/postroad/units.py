@@ -5,6 +5,7 @@ Cores take `now_us`, microseconds since the Unix epoch, as an argument and never
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -33,7 +34,10 @@ def _quantity(text: str, scale: dict[str, int], example: str) -> int:
     found = _QUANTITY.fullmatch(text)
     if found is None or found[2].lower() not in scale:
         raise UsageError(f"{text!r} is not a quantity such as {example}")
-    return round(float(found[1]) * scale[found[2].lower()])
+    value = float(found[1]) * scale[found[2].lower()]
+    if not math.isfinite(value):
+        raise UsageError(f"{text[:20]}... is too large a quantity")
+    return round(value)
 
 
 def size(text: str | int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,15 @@ from postroad.tracking.attachment import (
 )
 from postroad.tracking.effects import StoreAttachments
 from postroad.tracking.messages import TraceItem, TraceQuestion
-from postroad.tracking.planner import MAX_MATCHING, Impossible, Plan, Wish, plan
+from postroad.tracking.planner import (
+    MAX_MATCHING,
+    MAX_PERSIST_US,
+    PERSIST_MARGIN,
+    Impossible,
+    Plan,
+    Wish,
+    plan,
+)
 from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.skew import SkewCheck
@@ -194,7 +203,7 @@ def test_a_corrected_publisher_stays_within_the_tolerance() -> None:
 wishes = st.builds(
     Wish,
     accuracy=st.sampled_from((0.5, 0.9, 0.95, 0.99, 0.999, 0.99999, 0.9999999)),
-    rate=st.floats(0.01, 2e6),
+    rate=st.floats(1e-9, 2e6),
     memory=st.integers(1, 1 << 28),
     skew_us=st.integers(0, 10**8),
     jitter_us=st.integers(0, 10**8),
@@ -211,6 +220,7 @@ def test_plans_keep_their_promise(wish: Wish) -> None:
         assert 2 * found.skew_us + wish.jitter_us <= found.w * found.lifetime_us
         assert found.lifetime_us <= found.persist_us
         assert found.lifetime_us <= found.shape.n / wish.rate * SECOND_US
+        assert found.persist_us <= MAX_PERSIST_US * PERSIST_MARGIN + MILLISECOND_US
         assert found.shape.size <= wish.memory
         assert found.skew_us >= wish.skew_us
         assert found.skew_limit_us >= found.skew_us
@@ -245,9 +255,55 @@ def test_the_papers_configuration() -> None:
 
 def test_wishes_that_make_no_sense() -> None:
     good = {"accuracy": 0.9, "rate": 1.0, "memory": 1, "skew_us": 0, "jitter_us": 0}
-    for name, value in (("accuracy", 1.0), ("accuracy", 0.0), ("rate", 0.0), ("memory", 0), ("skew_us", -1)):
+    bad: tuple[tuple[str, float], ...] = (
+        *(("accuracy", value) for value in (1.0, 0.0, -1.0, 1e-17, float("nan"), 1 - 1e-17)),
+        *(("rate", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
+        *(("memory", 0), ("skew_us", -1), ("jitter_us", -1)),
+    )
+    for name, value in bad:
         with pytest.raises(UsageError):
             Wish(**{**good, name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"rate": 5e-324},
+        {"rate": 1e-300},
+        {"rate": 0.01},
+        {"accuracy": 1e-15},
+        {"accuracy": 1 - 1e-15},
+        {"memory": 10**30},
+        {"memory": 1},
+        {"rate": 1e300},
+        {"skew_us": 10**40},
+        {"jitter_us": 10**300, "memory": 1, "rate": 1e308},
+    ],
+)
+def test_absurd_wishes_are_answered(absurd: dict[str, float]) -> None:
+    """T7: whatever is asked, there is a plan, or a reason and the nearest that is possible."""
+    common = {"accuracy": 0.999, "rate": 5000.0, "memory": 1 << 17, "skew_us": 250_000, "jitter_us": 500_000}
+    found = plan(Wish(**{**common, **absurd}))  # type: ignore[arg-type]
+    if isinstance(found, Plan):
+        assert found.persist_us <= MAX_PERSIST_US * PERSIST_MARGIN + MILLISECOND_US
+    else:
+        assert found.reason
+        assert all(isinstance(plan(other), Plan) for _, other in found.nearest)
+
+
+def test_the_nearest_wish_is_near() -> None:
+    """Whatever lies between is impossible, and what is offered has at most three digits too few."""
+    common = {"memory": 8192, "skew_us": 250_000, "jitter_us": 500_000}
+    found = plan(Wish(accuracy=0.999, rate=1e300, **common))
+    assert isinstance(found, Impossible)
+    rate = dict(found.nearest)["rate"].rate
+    assert isinstance(plan(Wish(accuracy=0.999, rate=rate * 1.01, **common)), Impossible)
+    wish = Wish(accuracy=1 - 1e-12, rate=26_000, **common)
+    found = plan(wish)
+    assert isinstance(found, Impossible)
+    error = 1 - dict(found.nearest)["accuracy"].accuracy
+    assert error < 1e-3
+    assert isinstance(plan(replace(wish, accuracy=1 - error * 0.98)), Impossible)
 
 
 def run_plan(*arguments: str) -> tuple[int, str]:
@@ -288,8 +344,13 @@ def test_plan_command_says_what_is_impossible() -> None:
         plan(Wish(accuracy=0.999, rate=1e6, memory=nearest["memory"], skew_us=250_000, jitter_us=500_000)),
         Plan,
     )
-    with pytest.raises(UsageError):
-        run_plan("--accuracy", "1")
+    for option, value in (
+        *(("--accuracy", value) for value in ("1", "1e-17", "nan")),
+        *(("--memory", value) for value in ("nan", "\N{SUPERSCRIPT TWO}", "9" * 400, "9" * 5000, "")),
+        *(("--skew", value) for value in ("-1s", "nan", "9" * 400 + " s", "1")),
+    ):
+        with pytest.raises(UsageError):
+            run_plan(option, value)
     assert isinstance(plan(Wish(accuracy=0.9, rate=1, memory=9, skew_us=10**12, jitter_us=0)), Impossible)
 
 

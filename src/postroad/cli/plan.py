@@ -47,7 +47,7 @@ def tracking(
     wish = Wish(
         accuracy=accuracy,
         rate=rate,
-        memory=size(memory if not memory.strip().isdigit() else int(memory)),
+        memory=size(memory),
         skew_us=duration_us(skew),
         jitter_us=duration_us(jitter),
     )
@@ -135,7 +135,7 @@ def _as_json(found: Plan) -> dict[str, Any]:
 _SHOWN = {
     "memory": lambda wish: f"--memory '{wish.memory}'",
     "rate": lambda wish: f"--rate {wish.rate:g}",
-    "accuracy": lambda wish: f"--accuracy {wish.accuracy:.6g}",
+    "accuracy": lambda wish: f"--accuracy {wish.accuracy:.15g}",
     "skew": lambda wish: f"--skew '{_duration(wish.skew_us)}'",
     "jitter": lambda wish: f"--jitter '{_duration(wish.jitter_us)}'",
 }

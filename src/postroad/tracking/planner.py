@@ -4,7 +4,8 @@ Given are the accuracy 1 - efpp, the peak rate r of messages in one history, the
 clock quality Ts and the jitter Tj. For a matching set of w + 1 filters each may have fpp = 1 - (1 - efpp)^
 (1/(w+1)), which says how many keys n fit into the memory. A filter then lasts Tn = n / r at the peak, and
 Corollary 2 asks for 2 Ts + Tj <= w Tn. The smallest w that meets this is the answer: it costs the fewest
-bits per message. Tp is a little longer than Tn, so that filters are full when they are stored (4.2).
+bits per message. Tp is a little longer than Tn, so that filters are full when they are stored (4.2), but no
+longer than a crash may cost: a history with few messages stores part-full filters and retains them (4.3).
 
 r is the rate as the history sees it: messages that a slow link held back arrive together. To Tj come the
 `GATHER_US` for which a broker collects ids.
@@ -34,9 +35,11 @@ from postroad.units import MILLISECOND_US, SECOND_US
 MAX_MATCHING: Final = 16  # filters asked per history: more would make traces slow
 MAX_PERSIST_US: Final = 60 * SECOND_US  # what a crash may cost at most, however much memory there is
 PERSIST_MARGIN: Final = 1.05  # "slightly larger than Tf"
+LEAST_KEYS: Final = 1024  # a filter for fewer is mostly its description
 LEAST_SKEW_US: Final = MILLISECOND_US  # ids have whole milliseconds
 DAY_S: Final = 86_400
-_NEAREST_STEPS: Final = 60
+LEAST_RATE: Final = 1e-3  # below this nobody plans
+_NEAREST_STEPS: Final = 100
 _NEED: Final = f"2 Ts + Tj + {GATHER_US // MILLISECOND_US} ms"
 
 
@@ -49,7 +52,7 @@ class Wish:
     jitter_us: int  # the longest way of a message less the shortest, and the skew between brokers
 
     def __post_init__(self) -> None:
-        if not 0 < self.accuracy < 1:
+        if not 0 < 1 - self.accuracy < 1:
             raise UsageError(
                 f"accuracy is between 0 and 1, such as 0.999, not {self.accuracy}; only the exact strategy"
                 " has 1"
@@ -105,7 +108,7 @@ def _plan(wish: Wish) -> Plan | None:
         if fpp <= 2.0**-MAX_HASHES:
             continue
         shape = _largest(wish, fpp)
-        lifetime_us = int(shape.n / wish.rate * SECOND_US)
+        lifetime_us = int(min(shape.n / wish.rate * SECOND_US, MAX_PERSIST_US))
         if shape.n >= 1 and need_us <= w * lifetime_us:
             return Plan(
                 wish=wish,
@@ -122,10 +125,8 @@ def _plan(wish: Wish) -> Plan | None:
 def _largest(wish: Wish, fpp: float) -> Shape:
     """The filter that uses the memory, unless it would take too long to fill."""
     shape = capacity_for(min(wish.memory * 8, MAX_BITS), fpp)
-    slow = int(wish.rate * MAX_PERSIST_US / SECOND_US)
-    if 1 <= slow < shape.n:
-        return filter_for(slow, fpp)
-    return shape
+    enough = max(LEAST_KEYS, int(min(wish.rate * (MAX_PERSIST_US // SECOND_US), MAX_BITS)))
+    return filter_for(enough, fpp) if enough < shape.n else shape
 
 
 def _explain(wish: Wish) -> Impossible:
@@ -152,8 +153,8 @@ def _nearest(wish: Wish) -> tuple[tuple[str, Wish], ...]:
     """Give way in one thing at a time, just as far as it must be."""
     changes: list[tuple[str, Callable[[float], Wish], float, float]] = [
         ("memory", lambda x: replace(wish, memory=math.ceil(x)), wish.memory, MAX_BITS / 8),
-        ("rate", lambda x: replace(wish, rate=x), wish.rate, 1e-3),
-        ("accuracy", lambda x: replace(wish, accuracy=x), wish.accuracy, 0.5),
+        ("rate", lambda x: replace(wish, rate=x), wish.rate, LEAST_RATE),
+        ("accuracy", lambda x: replace(wish, accuracy=1 - x), 1 - wish.accuracy, 0.5),
         ("skew", lambda x: replace(wish, skew_us=int(x)), wish.skew_us, 0),
         ("jitter", lambda x: replace(wish, jitter_us=int(x)), wish.jitter_us, 0),
     ]
@@ -163,7 +164,8 @@ def _nearest(wish: Wish) -> tuple[tuple[str, Wish], ...]:
             continue
         bad, good = float(asked), float(farthest)
         for _ in range(_NEAREST_STEPS):
-            middle = (bad + good) / 2
+            # By ratios where there are any: what is asked may be off by hundreds of digits.
+            middle = math.sqrt(bad) * math.sqrt(good) if good else bad / 2 + good / 2
             if _plan(changed(middle)) is None:
                 bad = middle
             else:
@@ -176,8 +178,9 @@ def _rounded(changed: Callable[[float], Wish], good: float, farthest: float) -> 
     """A number of three digits that is still possible, where there is one."""
     if good <= 0:
         return good
-    scale = 10.0 ** (math.floor(math.log10(good)) - 2)
-    for candidate in (math.ceil(good / scale) * scale, math.floor(good / scale) * scale):
+    digits = 2 - math.floor(math.log10(good))
+    step = 10.0**-digits
+    for candidate in (round(good, digits), round(good + step, digits), round(good - step, digits)):
         between = min(good, farthest) <= candidate <= max(good, farthest)
         if between and _plan(changed(candidate)) is not None:
             return candidate
