@@ -9,10 +9,13 @@ whole minutes, so that a long catch-up costs few changes.
 The map starts over with each process: a process that died detached everybody, and from the last thing it
 stored until the next process began, nothing is known (`lost`). What it did then with messages of other times
 is lost as well; so it says of which times it handles messages (`handled`) before it stores what it recorded.
+Where the log is damaged, somebody may have been attached whom it does not name: nothing is known from there
+until the next process began.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -32,6 +35,7 @@ MAX_HANDLED: Final = 256
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
+_BY_THE_CLOCK: Final = ("start", "stop", "attach", "detach", "damaged")  # `at_us` is when it happened
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -39,7 +43,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     what: attach or detach (who, at), late (who, message times from at to until), start and stop of the
     process (at), lost (from at to until nothing is known), begin (nothing older than at is kept), handled
-    (message times from at to until, out of their time, noted then).
+    (message times from at to until, out of their time, noted then), damaged (changes from at on are missing).
     """
 
     what: str
@@ -57,6 +61,10 @@ class _Interval(msgspec.Struct):
 
 _CHANGES: Final = msgspec.msgpack.Decoder(Change)
 _ENCODER: Final = msgspec.msgpack.Encoder()
+# How an encoded change begins: an array of some fields, of which the first is one of these words.
+_BODY: Final = re.compile(
+    rb"[\x92-\x9f][\xa4-\xa8](?:attach|detach|late|start|stop|lost|begin|handled|damaged)"
+)
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
@@ -71,17 +79,48 @@ def decode_changes(data: bytes) -> tuple[list[Change], int]:
     """The changes of a log up to its end or the first that is torn; and how many bytes were whole."""
     changes: list[Change] = []
     position = 0
-    while position + _FRAME.size <= len(data):
-        length, crc = _FRAME.unpack_from(data, position)
-        body = data[position + _FRAME.size : position + _FRAME.size + length]
-        if len(body) < length or int(google_crc32c.value(body)) != crc:
-            break
-        try:
-            changes.append(_CHANGES.decode(body))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            break
-        position += _FRAME.size + length
+    while (found := _change_at(data, position)) is not None:
+        change, position = found
+        changes.append(change)
     return changes, position
+
+
+def _change_at(data: bytes, position: int) -> tuple[Change, int] | None:
+    """The change that begins there, and where it ends."""
+    if position + _FRAME.size > len(data):
+        return None
+    length, crc = _FRAME.unpack_from(data, position)
+    body = data[position + _FRAME.size : position + _FRAME.size + length]
+    if len(body) < length or int(google_crc32c.value(body)) != crc:
+        return None
+    try:
+        return _CHANGES.decode(body), position + _FRAME.size + length
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def salvaged_changes(data: bytes) -> tuple[list[Change], list[str]]:
+    """All changes of a log that are whole, with `damaged` in place of others; and what was wrong, if so.
+
+    A process that dies tears the last change. That is no damage: its death is known by the missing `stop`.
+    """
+    changes, position = decode_changes(data)
+    problems: list[str] = []
+    while position < len(data):
+        for body in _BODY.finditer(data, position + _FRAME.size):
+            begin = body.start() - _FRAME.size
+            if _change_at(data, begin) is not None:
+                break
+        else:
+            problems.append(f"torn at byte {position} of {len(data)}; the rest is cut off")
+            return changes, problems
+        problems.append(f"damaged at byte {position}; skipped {begin - position} bytes")
+        before = (change.at_us for change in reversed(changes) if change.what in _BY_THE_CLOCK)
+        changes.append(Change(what="damaged", at_us=next(before, 0)))
+        more, whole = decode_changes(data[begin:])
+        changes += more
+        position = begin + whole
+    return changes, problems
 
 
 def change_extents(data: bytes) -> list[int]:
@@ -99,6 +138,7 @@ class AttachmentMap:
 
     __slots__ = (
         "_count",
+        "_damaged_us",
         "_handled",
         "_intervals",
         "_late",
@@ -112,6 +152,7 @@ class AttachmentMap:
         self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
         self._late: dict[tuple[str, str], list[_Interval]] = {}  # message times delivered late, closed
         self._count = 0  # intervals in both
+        self._damaged_us: int | None = None  # changes since then are missing, until the next start
         self._handled: list[Change] = []  # noted of late, disjoint, by the message times
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
@@ -221,9 +262,15 @@ class AttachmentMap:
             case "begin":
                 self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
+            case "damaged":
+                if self._damaged_us is None:
+                    self._damaged_us = change.at_us
             case "start":
                 if self.begins_us is None:
                     self.begins_us = change.at_us
+                if self._damaged_us is not None:  # whoever is there is named again
+                    self.lost = [*self.lost, (self._damaged_us, change.at_us)][-MAX_LOST:]
+                    self._damaged_us = None
         return change
 
     def _add_handled(self, change: Change) -> None:
@@ -324,17 +371,17 @@ class AttachmentMap:
     def snapshot(self, now_us: int) -> list[Change]:
         """The whole map as changes, to replace its log with."""
         changes: list[Change] = []
-        for (kind, who), spans in self._intervals.items():
+        # A detachment ends the last span of its name, so spans of a name, which may overlap, follow each other.
+        for (kind, who), spans in sorted(self._intervals.items()):
             for span in spans:
                 changes.append(Change(what="attach", at_us=span.start_us, kind=kind, who=who))
                 if span.end_us is not None:
                     changes.append(Change(what="detach", at_us=span.end_us, kind=kind, who=who))
-        for (kind, who), spans in self._late.items():
+        for (kind, who), spans in sorted(self._late.items()):
             changes += [
                 Change(what="late", at_us=span.start_us, until_us=span.end_us or 0, kind=kind, who=who)
                 for span in spans
             ]
-        changes.sort(key=lambda change: change.at_us)
         head = [Change(what="start", at_us=self.begins_us or now_us)]
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from postroad.errors import StorageError
-from postroad.tracking.attachment import Change, decode_changes
+from postroad.tracking.attachment import Change, encode_changes, salvaged_changes
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.record import MAGIC, PREFIX_BYTES, FilterMeta, decode_meta, record_extent
 from postroad.units import MIB
@@ -54,6 +54,7 @@ class TrackingStore:
         self._where: dict[int, tuple[str, int, int]] = {}  # sequence -> file, offset, length
         self._next = 1  # number of the next file
         self._full: str | None = None  # the one that is appended to
+        self._log_bytes = 0  # of the attachment map's log that are whole
 
     # ---- start
 
@@ -112,11 +113,12 @@ class TrackingStore:
         if not path.exists():
             return []
         data = path.read_bytes()
-        changes, whole = decode_changes(data)
-        if whole < len(data):
-            problems.append(f"{path}: torn at byte {whole} of {len(data)}; the rest is cut off")
-            with path.open("r+b") as file:
-                file.truncate(whole)
+        changes, found = salvaged_changes(data)
+        problems += [f"{path}: {problem}" for problem in found]
+        sound = encode_changes(changes)
+        if sound != data:
+            self._store_attachments(StoreAttachments(record=sound, replace=True))
+        self._log_bytes = len(sound)
         return changes
 
     # ---- work
@@ -179,11 +181,15 @@ class TrackingStore:
         path = self._folder / _ATTACHMENTS
         target = path.with_suffix(".tmp") if effect.replace else path
         with target.open("wb" if effect.replace else "ab") as file:
+            if not effect.replace:
+                file.truncate(self._log_bytes)  # a full disk may have torn the last one
             file.write(effect.record)
             self._finish(file)
         if effect.replace:
             target.rename(path)
             self._sync_folder()
+            self._log_bytes = 0
+        self._log_bytes += len(effect.record)
 
     def read(self, sequences: Iterable[int]) -> dict[int, bytes]:
         """The records, whole; b"" for what cannot be read."""
