@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -74,6 +75,12 @@ actions = st.one_of(
     st.tuples(st.just("detach"), st.sampled_from(SUBSCRIBERS)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("crash")),
+    st.tuples(
+        st.just("change"),
+        st.sampled_from(("bloom", "exact")),
+        st.sampled_from(("all", "neighbours", "set")),
+        st.sampled_from(("origin", "subscriber")),
+    ),
 )
 configs = st.builds(
     TrackingConfig,
@@ -99,6 +106,8 @@ class Driven:
 
     def __init__(self, config: TrackingConfig) -> None:
         self.config = config
+        self.routing = config.routing
+        self.changed = False  # the routing since the first start
         self.disk = Disk()
         self.now_us = START_US
         self.tracking = self.disk.start(config, self.now_us)
@@ -154,6 +163,11 @@ class Driven:
             case ("restart",):
                 self.disk.apply(self.tracking.close(self.now_us))
                 self.restart()
+            case ("change", str(strategy), str(routing), str(deliveries)):
+                self.disk.apply(self.tracking.close(self.now_us))
+                self.config = replace(self.config, strategy=strategy, routing=routing, deliveries=deliveries)
+                self.changed |= routing != self.routing
+                self.restart()
             case ("crash",):
                 # Whoever is not stored by now may be lost, but is no older than one interval.
                 risky = [fact for fact in self.facts if fact[0] > self.now_us - PERSIST_US]
@@ -197,10 +211,10 @@ class Driven:
             assert receivers <= {receiver.subscriber for receiver in finding.delivered}
             assert set(NEIGHBOURS) <= set(finding.neighbours)
             if finding.forwarded is None:
-                assert self.config.routing == "all"
+                assert self.config.routing == "all" or self.changed
             else:
                 assert onward <= {forwarding.neighbour for forwarding in finding.forwarded}
-            if self.config.strategy == "exact":
+            if all(receiver.fpp == 0 for receiver in finding.delivered):
                 assert receivers == {receiver.subscriber for receiver in finding.delivered}
 
 

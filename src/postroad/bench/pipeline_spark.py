@@ -21,7 +21,7 @@ from postroad.bench.workloads import Figures
 from postroad.spark.columns import EVENTS
 from postroad.spark.lake import SCHEMAS
 from postroad.spark.trace import read_ids
-from postroad.tracking.exact_strategy import DELIVERED, PUBLISHED, ROUTED
+from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -32,7 +32,7 @@ from postroad.ids import ID_BYTES
 from postroad.spark import rows
 from postroad.tracking.attachment import Change, decode_changes
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
-from postroad.tracking.exact_strategy import DELIVERED, PUBLISHED, ROUTED
+from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking

@@ -19,20 +19,24 @@ import numpy.typing as npt
 from postroad.ids import ID_BYTES
 from postroad.spark.claims import NO_ROWS, Bits, Keys, Rows, contained, contains, picked
 from postroad.spark.views import BrokerView, Flags, NetworkView, Spans, Times
-from postroad.tracking.bloom_strategy import MAX_SET_DEGREE
-from postroad.tracking.exact_strategy import DELIVERED, ENTRY, FORWARDED, PUBLISHED, ROUTED
 from postroad.tracking.groups import group_members
 from postroad.tracking.keys import (
+    DELIVERED,
     DELIVERY,
+    ENTRY,
+    FORWARDED,
     FORWARDING,
     LOG,
     PUBLISH,
+    PUBLISHED,
+    ROUTED,
     ROUTING,
     HistoryKey,
     group_tag,
     set_tag,
     subscriber_tag,
 )
+from postroad.tracking.lookup import MAX_SET_DEGREE
 from postroad.tracking.record import FilterMeta
 
 Rates = npt.NDArray[np.float64]

@@ -23,7 +23,8 @@ import pyarrow as pa
 from postroad.spark.claims import Keys
 from postroad.spark.group import Group, Numbers, Rates, Received
 from postroad.spark.rows import id_texts
-from postroad.spark.views import LOST, Flags
+from postroad.spark.views import Flags
+from postroad.tracking.attachment import LOST
 from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
 from postroad.tracking.trace import Ask, Trace, TraceLimits
 from postroad.tracking.verdict import TraceResult, share

@@ -28,8 +28,7 @@ from postroad.spark.lake import Lake
 from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS, listed_ids, trace_group
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
 from postroad.tracking.attachment import Change
-from postroad.tracking.exact_strategy import ENTRY
-from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.keys import ENTRY, LOG, PUBLISH
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US

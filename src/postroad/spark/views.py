@@ -14,14 +14,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
+from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US
 
 Times = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 FOREVER: Final = 1 << 60
-LOST: Final = "the broker died and its last records of that time with it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,14 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 SUBSCRIBER: Final = "subscriber"
 NEIGHBOUR: Final = "neighbour"
+LOST: Final = (
+    "its record of that time is not whole: a process died, or the disk failed, or nothing was tracked"
+)
 GROUP: Final = "group"  # a set of subscribers that is recorded with one key
 MAX_INTERVALS: Final = 200_000
 MAX_LOST: Final = 1024
 MAX_HANDLED: Final = 256
+MAX_ROUTINGS: Final = 64
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
@@ -42,8 +46,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One line of the map's log.
 
     what: attach or detach (who, at), late (who, message times from at to until), start and stop of the
-    process (at), lost (from at to until nothing is known), begin (nothing older than at is kept), handled
-    (message times from at to until, out of their time, noted then), damaged (changes from at on are missing).
+    process (at; of a start, `kind` is the setting `routing`), lost (from at to until nothing is known), begin
+    (nothing older than at is kept), handled (message times from at to until, out of their time, noted then),
+    damaged (changes from at on are missing).
     """
 
     what: str
@@ -142,6 +147,7 @@ class AttachmentMap:
         "_handled",
         "_intervals",
         "_late",
+        "_routings",
         "begins_us",
         "forgot_us",
         "lost",
@@ -154,6 +160,7 @@ class AttachmentMap:
         self._count = 0  # intervals in both
         self._damaged_us: int | None = None  # changes since then are missing, until the next start
         self._handled: list[Change] = []  # noted of late, disjoint, by the message times
+        self._routings: list[tuple[int, str]] = []  # since when that setting was in force; the latest
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
@@ -172,11 +179,18 @@ class AttachmentMap:
 
     @classmethod
     def restored(
-        cls, changes: Iterable[Change], *, last_stored_us: int, now_us: int, again_us: int = 0
+        cls,
+        changes: Iterable[Change],
+        *,
+        last_stored_us: int,
+        now_us: int,
+        again_us: int = 0,
+        routing: str = "",
     ) -> tuple[AttachmentMap, list[Change]]:
         """The map at the start of a process, from its log; and the changes that the start itself is.
 
-        What the last process recorded before `last_stored_us` is stored. `again_us` is that of `handled`.
+        What the last process recorded before `last_stored_us` is stored. `again_us` is that of `handled`,
+        `routing` the setting of that name.
         """
         made = cls()
         running_us: int | None = None  # when the last process began, if it has not said goodbye
@@ -195,8 +209,7 @@ class AttachmentMap:
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:
                     news.append(made._apply(Change(what="lost", at_us=one.at_us, until_us=one.until_us)))
-        news.append(Change(what="start", at_us=now_us))
-        made._apply(news[-1])
+        news.append(made._apply(Change(what="start", at_us=now_us, kind=routing)))
         return made, news
 
     def stopped(self, now_us: int) -> list[Change]:
@@ -263,15 +276,23 @@ class AttachmentMap:
                 self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
             case "damaged":
+                self._routed(change.at_us, "")
                 if self._damaged_us is None:
                     self._damaged_us = change.at_us
             case "start":
+                self._routed(change.at_us, change.kind)
                 if self.begins_us is None:
                     self.begins_us = change.at_us
                 if self._damaged_us is not None:  # whoever is there is named again
                     self.lost = [*self.lost, (self._damaged_us, change.at_us)][-MAX_LOST:]
                     self._damaged_us = None
         return change
+
+    def _routed(self, at_us: int, routing: str) -> None:
+        if not self._routings or self._routings[-1][1] != routing:
+            self._routings.append((at_us, routing))
+            if len(self._routings) > MAX_ROUTINGS:
+                self._routings[:2] = [(self._routings[1][0], "")]
 
     def _add_handled(self, change: Change) -> None:
         """Joined with what it touches, and where there are too many, the nearest two are joined."""
@@ -328,6 +349,16 @@ class AttachmentMap:
             if of_kind == kind and (spans[-1].end_us is None or first <= spans[-1].end_us)
         )
 
+    def routings_since(self, time_ms: int, *, skew_us: int) -> set[str]:
+        """What `routing` was set to at any moment since a message of that time was made; "" if unknown."""
+        first = time_ms * MILLISECOND_US - skew_us
+        found: set[str] = set()
+        for at_us, routing in reversed(self._routings):
+            found.add(routing)
+            if at_us <= first:
+                break
+        return found
+
     def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
         """(kind, who, from, to or None while it lasts, whether it is of times of messages delivered late)"""
         for late, table in ((False, self._intervals), (True, self._late)):
@@ -371,7 +402,7 @@ class AttachmentMap:
     def snapshot(self, now_us: int) -> list[Change]:
         """The whole map as changes, to replace its log with."""
         changes: list[Change] = []
-        # A detachment ends the last span of its name, so spans of a name, which may overlap, follow each other.
+        # A detachment ends the last span of its name, so each span follows whole: they may overlap.
         for (kind, who), spans in sorted(self._intervals.items()):
             for span in spans:
                 changes.append(Change(what="attach", at_us=span.start_us, kind=kind, who=who))
@@ -382,12 +413,14 @@ class AttachmentMap:
                 Change(what="late", at_us=span.start_us, until_us=span.end_us or 0, kind=kind, who=who)
                 for span in spans
             ]
-        head = [Change(what="start", at_us=self.begins_us or now_us)]
+        routings = self._routings or [(0, "")]
+        head = [Change(what="start", at_us=self.begins_us or now_us, kind=routings[0][1])]
+        head += [Change(what="start", at_us=at_us, kind=routing) for at_us, routing in routings[1:]]
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
         head += [Change(what="lost", at_us=start, until_us=end) for start, end in self.lost]
         head += self._handled
-        return [*head, *changes, Change(what="start", at_us=now_us)]
+        return [*head, *changes, Change(what="start", at_us=now_us, kind=routings[-1][1])]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""

@@ -15,9 +15,8 @@ hardly more time than one. The delay counts as a delay of the message, in the wi
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Final
 
 from postroad.errors import BugError
@@ -26,28 +25,24 @@ from postroad.tracking.adaptive import Sizing
 from postroad.tracking.attachment import GROUP, SUBSCRIBER, Change
 from postroad.tracking.bloom import BloomFilter, fill_of
 from postroad.tracking.effects import TrackingEffect
-from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_members, group_name
+from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_name
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import (
     DELIVERY,
     FORWARDING,
-    NO_TAG,
     PUBLISH,
     ROUTING,
     HistoryKey,
-    group_tag,
     paired,
     set_tag,
     subscriber_tag,
-    tagged,
 )
-from postroad.tracking.messages import ANY_ORIGIN, Forwarding, Receiver, Sighting
+from postroad.tracking.lookup import MAX_SET_DEGREE
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
-from postroad.tracking.recorder import Look, Recorder, Tested
+from postroad.tracking.recorder import Recorder
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 
-MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
 
 MAX_PENDING_BYTES: Final = 1 << 20  # of deliveries noted and not added
@@ -319,112 +314,15 @@ class BloomTracking(Recorder):
 
     # ---- looking up
 
-    def _filters(self, look: Look, key: HistoryKey) -> list[Tested]:
-        """M(H, t), as far as it can be read."""
-        found: list[Tested] = []
+    def _current(self, key: HistoryKey, time_ms: int) -> tuple[BloomFilter | None, int | None]:
         live = self._histories.get((key.kind, key.origin, key.neighbour, key.subscriber))
-        current = None if live is None else live.matching(look.time_ms)
-        if current is not None:
-            found.append(Tested(current, current.fpp))
-        for meta in self._shelf.matching(key, look.time_ms):
-            if live is not None and meta.sequence == live.stored:
-                continue  # an earlier state of the current filter
-            tested = look.opened.get(meta.sequence)
-            if tested is None:
-                bits = self._body(look, meta)
-                if bits is None:
-                    continue
-                one = BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count)
-                tested = look.opened[meta.sequence] = Tested(one, one.fpp)
-            found.append(tested)
-        return found
+        return (None, None) if live is None else (live.matching(time_ms), live.stored)
 
-    def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
-        """Which of the tags some filter claims for the message, and the rate at which it claims others."""
-        keys = tagged(look.id, tags)
-        claimed = bytearray(len(tags) // ID_BYTES)
-        true_rate = 1.0
-        for one, fpp in self._filters(look, key):
-            true_rate *= 1 - fpp
-            for at, hit in enumerate(one.contains(keys)):
-                claimed[at] |= hit
-        return [at for at, hit in enumerate(claimed) if hit], 1 - true_rate
+    def _current_keys(self, kind: str) -> list[HistoryKey]:
+        return [HistoryKey(*name) for name in self._histories if name[0] == kind]
 
-    def _publication(self, look: Look) -> float | None:
-        hits, rate = self._test(look, HistoryKey(PUBLISH))
-        return rate if hits else None
-
-    def _names(self, kind: str, origin: int) -> list[HistoryKey]:
-        """The histories of that kind, in memory or stored; of any origin for ANY_ORIGIN."""
-        held = {HistoryKey(*name) for name in self._histories if name[0] == kind}
-        held.update(self._shelf.keys(kind))
-        return sorted(key for key in held if origin in (ANY_ORIGIN, key.origin))
-
-    def _sightings(self, look: Look, origin: int) -> list[Sighting]:
-        found: list[Sighting] = []
-        for key in self._names(ROUTING, origin):
-            hits, rate = self._test(look, key)
-            if hits:
-                found.append(Sighting(origin=key.origin, neighbour=key.neighbour, fpp=rate))
-        return found
-
-    def _forwardings(
-        self, look: Look, origins: list[int], neighbours: list[int]
-    ) -> tuple[Forwarding, ...] | None:
-        mode = self._config.routing
-        if mode == "all" or (mode == "set" and len(neighbours) > MAX_SET_DEGREE):
-            return None
-        rates: dict[int, float] = {}  # neighbour -> the least rate that claims it
-        if mode == "neighbours":
-            for origin in origins:
-                for key in self._names(FORWARDING, origin):
-                    hits, rate = self._test(look, key)
-                    if hits and key.neighbour:
-                        rates[key.neighbour] = min(rate, rates.get(key.neighbour, 1.0))
-        else:
-            sets = [
-                chosen for size in range(1, len(neighbours) + 1) for chosen in combinations(neighbours, size)
-            ]
-            tags = b"".join([self._set_tag(chosen) for chosen in sets])
-            for origin in origins if sets else ():
-                hits, rate = self._test(look, HistoryKey(FORWARDING, origin), tags)
-                # One key was added and all sets were tried.
-                rate = min(1.0, rate * len(sets))
-                for neighbour in {member for at in hits for member in sets[at]}:
-                    rates[neighbour] = min(rate, rates.get(neighbour, 1.0))
-        return tuple(Forwarding(neighbour=number, fpp=rates[number]) for number in sorted(rates))
-
-    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
-        rates: dict[str, float] = {}
-        tags = b"".join([self._tags.get(who) or subscriber_tag(who) for who in candidates])
-        for origin in origins:
-            hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags) if tags else ([], 0.0)
-            for at in hits:
-                rates[candidates[at]] = min(rate, rates.get(candidates[at], 1.0))
-            for who, rate in self._by_group(look, origin).items():
-                rates[who] = min(rate, rates.get(who, 1.0))
-            # Both forms are read, whichever is written now: the setting may have changed since.
-            names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
-            for who in candidates:
-                if who in names:
-                    own_hits, rate = self._test(look, names[who])
-                    if own_hits:
-                        rates[who] = min(rate, rates.get(who, 1.0))
-        return [Receiver(subscriber=who, fpp=rates[who]) for who in sorted(rates)]
-
-    def _by_group(self, look: Look, origin: int) -> dict[str, float]:
-        """Receivers claimed together, each with the rate at which any of its groups would be."""
-        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
-        names = self._map.at(GROUP, look.time_ms, **slack)
-        if not names:
-            return {}
-        tags = b"".join([group_tag(name) for name in names])
-        hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
-        if not hits:
-            return {}
-        of = Counter(who for name in names for who in group_members(name))
-        claimed = {who for at in hits for who in group_members(names[at])}
-        return {who: min(1.0, rate * of[who]) for who in claimed}
+    def _tag(self, subscriber: str) -> bytes:
+        return self._tags.get(subscriber) or subscriber_tag(subscriber)
 
     # ---- inspection
 

@@ -8,7 +8,7 @@ the parts a message can be in. Its answers are never wrong: every rate is 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,19 +18,13 @@ from postroad.ids import ID_BYTES
 from postroad.tracking.attachment import Change
 from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.history import Range, Window
-from postroad.tracking.keys import LOG, HistoryKey
-from postroad.tracking.messages import ANY_ORIGIN, Forwarding, Receiver, Sighting
+from postroad.tracking.keys import DELIVERED, ENTRY, FORWARDED, LOG, PUBLISHED, ROUTED, HistoryKey
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
-from postroad.tracking.recorder import Look, Recorder
+from postroad.tracking.recorder import Recorder
 from postroad.tracking.settings import TrackingConfig
 
-ENTRY: Final = np.dtype([("id", "V16"), ("what", "<u4")])
 MAX_HAPPENINGS: Final = 16_384  # listed in one part
-PUBLISHED: Final = "published"
-ROUTED: Final = "routed"
-FORWARDED: Final = "forwarded"
-DELIVERED: Final = "delivered"
 _KEY: Final = HistoryKey(LOG)
 
 
@@ -105,7 +99,7 @@ class ExactTracking(Recorder):
             singles=tuple(self._range.singles),
             opened_us=self._opened_us or now_us,
             stored_us=now_us,
-            names=tuple(" ".join((what, str(origin), who)) for what, origin, who in self._happenings),
+            names=self._listed(),
         )
         self._store(meta, bytes(self._entries))
         self._logged += count
@@ -133,47 +127,13 @@ class ExactTracking(Recorder):
 
     # ---- looking up
 
-    def _happened(self, look: Look, wanted: str) -> Iterator[tuple[int, str]]:
-        """(origin, who) of every entry of that kind about the message, each once."""
-        found: dict[tuple[int, str], None] = {}
-        if self._range.matches(look.time_ms):
-            names = [" ".join((what, str(origin), who)) for what, origin, who in self._happenings]
-            _search(bytes(self._entries), names, look.id, wanted, found)
-        for meta in self._shelf.matching(_KEY, look.time_ms):
-            body = self._body(look, meta)
-            if body is not None:
-                _search(body, meta.names, look.id, wanted, found)
-        return iter(found)
-
-    def _publication(self, look: Look) -> float | None:
-        return 0.0 if any(True for _ in self._happened(look, PUBLISHED)) else None
-
-    def _sightings(self, look: Look, origin: int) -> list[Sighting]:
-        return [
-            Sighting(origin=of, neighbour=int(who), fpp=0.0)
-            for of, who in self._happened(look, ROUTED)
-            if origin in (ANY_ORIGIN, of)
-        ]
-
-    def _forwardings(
-        self,
-        look: Look,
-        origins: list[int],
-        neighbours: list[int],  # noqa: ARG002
-    ) -> tuple[Forwarding, ...] | None:
-        if self._config.routing == "all":
+    def _current_log(self, time_ms: int) -> tuple[bytes, Sequence[str]] | None:
+        if not self._range.matches(time_ms):
             return None
-        found = sorted({int(who) for of, who in self._happened(look, FORWARDED) if of in origins})
-        return tuple(Forwarding(neighbour=number, fpp=0.0) for number in found)
+        return bytes(self._entries), self._listed()
 
-    def _deliveries(
-        self,
-        look: Look,
-        origins: list[int],
-        candidates: list[str],  # noqa: ARG002
-    ) -> list[Receiver]:
-        found = sorted({who for of, who in self._happened(look, DELIVERED) if of in origins})
-        return [Receiver(subscriber=who, fpp=0.0) for who in found]
+    def _listed(self) -> tuple[str, ...]:
+        return tuple(" ".join((what, str(origin), who)) for what, origin, who in self._happenings)
 
     # ---- inspection
 
@@ -188,19 +148,3 @@ class ExactTracking(Recorder):
         super().check()
         if (self._opened_us is None) != (not self._entries):
             raise BugError("the log has entries without a deadline, or a deadline without entries")
-
-
-def _search(
-    body: bytes, names: Sequence[str], identity: bytes, wanted: str, found: dict[tuple[int, str], None]
-) -> None:
-    at = body.find(identity)
-    while at >= 0:
-        if at % ENTRY.itemsize == 0:
-            position = int.from_bytes(body[at + ID_BYTES : at + ENTRY.itemsize], "little")
-            what, origin, who = names[position].split(" ", 2) if position < len(names) else ("", "0", "")
-            if what == wanted:
-                found[int(origin), who] = None
-            at += ENTRY.itemsize
-        else:
-            at += 1
-        at = body.find(identity, at)

@@ -33,6 +33,11 @@ ROUTING: Final = "routing"
 FORWARDING: Final = "forwarding"
 DELIVERY: Final = "delivery"
 LOG: Final = "log"
+ENTRY: Final = np.dtype([("id", "V16"), ("what", "<u4")])  # of the log; `what` numbers its happenings:
+PUBLISHED: Final = "published"
+ROUTED: Final = "routed"
+FORWARDED: Final = "forwarded"
+DELIVERED: Final = "delivered"
 _FEW: Final = 16 * ID_BYTES  # up to this, one long integer is quicker than numpy
 NO_TAG: Final = bytes(ID_BYTES)
 

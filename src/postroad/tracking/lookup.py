@@ -1,0 +1,340 @@
+"""How a message is looked up: in memory and in what is stored, whichever strategy recorded it (spec T6, T11).
+
+The strategy may have changed since the message was sent: what the exact log has is found by a broker that now
+keeps filters, and the other way round. Where both know something, the log is right: its rates are 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from postroad.errors import PeerError
+from postroad.ids import ID_BYTES, MessageId
+from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.bloom import BloomFilter
+from postroad.tracking.groups import group_members
+from postroad.tracking.keys import (
+    DELIVERED,
+    DELIVERY,
+    ENTRY,
+    FORWARDED,
+    FORWARDING,
+    LOG,
+    NO_TAG,
+    PUBLISH,
+    PUBLISHED,
+    ROUTED,
+    ROUTING,
+    HistoryKey,
+    group_tag,
+    neighbour_tag,
+    subscriber_tag,
+    tagged,
+)
+from postroad.tracking.messages import (
+    ANY_ORIGIN,
+    MAX_ITEMS,
+    MAX_NEIGHBOURS,
+    MAX_RECEIVERS,
+    MAX_SIGHTINGS,
+    Finding,
+    Forwarding,
+    Receiver,
+    Sighting,
+    TraceAnswer,
+    TraceItem,
+    TraceQuestion,
+)
+from postroad.tracking.record import FilterMeta
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.shelf import Shelf
+from postroad.units import MILLISECOND_US
+
+MAX_READS: Final = 1024  # stored records read for one question
+MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
+_LOG: Final = HistoryKey(LOG)
+
+
+class Tested(NamedTuple):
+    """A filter and its false positive rate as filled now."""
+
+    filter: BloomFilter
+    fpp: float
+
+
+class Look:
+    """One message looked up: the records read for it, and whether any could not be."""
+
+    __slots__ = ("id", "opened", "records", "time_ms", "unread")
+
+    def __init__(self, identity: bytes, records: Mapping[int, bytes], opened: dict[int, Tested]) -> None:
+        self.id = identity
+        self.time_ms = MessageId.from_bytes(identity).time_ms
+        self.records = records
+        self.opened = opened  # stored filters that this question has looked into, by sequence
+        self.unread: set[int] = set()  # stored, matching, and not to be had from `records`
+
+
+class Lookup:
+    """Answers questions from `_shelf`, `_map` and what a strategy has in memory."""
+
+    def __init__(self, config: TrackingConfig, *, me: int, shelf: Shelf, attachments: AttachmentMap) -> None:
+        self._config = config
+        self._me = me
+        self._shelf = shelf
+        self._map = attachments
+
+    # ---- what a strategy has in memory
+
+    def _flush_before_question(self, now_us: int) -> None:
+        """A chance to make what is in memory searchable."""
+
+    def _just_stored(self, sequence: int) -> bytes | None:  # noqa: ARG002
+        """The body of a record that the driver has not seen yet."""
+        return None
+
+    def _current(self, key: HistoryKey, time_ms: int) -> tuple[BloomFilter | None, int | None]:  # noqa: ARG002
+        """The filter in memory, if it is in M(H, t); and under which sequence an earlier state is stored."""
+        return None, None
+
+    def _current_keys(self, kind: str) -> list[HistoryKey]:  # noqa: ARG002
+        """The histories with a filter in memory."""
+        return []
+
+    def _current_log(self, time_ms: int) -> tuple[bytes, Sequence[str]] | None:  # noqa: ARG002
+        """Entries in memory that may be of that time, and their happenings."""
+        return None
+
+    def _tag(self, subscriber: str) -> bytes:
+        return subscriber_tag(subscriber)
+
+    # ---- questions
+
+    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> tuple[int, ...]:
+        self._check(question)
+        self._flush_before_question(now_us)
+        unread: set[int] = set()
+        opened: dict[int, Tested] = {}
+        for item in question.items:
+            look = Look(item.id, records, opened)
+            self._find(look, item)
+            unread |= look.unread
+        return tuple(sorted(unread - records.keys()))[: max(0, MAX_READS - len(records))]
+
+    def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer:
+        self._check(question)
+        self._flush_before_question(now_us)
+        opened: dict[int, Tested] = {}
+        return TraceAnswer(
+            findings=tuple(self._find(Look(item.id, records, opened), item) for item in question.items)
+        )
+
+    def _check(self, question: TraceQuestion) -> None:
+        if not 1 <= len(question.items) <= MAX_ITEMS:
+            raise PeerError(f"a trace question about {len(question.items)} messages, at most {MAX_ITEMS}")
+        if any(len(item.id) != ID_BYTES for item in question.items):
+            raise PeerError("a trace question about an id of the wrong length")
+
+    def _find(self, look: Look, item: TraceItem) -> Finding:
+        """What is known about one message, from memory and the records read so far."""
+        config, time_ms = self._config, look.time_ms
+        window = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
+        published = self._publication(look)
+        routed = self._sightings(look, item.origin)[:MAX_SIGHTINGS]
+        # A message may be passed on long after its time, over a link that is new then and gone by now: to a
+        # broker that comes back, or is rerouted, and catches up.
+        linked = self._map.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)
+        neighbours = sorted(map(int, linked))[:MAX_NEIGHBOURS]
+        # Routing history first: only who routed it, or took it from the publisher, can have passed it on.
+        origins = {sighting.origin for sighting in routed}
+        if published is not None:
+            origins.add(self._me)
+        forwarded: tuple[Forwarding, ...] | None = None
+        received: list[Receiver] = []
+        candidates: list[str] = []
+        if origins:
+            ordered = sorted(origins)
+            forwarded = self._forwardings(look, ordered, neighbours)
+            candidates = self._map.at(SUBSCRIBER, time_ms, **window)
+            received = self._deliveries(look, ordered, candidates)
+        return Finding(
+            published=published,
+            routed=tuple(routed),
+            forwarded=forwarded,
+            delivered=tuple(received[:MAX_RECEIVERS]),
+            candidates=max(len(candidates), len(received)),
+            more=max(0, len(received) - MAX_RECEIVERS),
+            neighbours=tuple(neighbours),
+            begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,
+            forgotten=time_ms * MILLISECOND_US < (self._map.forgot_us or 0),
+            lost=self._why_incomplete(look),
+        )
+
+    def _why_incomplete(self, look: Look) -> str:
+        if look.unread:
+            return f"{len(look.unread)} stored filters could not be read"
+        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
+        if self._map.lost_at(look.time_ms, **slack):
+            return LOST
+        return ""
+
+    def _body(self, look: Look, meta: FilterMeta) -> bytes | None:
+        """What a stored record holds; None, and noted, if it is not to be had."""
+        body = self._shelf.body(meta, look.records)
+        if body is None:
+            body = self._just_stored(meta.sequence)
+        if body is None:
+            look.unread.add(meta.sequence)
+        return body
+
+    # ---- in filters
+
+    def _filters(self, look: Look, key: HistoryKey) -> list[Tested]:
+        """M(H, t), as far as it can be read."""
+        found: list[Tested] = []
+        current, earlier = self._current(key, look.time_ms)
+        if current is not None:
+            found.append(Tested(current, current.fpp))
+        for meta in self._shelf.matching(key, look.time_ms):
+            if meta.sequence == earlier:
+                continue  # an earlier state of the current filter
+            tested = look.opened.get(meta.sequence)
+            if tested is None:
+                bits = self._body(look, meta)
+                if bits is None:
+                    continue
+                one = BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count)
+                tested = look.opened[meta.sequence] = Tested(one, one.fpp)
+            found.append(tested)
+        return found
+
+    def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
+        """Which of the tags some filter claims for the message, and the rate at which it claims others."""
+        keys = tagged(look.id, tags)
+        claimed = bytearray(len(tags) // ID_BYTES)
+        true_rate = 1.0
+        for one, fpp in self._filters(look, key):
+            true_rate *= 1 - fpp
+            for at, hit in enumerate(one.contains(keys)):
+                claimed[at] |= hit
+        return [at for at, hit in enumerate(claimed) if hit], 1 - true_rate
+
+    def _publication(self, look: Look) -> float | None:
+        for _ in self._happened(look, PUBLISHED):
+            return 0.0
+        hits, rate = self._test(look, HistoryKey(PUBLISH))
+        return rate if hits else None
+
+    def _names(self, kind: str, origin: int) -> list[HistoryKey]:
+        """The histories of that kind, in memory or stored; of any origin for ANY_ORIGIN."""
+        held = {*self._current_keys(kind), *self._shelf.keys(kind)}
+        return sorted(key for key in held if origin in (ANY_ORIGIN, key.origin))
+
+    def _sightings(self, look: Look, origin: int) -> list[Sighting]:
+        rates: dict[tuple[int, int], float] = {}  # by origin, and neighbour it came from
+        for key in self._names(ROUTING, origin):
+            hits, rate = self._test(look, key)
+            if hits:
+                rates[key.origin, key.neighbour] = rate
+        for of, who in self._happened(look, ROUTED):
+            if origin in (ANY_ORIGIN, of):
+                rates[of, int(who)] = 0.0
+        return [Sighting(origin=of, neighbour=source, fpp=rates[of, source]) for of, source in sorted(rates)]
+
+    def _forwardings(
+        self, look: Look, origins: list[int], neighbours: list[int]
+    ) -> tuple[Forwarding, ...] | None:
+        mode = self._config.routing
+        # Where it was not recorded in this way ever since, nobody knows whom the record leaves out.
+        if mode == "all" or self._map.routings_since(look.time_ms, skew_us=self._config.skew_us) != {mode}:
+            return None
+        if mode == "set" and len(neighbours) > MAX_SET_DEGREE:
+            return None
+        rates: dict[int, float] = {}  # neighbour -> the least rate that claims it
+        if mode == "neighbours":
+            for origin in origins:
+                for key in self._names(FORWARDING, origin):
+                    hits, rate = self._test(look, key)
+                    if hits and key.neighbour:
+                        rates[key.neighbour] = min(rate, rates.get(key.neighbour, 1.0))
+        else:
+            # The tags of all sets, the set of the bits of its index.
+            values = [0]
+            for neighbour in neighbours:
+                tag = int.from_bytes(neighbour_tag(neighbour), "big")
+                values += [value ^ tag for value in values]
+            tags = b"".join([value.to_bytes(ID_BYTES, "big") for value in values[1:]])
+            for origin in origins if tags else ():
+                hits, rate = self._test(look, HistoryKey(FORWARDING, origin), tags)
+                # One key was added and all sets were tried.
+                rate = min(1.0, rate * (len(values) - 1))
+                for bit, neighbour in enumerate(neighbours):
+                    if any(at + 1 >> bit & 1 for at in hits):
+                        rates[neighbour] = min(rate, rates.get(neighbour, 1.0))
+        rates |= {int(who): 0.0 for of, who in self._happened(look, FORWARDED) if of in origins}
+        return tuple(Forwarding(neighbour=number, fpp=rates[number]) for number in sorted(rates))
+
+    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
+        rates: dict[str, float] = {}
+        tags = b"".join([self._tag(who) for who in candidates])
+        for origin in origins:
+            hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags) if tags else ([], 0.0)
+            for at in hits:
+                rates[candidates[at]] = min(rate, rates.get(candidates[at], 1.0))
+            for who, rate in self._by_group(look, origin).items():
+                rates[who] = min(rate, rates.get(who, 1.0))
+            # Both forms are read, whichever is written now: the setting may have changed since.
+            names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
+            for who in candidates:
+                if who in names:
+                    own_hits, rate = self._test(look, names[who])
+                    if own_hits:
+                        rates[who] = min(rate, rates.get(who, 1.0))
+        rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
+        return [Receiver(subscriber=who, fpp=rates[who]) for who in sorted(rates)]
+
+    def _by_group(self, look: Look, origin: int) -> dict[str, float]:
+        """Receivers claimed together, each with the rate at which any of its groups would be."""
+        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
+        names = self._map.at(GROUP, look.time_ms, **slack)
+        if not names:
+            return {}
+        tags = b"".join([group_tag(name) for name in names])
+        hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
+        if not hits:
+            return {}
+        of = Counter(who for name in names for who in group_members(name))
+        claimed = {who for at in hits for who in group_members(names[at])}
+        return {who: min(1.0, rate * of[who]) for who in claimed}
+
+    # ---- in the exact log
+
+    def _happened(self, look: Look, wanted: str) -> Iterator[tuple[int, str]]:
+        """(origin, who) of every entry of that kind about the message, each once."""
+        found: dict[tuple[int, str], None] = {}
+        current = self._current_log(look.time_ms)
+        if current is not None:
+            _search(*current, look.id, wanted, found)
+        for meta in self._shelf.matching(_LOG, look.time_ms):
+            body = self._body(look, meta)
+            if body is not None:
+                _search(body, meta.names, look.id, wanted, found)
+        return iter(found)
+
+
+def _search(
+    body: bytes, names: Sequence[str], identity: bytes, wanted: str, found: dict[tuple[int, str], None]
+) -> None:
+    at = body.find(identity)
+    while at >= 0:
+        if at % ENTRY.itemsize == 0:
+            position = int.from_bytes(body[at + ID_BYTES : at + ENTRY.itemsize], "little")
+            what, origin, who = names[position].split(" ", 2) if position < len(names) else ("", "0", "")
+            if what == wanted:
+                found[int(origin), who] = None
+            at += ENTRY.itemsize
+        else:
+            at += 1
+        at = body.find(identity, at)
