@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.errors import StorageError
+from postroad.ids import MessageId
 from postroad.tracking.attachment import (
     NEIGHBOUR,
     SUBSCRIBER,
@@ -18,7 +19,10 @@ from postroad.tracking.attachment import (
     salvaged_changes,
 )
 from postroad.tracking.effects import StoreAttachments
+from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.store import TrackingStore
+from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
 
 LOG = "tracking/attachments.log"
@@ -121,3 +125,47 @@ def test_a_change_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -
     store.apply([StoreAttachments(record=encode_changes([attach("bob", 3)]))])
     loaded = TrackingStore(tmp_path).load()
     assert (loaded.changes, loaded.problems) == ([start(1), attach("bob", 3)], [])
+
+
+# ---- settings that change
+
+
+@pytest.mark.parametrize("ending", ["stopped", "died", "never"])
+def test_a_time_without_tracking_is_not_taken_for_silence(tmp_path: Path, ending: str) -> None:
+    """T11: strategy none between two processes with bloom: what went through then is not unknown for sure."""
+    now_us = 1_700_000_000 * SECOND_US
+
+    def process(after_s: int) -> tuple[TrackingStore, Tracking]:
+        store = TrackingStore(tmp_path)
+        loaded = store.load()
+        assert loaded.problems == []
+        made = make_tracking(
+            TrackingConfig(),
+            me=7,
+            stored=loaded.filters,
+            changes=loaded.changes,
+            now_us=now_us + after_s * SECOND_US,
+        )
+        store.apply(made.tick(now_us + after_s * SECOND_US))
+        return store, made
+
+    if ending != "never":
+        store, first = process(0)
+        if ending == "stopped":
+            store.apply(first.close(now_us + 100 * SECOND_US))
+    for at_s in (200, 300):
+        TrackingStore(tmp_path).untracked(now_us + at_s * SECOND_US)
+    assert (tmp_path / "tracking").exists() is (ending != "never")
+    _, last = process(400)
+
+    def finding(at_s: int) -> Finding:
+        item = TraceItem(id=bytes(MessageId(5, 7, now_us // 1000 + at_s * 1000, 0)), origin=7)
+        return last.answer(TraceQuestion(items=(item,)), {}, now_us + 500 * SECOND_US).findings[0]
+
+    if ending == "never":
+        assert finding(350).begins_ms > now_us // 1000 + 350_000
+        return
+    assert finding(250).lost
+    assert finding(350).lost
+    assert finding(450).lost == ""
+    assert bool(finding(50).lost) is (ending == "died")

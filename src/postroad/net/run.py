@@ -267,9 +267,10 @@ def _history(
     config: NodeConfig, me: int, storage: Storage, now_us: int
 ) -> tuple[Tracking | None, Historian | None]:
     """What an earlier process recorded of the paths of messages, and whoever keeps what is recorded now."""
-    if config.broker.tracking.strategy == "none":
-        return None, None
     store = TrackingStore(config.data)
+    if config.broker.tracking.strategy == "none":
+        store.untracked(now_us)
+        return None, None
     found = store.load()
     for problem in found.problems:
         LOGGER.warning("history of messages: %s", problem)

@@ -121,6 +121,20 @@ class TrackingStore:
         self._log_bytes = len(sound)
         return changes
 
+    def untracked(self, now_us: int) -> None:
+        """In place of `load`: this process does not track. To the next that does it is one that died at once,
+        so that nobody takes its time for one in which nothing happened."""
+        if not (self._folder / _ATTACHMENTS).exists():
+            return
+        try:
+            changes = self._load_changes([])
+            last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
+            if last == "stop":
+                started = encode_changes([Change(what="start", at_us=now_us)])
+                self._store_attachments(StoreAttachments(record=started))
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be used: {error}") from error
+
     # ---- work
 
     def apply(self, effects: Iterable[TrackingEffect]) -> None:
