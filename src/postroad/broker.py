@@ -43,7 +43,7 @@ from postroad.overlay.subscribing import Subscribing
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
 from postroad.storage.effects import AppendFailed, Save, SaveFailed, StorageInput, Stored
 from postroad.tracking.bulletins import Author
-from postroad.tracking.effects import FiltersRead
+from postroad.tracking.effects import FiltersRead, NotKept
 from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import NoTracking, Tracking
 from postroad.tracking.tracer import Tracer
@@ -326,6 +326,8 @@ class Broker:
         elif type(item) is FiltersRead:
             ours = self._history.reads(item.tag)
             self._out += (self._history if ours else self._tracer).read(item, now_us)
+        elif type(item) is NotKept:
+            self._tracer.tracking.not_kept(item, now_us)
         elif isinstance(item, StorageInput):
             if isinstance(item, AppendFailed | SaveFailed):
                 self._out.append(Note("warning", f"nothing is stored: {item.error}"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from postroad.ids import MessageId
 from postroad.tracking.attachment import decode_changes
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.messages import ANY_ORIGIN, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
@@ -75,6 +75,7 @@ actions = st.one_of(
     st.tuples(st.just("detach"), st.sampled_from(SUBSCRIBERS)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("crash")),
+    st.tuples(st.just("refuse"), st.integers(1, 4)),
     st.tuples(
         st.just("change"),
         st.sampled_from(("bloom", "exact")),
@@ -108,6 +109,8 @@ class Driven:
         self.config = config
         self.routing = config.routing
         self.changed = False  # the routing since the first start
+        self.refuse = 0  # how often the disk will
+        self.refused = False
         self.disk = Disk()
         self.now_us = START_US
         self.tracking = self.disk.start(config, self.now_us)
@@ -160,15 +163,19 @@ class Driven:
             case ("detach", str(who)):
                 self.attached.discard(who)
                 self.tracking.detached(who, self.now_us)
-            case ("restart",):
-                self.disk.apply(self.tracking.close(self.now_us))
+            case ("restart",) if not self.refuse:
+                self.keep(self.tracking.close(self.now_us))
                 self.restart()
             case ("change", str(strategy), str(routing), str(deliveries)):
-                self.disk.apply(self.tracking.close(self.now_us))
+                self.refuse = 0
+                self.keep(self.tracking.close(self.now_us))
                 self.config = replace(self.config, strategy=strategy, routing=routing, deliveries=deliveries)
                 self.changed |= routing != self.routing
                 self.restart()
-            case ("crash",):
+            case ("refuse", int(count)):
+                self.refuse += count
+                self.refused = True
+            case ("crash",) | ("restart",):  # what cannot be stored in the end is as if it had crashed
                 # Whoever is not stored by now may be lost, but is no older than one interval.
                 risky = [fact for fact in self.facts if fact[0] > self.now_us - PERSIST_US]
                 self.facts = [fact for fact in self.facts if fact[0] <= self.now_us - PERSIST_US]
@@ -179,8 +186,18 @@ class Driven:
                     timely = abs(MessageId.from_bytes(fact[1]).time_ms * MILLISECOND_US - fact[0]) < 250_000
                     assert known or finding.lost or not timely
         self.tracking.check()
-        self.disk.apply(self.tracking.tick(self.now_us))
+        self.tick()
         self.tracking.check()
+
+    def tick(self) -> None:
+        self.keep(self.tracking.tick(self.now_us))
+
+    def keep(self, effects: list[TrackingEffect]) -> None:
+        if self.refuse and effects:
+            self.refuse -= 1
+            self.tracking.not_kept(NotKept(effects=tuple(effects)), self.now_us)
+        else:
+            self.disk.apply(effects)
 
     def pause(self, ms: int) -> None:
         """A driver wakes up at each deadline."""
@@ -190,7 +207,7 @@ class Driven:
             if deadline is None or deadline > until_us:
                 break
             self.now_us = max(self.now_us, deadline)
-            self.disk.apply(self.tracking.tick(self.now_us))
+            self.tick()
         self.now_us = until_us
 
     def restart(self) -> None:
@@ -202,8 +219,12 @@ class Driven:
             self.tracking.attached(who, self.now_us)
 
     def verify(self) -> None:
-        for _, identity, origin, source, receivers, onward in self.facts:
+        for at_us, identity, origin, source, receivers, onward in self.facts:
             finding = look_up(self.tracking, self.disk, identity, self.now_us)
+            timely = abs(MessageId.from_bytes(identity).time_ms * MILLISECOND_US - at_us) < 250_000
+            # Of a disk that fails and a crash before it is back, only messages of their time are known of.
+            if self.refused and (finding.lost or not timely):
+                continue
             if source:
                 assert (origin, source) in {(s.origin, s.neighbour) for s in finding.routed}
             else:

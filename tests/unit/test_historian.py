@@ -11,7 +11,7 @@ import pytest
 
 from postroad.net import historian
 from postroad.net.historian import Historian
-from postroad.tracking.effects import DropFilters, StoreFilter
+from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.record import FilterMeta, encode_record
 from postroad.tracking.store import TrackingStore
@@ -55,36 +55,42 @@ def opened(folder: Path) -> TrackingStore:
 
 
 def test_effects_are_done_in_order_and_read_after_what_came_before(tmp_path: Path) -> None:
+    refused: list[tuple[TrackingEffect, ...]] = []
+
     async def test() -> None:
         keeper = Historian(opened(tmp_path))
         for sequence in range(1, 50):
-            keeper.keep((effect(sequence, replaces=sequence - 1 if sequence > 1 else None),))
+            keeper.keep((effect(sequence, replaces=sequence - 1 if sequence > 1 else None),), refused.append)
         found = await read(keeper, 49, 1)
         assert found == {49: effect(49, replaces=48).record, 1: b""}
-        keeper.keep((effect(50), effect(51)))
+        keeper.keep((effect(50), effect(51)), refused.append)
         keeper.close()  # all that was handed over is kept
         assert keeper.dropped == 0
 
     asyncio.run(test())
+    assert refused == []
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [49, 50, 51]
 
 
 def test_on_a_full_disk_history_is_only_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What room is left is for what releases durable events."""
 
+    refused: list[tuple[TrackingEffect, ...]] = []
+
     async def test() -> None:
         full = False
         keeper = Historian(opened(tmp_path), short=lambda: full)
-        keeper.keep((effect(1), effect(2)))
+        keeper.keep((effect(1), effect(2)), refused.append)
         full = True
-        keeper.keep((effect(3), DropFilters(sequences=(1,))))
+        keeper.keep((effect(3), DropFilters(sequences=(1,))), refused.append)
         assert await read(keeper, 1, 2, 3) == {1: b"", 2: effect(2).record, 3: b""}
         full = False
-        keeper.keep((effect(4),))
+        keeper.keep((effect(4),), refused.append)
         keeper.close()
         assert keeper.dropped == 1
 
     asyncio.run(test())
+    assert refused == [(effect(3),)]
     assert "the disk is full: the history of messages is not stored" in caplog.text
     assert {2, 4} <= {meta.sequence for meta in TrackingStore(tmp_path).load().filters} <= {1, 2, 4}
 
@@ -92,18 +98,21 @@ def test_on_a_full_disk_history_is_only_dropped(tmp_path: Path, caplog: pytest.L
 def test_a_disk_that_fails_costs_history_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    refused: list[tuple[TrackingEffect, ...]] = []
+
     async def test() -> None:
         keeper = Historian(opened(tmp_path))
-        keeper.keep((effect(1),))
+        keeper.keep((effect(1),), refused.append)
         assert await read(keeper, 1) == {1: effect(1).record}
         shutil.rmtree(tmp_path / "tracking")
         (tmp_path / "tracking").write_text("no folder any more")
-        keeper.keep((effect(2), effect(3)))
+        keeper.keep((effect(2), effect(3)), refused.append)
         assert await read(keeper, 1, 2) == {1: b"", 2: b""}
         assert keeper.dropped == 2
         keeper.close()
 
     asyncio.run(test())
+    assert refused == [(effect(2), effect(3))]
     assert "the history of messages could not be stored" in caplog.text
 
 
@@ -113,16 +122,19 @@ def test_a_disk_that_stalls_is_not_waited_for(
     """What waits for the disk is bounded; when it has caught up, history goes on."""
     monkeypatch.setattr(historian, "MAX_PENDING_BYTES", 3 * len(effect(1).record))
 
+    refused: list[tuple[TrackingEffect, ...]] = []
+
     async def test() -> None:
         keeper = Historian(opened(tmp_path))
         for sequence in range(1, 6):  # the loop gets no turn in between to hear that some are written
-            keeper.keep((effect(sequence),))
+            keeper.keep((effect(sequence),), refused.append)
         assert keeper.dropped == 2
         await read(keeper, 1)
-        keeper.keep((effect(6),))
+        keeper.keep((effect(6),), refused.append)
         assert keeper.dropped == 2
         keeper.close()
 
     asyncio.run(test())
+    assert refused == [(effect(4),), (effect(5),)]
     assert caplog.text.count("the disk is too slow") == 2
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]

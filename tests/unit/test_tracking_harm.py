@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from postroad.tracking.attachment import (
     encode_changes,
     salvaged_changes,
 )
-from postroad.tracking.effects import StoreAttachments
+from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.record import FilterMeta, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
@@ -169,3 +172,136 @@ def test_a_time_without_tracking_is_not_taken_for_silence(tmp_path: Path, ending
     assert finding(350).lost
     assert finding(450).lost == ""
     assert bool(finding(50).lost) is (ending == "died")
+
+
+# ---- stored filters
+
+
+def stored_at(sequence: int, at_s: int, *, final: bool = True) -> StoreFilter:
+    meta = FilterMeta(
+        key=HistoryKey(PUBLISH),
+        sequence=sequence,
+        m=800,
+        n=10,
+        k=3,
+        count=1,
+        lo_ms=at_s * 1000,
+        hi_ms=at_s * 1000,
+        opened_us=(at_s - 5) * SECOND_US,
+        stored_us=at_s * SECOND_US,
+        final=final,
+    )
+    return StoreFilter(key=meta.key, sequence=sequence, record=encode_record(meta, bytes(100)), final=final)
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_filter_that_is_damaged_is_missed(tmp_path: Path, final: bool) -> None:
+    """Nobody knows which times it had: those since it can have begun, until the next was stored."""
+    store = TrackingStore(tmp_path)
+    store.load()
+    store.apply([StoreAttachments(record=encode_changes([start(1)]))])
+    for sequence in range(1, 10):
+        store.apply([stored_at(sequence, sequence * 100, final=final)])
+    (*_, path) = sorted((tmp_path / "tracking").glob("*.flt"))[:5]
+    data = bytearray(path.read_bytes())
+    size = len(stored_at(5, 500).record)
+    data[(4 * size if final else 0) + 40] ^= 1
+    path.write_bytes(bytes(data))
+    for _ in range(2):
+        loaded = TrackingStore(tmp_path).load(reach_us=50 * SECOND_US)
+        assert [meta.sequence for meta in loaded.filters] == [1, 2, 3, 4, 6, 7, 8, 9]
+        lost = [(one.at_us, one.until_us) for one in loaded.changes if one.what == "lost"]
+        assert len(lost) == 1, "and it is said once"
+        if final:
+            assert lost == [(350 * SECOND_US, 600 * SECOND_US)]
+        else:
+            assert lost[0][0] == 350 * SECOND_US
+            assert lost[0][1] >= 500 * SECOND_US
+
+
+def test_the_last_filter_torn_by_a_crash_costs_no_more_than_the_crash(tmp_path: Path) -> None:
+    store = TrackingStore(tmp_path)
+    store.load()
+    store.apply([stored_at(1, 100), stored_at(2, 200)])
+    (path,) = (tmp_path / "tracking").glob("*.flt")
+    path.write_bytes(path.read_bytes()[:-3])
+    os.utime(path, (300, 300))
+    loaded = TrackingStore(tmp_path).load(reach_us=3600 * SECOND_US)
+    assert [(one.at_us, one.until_us) for one in loaded.changes] == [(100 * SECOND_US, 300 * SECOND_US)]
+
+
+def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -> None:
+    store = _Torn(tmp_path)
+    store.load()
+    store.apply([stored_at(1, 100)])
+    store.full = True
+    for final in (True, False):
+        with pytest.raises(StorageError, match="No space left"):
+            store.apply([stored_at(2, 200, final=final)])
+    store.full = False
+    store.apply([stored_at(3, 300)])
+    loaded = TrackingStore(tmp_path).load()
+    assert ([meta.sequence for meta in loaded.filters], loaded.problems) == ([1, 3], [])
+
+
+# ---- what could not be kept
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, strategy: str) -> None:
+    """The disk is full for a while: a filter and who came meanwhile are not stored."""
+    now_us = 1_700_000_000 * SECOND_US
+    config = TrackingConfig(strategy=strategy, retain=False)
+    store = TrackingStore(tmp_path)
+    loaded = store.load()
+    full = False
+
+    def keep(made: Tracking, effects: list[TrackingEffect], at_us: int) -> None:
+        if effects and full:
+            made.not_kept(NotKept(effects=tuple(effects)), at_us)
+        else:
+            store.apply(effects)
+
+    def run(made: Tracking, from_s: int, to_s: int) -> None:
+        for at_s in range(from_s, to_s):
+            keep(made, made.tick(now_us + at_s * SECOND_US), now_us + at_s * SECOND_US)
+
+    def publish(made: Tracking, at_s: int, who: str) -> bytes:
+        at_us = now_us + at_s * SECOND_US
+        identity = bytes(MessageId(5, 7, at_us // 1000, 0))
+        made.published(identity, at_us)
+        made.attached(who, at_us)
+        made.delivered(7, (who,), identity, at_us)
+        return identity
+
+    first = make_tracking(config, me=7, stored=loaded.filters, changes=loaded.changes, now_us=now_us)
+    early = publish(first, 10, "ann")
+    run(first, 10, 30)
+    full = True
+    missing = publish(first, 40, "bob")
+    run(first, 40, 60)
+    full = False
+    late = publish(first, 70, "bob")
+    run(first, 70, 90)
+    keep(first, first.close(now_us + 90 * SECOND_US), now_us + 90 * SECOND_US)
+    store = TrackingStore(tmp_path)
+    loaded = store.load()
+    assert loaded.problems == []
+    second = make_tracking(
+        config, me=7, stored=loaded.filters, changes=loaded.changes, now_us=now_us + 100 * SECOND_US
+    )
+    second.check()
+
+    def finding(identity: bytes) -> Finding:
+        question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
+        records: dict[int, bytes] = {}
+        while wanted := second.wanted(question, records, now_us):
+            records |= store.read(wanted)
+        return second.answer(question, records, now_us + 110 * SECOND_US).findings[0]
+
+    assert [one.subscriber for one in finding(early).delivered] == ["ann"]
+    assert finding(early).lost == ""
+    assert finding(missing).published is None
+    assert finding(missing).lost
+    assert [one.subscriber for one in finding(late).delivered] == ["bob"], "who came while it was full"
+    assert finding(late).lost == ""

@@ -1,7 +1,7 @@
 """Keeps what tracking asks to be kept, in a thread of its own and in order; messages never wait for it.
 
 A disk that fails or stalls costs history, not service: what cannot be kept is dropped, counted and logged,
-and traces of that time say that their record is incomplete.
+and tracking is told, so that traces of that time say that their record is not whole.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from postroad.units import MIB
 
 MAX_PENDING_BYTES: Final = 256 * MIB
 
+Refuse = Callable[[tuple[TrackingEffect, ...]], None]
 Deliver = Callable[[int, Mapping[int, bytes]], None]
 
 
@@ -32,30 +33,36 @@ class Historian:
         self._pending_bytes = 0  # handed to the thread and not written yet
         self.dropped = 0
 
-    def keep(self, effects: tuple[TrackingEffect, ...]) -> None:
+    def keep(self, effects: tuple[TrackingEffect, ...], refused: Refuse) -> None:
+        """What of it cannot be kept is given to `refused`, in the loop's thread."""
+        loop = asyncio.get_running_loop()
         if self._short():
             freeing = tuple(effect for effect in effects if isinstance(effect, DropFilters))
-            if len(freeing) < len(effects):
-                self.dropped += len(effects) - len(freeing)
+            lost = tuple(effect for effect in effects if not isinstance(effect, DropFilters))
+            if lost:
+                self.dropped += len(lost)
                 LOGGER.error("the disk is full: the history of messages is not stored")
+                loop.call_soon(refused, lost)
             effects = freeing
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
         if self._pending_bytes + size > MAX_PENDING_BYTES:
             self.dropped += len(effects)
             LOGGER.error("the disk is too slow for the history of messages: %d records dropped", len(effects))
+            loop.call_soon(refused, effects)
             return
         self._pending_bytes += size
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._thread, self._write, effects, size, loop)
 
-    def _write(self, effects: tuple[TrackingEffect, ...], size: int, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            self._store.apply(effects)
-        except (PostroadError, OSError) as error:
-            LOGGER.error("the history of messages could not be stored: %s", error)
-            self.dropped += len(effects)
-        finally:
-            loop.call_soon_threadsafe(self._written, size)
+        def work() -> None:
+            try:
+                self._store.apply(effects)
+            except (PostroadError, OSError) as error:
+                LOGGER.error("the history of messages could not be stored: %s", error)
+                self.dropped += len(effects)
+                loop.call_soon_threadsafe(refused, effects)
+            finally:
+                loop.call_soon_threadsafe(self._written, size)
+
+        loop.run_in_executor(self._thread, work)
 
     def _written(self, size: int) -> None:
         self._pending_bytes -= size

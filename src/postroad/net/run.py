@@ -271,7 +271,7 @@ def _history(
     if config.broker.tracking.strategy == "none":
         store.untracked(now_us)
         return None, None
-    found = store.load()
+    found = store.load(reach_us=config.broker.tracking.renew_us)
     for problem in found.problems:
         LOGGER.warning("history of messages: %s", problem)
     tracking = make_tracking(

@@ -35,7 +35,7 @@ from postroad.net.log import LOGGER, complain, note
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Append, Chop, Read, Save, StorageEffect
-from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
+from postroad.tracking.effects import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
 
@@ -293,7 +293,7 @@ class Server:
             elif isinstance(effect, Note):
                 note(effect.level, effect.text)
             elif self._historian is not None and isinstance(effect, Keep):
-                self._historian.keep(effect.effects)
+                self._historian.keep(effect.effects, self._not_kept)
             elif self._historian is not None and isinstance(effect, ReadFilters):
                 self._historian.read(effect.tag, effect.sequences, self._filters_read)
             elif isinstance(effect, Append | Chop | Read | Save):
@@ -313,6 +313,9 @@ class Server:
             self.queue(list(self._storage.take()))
         except Exception:
             self._fail("storage", ())
+
+    def _not_kept(self, effects: tuple[TrackingEffect, ...]) -> None:
+        self.queue([NotKept(effects=effects)])
 
     def _filters_read(self, tag: int, records: Mapping[int, bytes]) -> None:
         self.queue([FiltersRead(tag=tag, records=records)])

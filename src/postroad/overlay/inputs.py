@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from postroad.storage.effects import StorageInput
-from postroad.tracking.effects import FiltersRead
+from postroad.tracking.effects import FiltersRead, NotKept
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +37,4 @@ class DialFailed:
     address: str
 
 
-Input = Opened | Received | Closed | DialFailed | FiltersRead | StorageInput
+Input = Opened | Received | Closed | DialFailed | FiltersRead | NotKept | StorageInput

@@ -32,6 +32,7 @@ LOST: Final = (
     "its record of that time is not whole: a process died, or the disk failed, or nothing was tracked"
 )
 GROUP: Final = "group"  # a set of subscribers that is recorded with one key
+DISK: Final = "disk"  # the kind of a `lost` that is no crash
 MAX_INTERVALS: Final = 200_000
 MAX_LOST: Final = 1024
 MAX_HANDLED: Final = 256
@@ -148,6 +149,7 @@ class AttachmentMap:
         "_intervals",
         "_late",
         "_routings",
+        "_unwritten",
         "begins_us",
         "forgot_us",
         "lost",
@@ -164,6 +166,7 @@ class AttachmentMap:
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
+        self._unwritten: list[tuple[int, int]] = []  # those of them that a disk lost
         # What the process before this one recorded since then may have died with it; None if nothing did.
         self.unrecorded_us: int | None = None
 
@@ -256,6 +259,13 @@ class AttachmentMap:
                 return []
         return [self._apply(Change(what="handled", at_us=start, until_us=end, noted_us=now_us))]
 
+    def lose(self, start_us: int, end_us: int) -> list[Change]:
+        """What was recorded then could not be stored. Times that follow each other are one."""
+        start_us, end_us = min(start_us, end_us), max(start_us, end_us)
+        if any(start <= start_us and end_us <= end for start, end in self.lost):
+            return []
+        return [self._apply(Change(what="lost", kind=DISK, at_us=start_us, until_us=end_us))]
+
     def _apply(self, change: Change) -> Change:
         name = (change.kind, change.who)
         match change.what:
@@ -269,7 +279,7 @@ class AttachmentMap:
             case "late":
                 self._add_late(name, change.at_us, change.until_us)
             case "lost":
-                self.lost = [*self.lost, (change.at_us, change.until_us)][-MAX_LOST:]
+                self._add_lost(change)
             case "handled":
                 self._add_handled(change)
             case "begin":
@@ -287,6 +297,17 @@ class AttachmentMap:
                     self.lost = [*self.lost, (self._damaged_us, change.at_us)][-MAX_LOST:]
                     self._damaged_us = None
         return change
+
+    def _add_lost(self, change: Change) -> None:
+        span = (change.at_us, change.until_us)
+        if change.kind == DISK:
+            # A disk that stays full costs one span. Crashes are told apart, by their ends (`restored`).
+            first, last = span[0] - LATE_ROUND_US, span[1] + LATE_ROUND_US
+            touching = [held for held in self._unwritten if held[0] <= last and first <= held[1]]
+            span = (min([span, *touching])[0], max(end for _, end in [span, *touching]))
+            self._unwritten = [*(held for held in self._unwritten if held not in touching), span][-MAX_LOST:]
+            self.lost = [held for held in self.lost if held not in touching]
+        self.lost = [*self.lost, span][-MAX_LOST:]
 
     def _routed(self, at_us: int, routing: str) -> None:
         if not self._routings or self._routings[-1][1] != routing:
@@ -390,7 +411,8 @@ class AttachmentMap:
                 else:
                     del table[name]
         self._count -= dropped
-        self.lost = [(start, end) for start, end in self.lost if end >= before_us]
+        self.lost = [span for span in self.lost if span[1] >= before_us]
+        self._unwritten = [span for span in self._unwritten if span[1] >= before_us]
         return dropped
 
     def begin_at(self, at_us: int) -> list[Change]:
@@ -418,7 +440,9 @@ class AttachmentMap:
         head += [Change(what="start", at_us=at_us, kind=routing) for at_us, routing in routings[1:]]
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
-        head += [Change(what="lost", at_us=start, until_us=end) for start, end in self.lost]
+        for lost in self.lost:
+            why = DISK if lost in self._unwritten else ""
+            head.append(Change(what="lost", kind=why, at_us=lost[0], until_us=lost[1]))
         head += self._handled
         return [*head, *changes, Change(what="start", at_us=now_us, kind=routings[-1][1])]
 

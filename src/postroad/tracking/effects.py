@@ -45,6 +45,13 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotKept:
+    """These of a Keep could not be done."""
+
+    effects: tuple[TrackingEffect, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFilters:
     """Read these stored records; answered by FiltersRead."""
 

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change, encode_changes
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.lookup import Lookup
 from postroad.tracking.moments import Times, joined, runs
-from postroad.tracking.record import FilterMeta, decode_record, encode_record
-from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_record
+from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.shelf import Shelf
 from postroad.units import MILLISECOND_US, SECOND_US
 
+FOREVER_US: Final = 1 << 62
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_AHEAD_US: Final = 3_600 * SECOND_US  # a clock that is further ahead is not believed
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
@@ -52,6 +53,7 @@ class Recorder(Lookup):
         # went over a link after that was down.
         self._ahead_us = 0
         self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
+        self._rewrite_us: int | None = None  # then the whole attachment log is written: a part could not be
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
         self._expire_us = now_us + EXPIRE_US
         self._stored_bytes = self._stored_filters = 0
@@ -76,6 +78,8 @@ class Recorder(Lookup):
 
     def _stopped(self, now_us: int) -> None:
         """The process ends in order."""
+        if self._rewrite_us is not None:
+            self._rewrite_map(now_us)
         for kind, who in list(self._map):
             if kind == NEIGHBOUR:
                 self.unlinked(int(who), now_us)
@@ -151,12 +155,14 @@ class Recorder(Lookup):
         """Everything to do in the driver since the last call."""
         if now_us >= self._expire_us:
             self._expire(now_us)
+        if self._rewrite_us is not None and (now_us >= self._rewrite_us or self._out):
+            self._rewrite_map(now_us)  # before anything stored makes the last process look alive
         if self._news:
             record = encode_changes(self._news)
             self._news = []
             self._log_bytes += len(record)
             self._out.append(StoreAttachments(record=record))
-        self._wake_us = self._deadline_us()
+        self._wake_us = min(self._deadline_us(), self._rewrite_us or FOREVER_US)
         out, self._out = self._out, []
         return out
 
@@ -175,11 +181,28 @@ class Recorder(Lookup):
             self._news += self._map.begin_at(horizon_us)
             forgotten += self._map.forget(horizon_us - self._slack_us)
         if (forgotten and self._log_bytes > MAX_LOG_BYTES) or forgotten > len(self._map):
-            self._news = []
-            self._log_bytes = 0
-            self._out.append(
-                StoreAttachments(record=encode_changes(self._map.snapshot(now_us)), replace=True)
-            )
+            self._rewrite_map(now_us)
+
+    def _rewrite_map(self, now_us: int) -> None:
+        self._rewrite_us = None
+        self._news = []
+        self._log_bytes = 0
+        self._out.append(StoreAttachments(record=encode_changes(self._map.snapshot(now_us)), replace=True))
+
+    def not_kept(self, item: NotKept, now_us: int) -> None:
+        for effect in item.effects:
+            if isinstance(effect, StoreFilter):
+                meta = decode_meta(effect.record)
+                # An earlier state is still there, and has all but the last interval.
+                interval_us = self._config.persist_us + GATHER_US
+                since_us = meta.opened_us if meta.replaces is None else meta.stored_us - interval_us
+                self._changed(self._map.lose(max(since_us, meta.opened_us), meta.stored_us))
+                for lo_ms, hi_ms in joined(meta.singles, MAX_LATE_SPANS):
+                    self._changed(self._map.lose(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US))
+            elif isinstance(effect, StoreAttachments):
+                # At once, and if that was it, after a while.
+                self._rewrite_us = now_us + EXPIRE_US if effect.replace else now_us
+                self._wake_us = 0
 
     @property
     def _slack_us(self) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from postroad.errors import StorageError
-from postroad.tracking.attachment import Change, encode_changes, salvaged_changes
+from postroad.tracking.attachment import DISK, Change, encode_changes, salvaged_changes
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.record import MAGIC, PREFIX_BYTES, FilterMeta, decode_meta, record_extent
 from postroad.units import MIB
@@ -27,6 +27,7 @@ from postroad.units import MIB
 FOLDER: Final = "tracking"
 MAX_FULL_BYTES: Final = 16 * MIB  # then the next file begins
 _ATTACHMENTS: Final = "attachments.log"
+_FULL: Final = "full"
 
 
 @dataclass(slots=True)
@@ -55,20 +56,26 @@ class TrackingStore:
         self._next = 1  # number of the next file
         self._full: str | None = None  # the one that is appended to
         self._log_bytes = 0  # of the attachment map's log that are whole
+        self._read_until_us: dict[str, int] = {}  # by kind of file: when the last record read was stored
 
     # ---- start
 
-    def load(self) -> Loaded:
-        """Read the index of everything stored, and remove what a crash left half done."""
+    def load(self, *, reach_us: int = 0) -> Loaded:
+        """Read the index of everything stored, and remove what a crash left half done.
+
+        Of damaged filters it is noted which times they may have had; they began `reach_us` before they were
+        stored at most.
+        """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             loaded = Loaded(filters=[], changes=[], problems=[])
             found: dict[int, FilterMeta] = {}
+            lost: list[tuple[int, int]] = []
             for path in sorted(self._folder.iterdir()):
                 if path.suffix == ".tmp":
                     path.unlink()
                 elif path.suffix == ".flt":
-                    self._load_file(path, found, loaded.problems)
+                    lost += self._load_file(path, found, loaded.problems, reach_us)
             for meta in list(found.values()):
                 if meta.replaces in found:
                     # It was about to go when the process ended.
@@ -77,15 +84,23 @@ class TrackingStore:
             self._clean()
             loaded.filters = [found[sequence] for sequence in sorted(found)]
             loaded.changes = self._load_changes(loaded.problems)
+            self._note_lost(lost, loaded.changes)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be read: {error}") from error
         return loaded
 
-    def _load_file(self, path: Path, found: dict[int, FilterMeta], problems: list[str]) -> None:
-        number = path.stem.rpartition("-")[2]
+    def _load_file(
+        self, path: Path, found: dict[int, FilterMeta], problems: list[str], reach_us: int
+    ) -> list[tuple[int, int]]:
+        """Returns from when to when something was stored that cannot be read."""
+        kind, _, number = path.stem.rpartition("-")
         if number.isdigit():
             self._next = max(self._next, int(number) + 1)
-        held = self._files[path.name] = _File(path, size=path.stat().st_size)
+        about = path.stat()
+        held = self._files[path.name] = _File(path, size=about.st_size)
+        before_us = self._read_until_us.get(kind, 0)  # files of a kind are in order of time
+        damaged = False  # since `before_us`
+        lost: list[tuple[int, int]] = []
         with path.open("rb") as file:
             position = 0
             while position < held.size:
@@ -103,10 +118,33 @@ class TrackingStore:
                     skipped = held.size - position if ahead < 0 else ahead + 1
                     problems.append(f"{path}: {error} at byte {position}; skipped {skipped} bytes")
                     position += skipped
+                    damaged = True
                     continue
+                if damaged:
+                    lost.append((max(0, before_us - reach_us), meta.stored_us))
+                    damaged = False
+                before_us = meta.stored_us
                 found[meta.sequence] = meta
                 self._place(meta.sequence, path.name, position, length)
                 position += length
+        if damaged:
+            # A crash tears the end of a file that is appended to; the state before it is still stored then.
+            torn = kind == _FULL and held.sequences
+            lost.append((before_us if torn else max(0, before_us - reach_us), about.st_mtime_ns // 1000))
+        self._read_until_us[kind] = before_us
+        return lost
+
+    def _note_lost(self, lost: list[tuple[int, int]], changes: list[Change]) -> None:
+        """Once for each damage, which stays in its file."""
+        known = {(one.at_us, one.until_us) for one in changes if one.what == "lost"}
+        news = [
+            Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us)
+            for at_us, until_us in lost
+            if (at_us, until_us) not in known
+        ]
+        if news:
+            self._store_attachments(StoreAttachments(record=encode_changes(news)))
+            changes += news
 
     def _load_changes(self, problems: list[str]) -> list[Change]:
         path = self._folder / _ATTACHMENTS
@@ -164,11 +202,10 @@ class TrackingStore:
         if not effects:
             return
         if self._full is None or self._files[self._full].size >= MAX_FULL_BYTES:
-            self._full = self._new("full").path.name
+            self._full = self._new(_FULL).path.name
         held = self._files[self._full]
         with held.path.open("ab") as file:
-            # A crash or a full disk may have left a torn record behind; records are placed after it.
-            held.size = file.tell()
+            file.truncate(held.size)  # a full disk may have torn the last one
             for effect in effects:
                 file.write(effect.record)
             self._finish(file)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from postroad.tracking.attachment import Change
 from postroad.tracking.bloom_strategy import BloomTracking
-from postroad.tracking.effects import TrackingEffect
+from postroad.tracking.effects import NotKept, TrackingEffect
 from postroad.tracking.exact_strategy import ExactTracking
 from postroad.tracking.messages import Finding, TraceAnswer, TraceQuestion
 from postroad.tracking.record import FilterMeta
@@ -48,6 +48,9 @@ class Tracking(Protocol):
         """Once per turn: what to store or drop, in order."""
 
     def next_deadline(self) -> int | None: ...
+
+    def not_kept(self, item: NotKept, now_us: int) -> None:
+        """The driver could not do these: what they held is lost, and that is to be known."""
 
     def close(self, now_us: int) -> list[TrackingEffect]:
         """The process ends: everything that is not stored yet."""
@@ -115,6 +118,9 @@ class NoTracking:
 
     def next_deadline(self) -> int | None:
         return None
+
+    def not_kept(self, item: NotKept, now_us: int) -> None:
+        pass
 
     def close(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
         return []
