@@ -142,14 +142,17 @@ def test_a_question_of_another_broker_is_answered_once_its_records_are_read() ->
 
 
 def test_questions_that_wait_for_the_disk_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To another broker we keep silent, which its trace reports; our own trace is told why."""
+    """Whoever asks beyond that is told at once, so that its trace need not wait for us."""
     monkeypatch.setattr(desk, "MAX_QUESTIONS", 1)
     tracking, _ = stored()
     made = desk_of(tracking, ME)
     later_us = NOW_US + 200 * SECOND_US
     (first,) = made.asked(OTHER, 1, question(identity(0)), later_us)
     assert isinstance(first, ReadFilters)
-    assert made.asked(OTHER, 2, question(identity(0)), later_us) == []
+    (refused,) = made.asked(OTHER, 2, question(identity(0), identity(1)), later_us)
+    assert isinstance(refused, Respond)
+    said = msgspec.msgpack.decode(refused.body, type=TraceAnswer).findings
+    assert [one.lost for one in said] == ["has too many questions to answer"] * 2
     _, out = made.begin([identity(0)], later_us)
     (report,) = out
     assert isinstance(report, Report)
@@ -159,3 +162,6 @@ def test_questions_that_wait_for_the_disk_are_bounded(monkeypatch: pytest.Monkey
 def test_a_malformed_question_is_its_senders_fault() -> None:
     with pytest.raises(PeerError, match="malformed trace question"):
         desk_of().asked(OTHER, 1, b"nonsense", NOW_US)
+    tracking, _ = stored()
+    for absurd in (question(), question(b"short"), question(*[identity(0)] * 257)):
+        assert desk_of(tracking).asked(OTHER, 1, absurd, NOW_US) == []

@@ -154,7 +154,6 @@ def test_record_round_trip(compress: bool) -> None:
     assert (len(record) < len(bits) / 2) == compress
     assert filter_of(meta, bits).contains(some_ids(20)) == b"\1" * 20
     assert [meta.matches(t) for t in (0, 1, 2, 3, 5, 9, 10, 100, 101)] == [0, 1, 1, 0, 1, 1, 0, 1, 0]
-    assert meta.last_ms == 100
 
 
 def test_a_full_filter_is_not_compressed() -> None:

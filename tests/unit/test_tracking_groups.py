@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from postroad.ids import MessageId
+from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
@@ -101,3 +102,26 @@ def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
     for origin in (11, 12, 13):
         question = TraceQuestion(items=(TraceItem(id=identity(origin), origin=origin),))
         assert tracking.answer(question, {}, later_us).findings[0].routed[0].origin == origin
+
+
+def test_histories_that_fill_quickly_wait_once_to_be_stored() -> None:
+    """With an interval of an hour and filters for ten keys there are thousands of filters before it ends."""
+    config = TrackingConfig(
+        persist_us=3600 * SECOND_US, bits=160, capacity=10, hashes=7, adaptive=False, retain=False
+    )
+    tracking = make_tracking(config, me=1, stored=(), changes=(), now_us=NOW_US)
+    assert isinstance(tracking, BloomTracking)
+    for number in range(1000):
+        at_us = NOW_US + number * SECOND_US
+        ids = [bytes(MessageId(1, 1, at_us // 1000, counter)) for counter in range(15)]
+        tracking.published(b"".join(ids), at_us)
+        tracking.tick(at_us + SECOND_US // 2)
+        tracking.check()
+        assert len(tracking._due) <= 1
+    kept = [one for one in tracking.tick(NOW_US + 5000 * SECOND_US) if isinstance(one, StoreFilter)]
+    assert len(kept) <= 1
+    tracking.published(ids[0], NOW_US + 6000 * SECOND_US)
+    tracking.tick(NOW_US + 6001 * SECOND_US)
+    assert tracking.next_deadline() is not None
+    kept = [one for one in tracking.tick(NOW_US + 9601 * SECOND_US) if isinstance(one, StoreFilter)]
+    assert len(kept) == 1

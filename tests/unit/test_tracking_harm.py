@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from postroad.errors import StorageError
 from postroad.ids import MessageId
@@ -22,8 +23,9 @@ from postroad.tracking.attachment import (
 from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
-from postroad.tracking.record import FilterMeta, encode_record
+from postroad.tracking.record import FilterMeta, decode_meta, encode_record
 from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.shelf import Shelf
 from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
@@ -305,3 +307,17 @@ def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, stra
     assert finding(missing).lost
     assert [one.subscriber for one in finding(late).delivered] == ["bob"], "who came while it was full"
     assert finding(late).lost == ""
+
+
+# ---- retention
+
+
+def test_what_was_only_of_other_times_is_forgotten_as_such() -> None:
+    """T9: a filter with nothing but what a late subscriber was given; a clock ahead does not count."""
+    shelf = Shelf()
+    year_ms = 365 * 86_400_000
+    singles = ((1_000, 2_000), (90_000, 90_000), (100_000 + year_ms, 100_000 + year_ms))
+    meta = replace(decode_meta(stored_at(1, 100).record), lo_ms=1 << 60, hi_ms=-1, singles=singles)
+    shelf.put(meta, b"", 100)
+    assert shelf.expire(10**15, keep_us=1, keep_bytes=1 << 30) == (1,)
+    assert shelf.dropped_ms == 90_000

@@ -66,8 +66,11 @@ class Inquiries:
     def answer(self, message: Answer, now_us: int) -> list[Effect]:
         if message.target != self._me:
             return self._pass_on(message)
-        broker, answered = self._open.pop(message.number, (None, None))
-        return [] if answered is None or broker != message.source else answered(message.body, now_us)
+        broker, answered = self._open.get(message.number, (None, None))
+        if answered is None or broker != message.source:
+            return []
+        del self._open[message.number]
+        return answered(message.body, now_us)
 
     def _pass_on(self, message: Query | Answer) -> list[Effect]:
         connection = self._next_hop(message.target)

@@ -79,9 +79,10 @@ class BloomTracking(Recorder):
         self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
         self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)
         self._pace = Pace(persist_us=config.persist_us, retain=config.retain, retain_us=config.renew_us)
-        # Least recently used first; each is in `_due` exactly while it has something to store.
+        # Least recently used first; each that has something to store is in `_due`, then or earlier.
         self._histories: OrderedDict[_Name, FilterHistory] = OrderedDict()
-        self._due: list[tuple[int, _Name]] = []  # heap; an entry whose history is not due then is void
+        self._due: list[tuple[int, _Name]] = []  # heap, each name once
+        self._waiting: set[_Name] = set()  # those in it
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
@@ -242,12 +243,14 @@ class BloomTracking(Recorder):
             history = self._open(name, now_us)
         else:
             self._histories.move_to_end(name)
-        clean = history.dirty_us is None
         self._keys += len(keys) // ID_BYTES
         for filled in history.add(keys, times, self._noted_us, now_us):
-            clean = True
             self._keep(filled)
-        if clean and history.due_us is not None:
+        self._await(name, history)
+
+    def _await(self, name: _Name, history: FilterHistory) -> None:
+        if history.due_us is not None and name not in self._waiting:
+            self._waiting.add(name)
             heapq.heappush(self._due, (history.due_us, name))
 
     def _open(self, name: _Name, now_us: int) -> FilterHistory:
@@ -286,9 +289,11 @@ class BloomTracking(Recorder):
             self._add_pending(now_us)
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
+            self._waiting.discard(name)
             history = self._histories.get(name)
             if history is not None:
                 self._keep(history.tick(now_us))
+                self._await(name, history)  # it was stored meanwhile, and is due later
         if now_us >= self._expire_us:
             self._release_idle(now_us)
         return self._collect(now_us)
@@ -309,6 +314,7 @@ class BloomTracking(Recorder):
             self._keep(history.flush(now_us))
         self._histories.clear()
         self._due.clear()
+        self._waiting.clear()
         self._stopped(now_us)
         return self._collect(now_us)
 
@@ -336,10 +342,12 @@ class BloomTracking(Recorder):
 
     def check(self) -> None:
         super().check()
-        waiting = set(self._due)
+        waiting = {name: due_us for due_us, name in self._due}
+        if len(waiting) != len(self._due) or waiting.keys() != self._waiting:
+            raise BugError("a history waits twice to be stored")
         for name, history in self._histories.items():
             history.check()
-            if history.due_us is not None and (history.due_us, name) not in waiting:
+            if history.due_us is not None and waiting.get(name, history.due_us + 1) > history.due_us:
                 raise BugError(f"history {name} has something to store and no deadline")
         if set(self._tags) != {who for kind, who in self._map if kind == SUBSCRIBER}:
             raise BugError("the tags are not those of the subscribers attached")

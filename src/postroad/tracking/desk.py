@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import PeerError, PostroadError, UnavailableError
+from postroad.errors import PeerError, UnavailableError
 from postroad.tracking.effects import ReadFilters
-from postroad.tracking.messages import TraceAnswer, TraceQuestion
+from postroad.tracking.messages import Finding, TraceAnswer, TraceQuestion
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import Ask, Trace
 from postroad.tracking.verdict import TraceResult
@@ -168,8 +168,8 @@ class TraceDesk:
             if wanted:
                 return self._read_first(question, wanted, now_us)
             answer = self._tracking.answer(question.question, question.records, now_us)
-        except PostroadError as error:
-            return self._refuse(question, str(error), now_us)
+        except PeerError:
+            return []  # a question that makes no sense has no answer
         body = msgspec.msgpack.encode(answer)
         if len(body) > MAX_BODY_BYTES:
             return self._refuse(question, "has an answer that is too large", now_us)
@@ -185,8 +185,11 @@ class TraceDesk:
         return [ReadFilters(tag=tag, sequences=wanted)]
 
     def _refuse(self, question: _Question, why: str, now_us: int) -> list[Output]:
-        """To ourselves we say why; another broker's trace learns it by our silence."""
-        return self.failed(question.number, why, now_us) if question.asker == HERE else []
+        """Whoever asks is told why there is no answer."""
+        if question.asker == HERE:
+            return self.failed(question.number, why, now_us)
+        answer = TraceAnswer(findings=(Finding(lost=why),) * len(question.question.items))
+        return [Respond(broker=question.asker, number=question.number, body=msgspec.msgpack.encode(answer))]
 
     def metrics(self) -> dict[str, int | float]:
         return {"traces": len(self.traces), "trace_questions_waiting": len(self._questions)}

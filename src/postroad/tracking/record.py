@@ -55,11 +55,6 @@ class FilterMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Whether it is in M(H, t)."""
         return self.lo_ms <= time_ms <= self.hi_ms or holds(self.singles, time_ms)
 
-    @property
-    def last_ms(self) -> int:
-        """The newest time it matches."""
-        return max([self.hi_ms, *(hi for _, hi in self.singles)])
-
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(FilterMeta)

@@ -14,6 +14,7 @@ from typing import Final
 from postroad.errors import BugError, StorageError
 from postroad.tracking.keys import HistoryKey
 from postroad.tracking.record import FilterMeta, decode_record
+from postroad.units import MILLISECOND_US
 
 MAX_STORED: Final = 1_000_000
 LOG_ENTRY_BYTES: Final = 20
@@ -118,8 +119,10 @@ class Shelf:
             aged = meta.stored_us < now_us - keep_us
             if not (aged or self.bytes > keep_bytes or len(self._metas) > MAX_STORED):
                 break
-            # Singles are of older messages than the filter: what is lost with it is its range.
-            self.dropped_ms = max(self.dropped_ms, meta.hi_ms)
+            # Singles of a clock that is ahead say nothing about how far back the rest reaches.
+            stored_ms = meta.stored_us // MILLISECOND_US
+            times_ms = [meta.hi_ms, *(hi_ms for _, hi_ms in meta.singles if hi_ms <= stored_ms)]
+            self.dropped_ms = max(self.dropped_ms, *times_ms)
             self._remove(sequence)
             gone.append(sequence)
         return tuple(gone)
