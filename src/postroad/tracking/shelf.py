@@ -3,11 +3,14 @@
 The index holds everything but the bits. Bits of recently stored filters stay in a bounded cache; others are
 read by the driver when a trace asks (`wanted`). Retention drops the oldest first, by age and by size, and
 remembers up to which message time it dropped: before that, a history says that it does not reach so far.
+
+A history of some weeks has hundreds of thousands of filters. They are found by the bucket of time that a
+range or a single falls into; the few whose times fall into many are looked at for every time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -18,15 +21,29 @@ from postroad.units import MILLISECOND_US
 
 MAX_STORED: Final = 1_000_000
 LOG_ENTRY_BYTES: Final = 20
+BUCKET_BITS: Final = 20  # of message time in ms: about 17 minutes
+MAX_BUCKETS: Final = 16  # of one filter
+_ANY_TIME: Final = -1  # the bucket of those with more
 INDEX_BYTES: Final = 400  # about what one entry takes in memory and around its bits on disk
 
 
 class Shelf:
-    __slots__ = ("_by_key", "_cache", "_cache_bytes", "_cached", "_metas", "_sizes", "bytes", "dropped_ms")
+    __slots__ = (
+        "_by_key",
+        "_by_time",
+        "_cache",
+        "_cache_bytes",
+        "_cached",
+        "_metas",
+        "_sizes",
+        "bytes",
+        "dropped_ms",
+    )
 
     def __init__(self, stored: Iterable[FilterMeta] = (), *, cache_bytes: int = 0) -> None:
         self._metas: OrderedDict[int, FilterMeta] = OrderedDict()  # by sequence, oldest first
-        self._by_key: dict[HistoryKey, dict[int, FilterMeta]] = {}  # the same, by history
+        self._by_key: dict[HistoryKey, int] = {}  # how many there are of each history
+        self._by_time: dict[tuple[HistoryKey, int], dict[int, FilterMeta]] = {}  # by history and bucket
         self._sizes: dict[int, int] = {}  # bytes of each record
         self._cache: OrderedDict[int, bytes] = OrderedDict()  # bits by sequence, least recently used first
         self._cache_bytes = cache_bytes
@@ -61,7 +78,9 @@ class Shelf:
         if meta.replaces is not None:
             self._remove(meta.replaces)
         self._metas[meta.sequence] = meta
-        self._by_key.setdefault(meta.key, {})[meta.sequence] = meta
+        self._by_key[meta.key] = self._by_key.get(meta.key, 0) + 1
+        for bucket in _buckets(meta):
+            self._by_time.setdefault((meta.key, bucket), {})[meta.sequence] = meta
         self._sizes[meta.sequence] = size
         self.bytes += size
 
@@ -69,10 +88,14 @@ class Shelf:
         meta = self._metas.pop(sequence, None)
         if meta is None:
             return
-        of_key = self._by_key[meta.key]
-        del of_key[sequence]
-        if not of_key:
+        self._by_key[meta.key] -= 1
+        if not self._by_key[meta.key]:
             del self._by_key[meta.key]
+        for bucket in _buckets(meta):
+            place = (meta.key, bucket)
+            del self._by_time[place][sequence]
+            if not self._by_time[place]:
+                del self._by_time[place]
         self.bytes -= self._sizes.pop(sequence)
         self._cached -= len(self._cache.pop(sequence, b""))
 
@@ -81,7 +104,9 @@ class Shelf:
 
     def matching(self, key: HistoryKey, time_ms: int) -> list[FilterMeta]:
         """The stored part of M(H, t)."""
-        return [meta for meta in self._by_key.get(key, {}).values() if meta.matches(time_ms)]
+        near = self._by_time.get((key, time_ms >> BUCKET_BITS), {})
+        wide = self._by_time.get((key, _ANY_TIME), {})
+        return [meta for held in (near, wide) for meta in held.values() if meta.matches(time_ms)]
 
     def body(self, meta: FilterMeta, records: Mapping[int, bytes]) -> bytes | None:
         """The bits of a filter, from memory or from what the driver read; None if it could not."""
@@ -128,9 +153,27 @@ class Shelf:
         return tuple(gone)
 
     def check(self) -> None:
-        if sum(len(of_key) for of_key in self._by_key.values()) != len(self._metas):
+        by_key = Counter(meta.key for meta in self._metas.values())
+        by_time = {
+            (meta.key, bucket, meta.sequence) for meta in self._metas.values() for bucket in _buckets(meta)
+        }
+        if by_key != self._by_key or by_time != {
+            (*place, sequence) for place, held in self._by_time.items() for sequence in held
+        }:
             raise BugError("the stored filters by history are not those by sequence")
         if self.bytes != sum(self._sizes.values()) or set(self._sizes) != set(self._metas):
             raise BugError("the sizes of stored filters do not add up")
         if self._cached != sum(map(len, self._cache.values())) or self._cached > self._cache_bytes:
             raise BugError("the cache of filters is larger than it may be")
+
+
+def _buckets(meta: FilterMeta) -> list[int]:
+    """Where it is looked for: the buckets of all times it matches."""
+    spans = [*meta.singles, (meta.lo_ms, meta.hi_ms)] if meta.lo_ms <= meta.hi_ms else meta.singles
+    found: set[int] = set()
+    for lo_ms, hi_ms in spans:
+        first, last = lo_ms >> BUCKET_BITS, hi_ms >> BUCKET_BITS
+        if last - first >= MAX_BUCKETS:
+            return [_ANY_TIME]
+        found.update(range(first, last + 1))
+    return sorted(found) if len(found) <= MAX_BUCKETS else [_ANY_TIME]
