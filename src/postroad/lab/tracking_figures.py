@@ -39,45 +39,42 @@ def draw(measured: Mapping[str, float], paper: Mapping[str, float], out: Path) -
     except ImportError:
         raise UsageError("figures need matplotlib: install postroad[lab]") from None
     out.mkdir(parents=True, exist_ok=True)
-    formula = [false_positive_rate(bits * KEYS, KEYS, best_hashes(bits)) for bits in BITS_PER_MESSAGE]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    _rates(figure.add_subplot())
+    figure.savefig(out / "figure1.png")
+    latency = {label: _column(measured, f"{label}_us") for label in ("p50", "p99")}
+    for number, title, series in (
+        (3, "Latency, us", latency),
+        (4, "Uncompressed bytes per message", _beside(measured, paper, "bytes_per_message")),
+        (5, "Compressed bytes per message", _beside(measured, paper, "gzip_bytes_per_message")),
+    ):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        _bars(figure.add_subplot(), f"Figure {number}. {title}", series)
+        figure.savefig(out / f"figure{number}.png")
+
+
+def _column(figures: Mapping[str, float], name: str) -> list[float]:
+    """A value for each row of the table; NaN, which draws nothing, where there is none."""
+    return [figures.get(f"{row.name}.{name}", float("nan")) for row in TABLE]
+
+
+def _beside(measured: Mapping[str, float], paper: Mapping[str, float], name: str) -> dict[str, list[float]]:
+    return {"measured": _column(measured, name), "from the paper's parameters": _column(paper, name)}
+
+
+def _rates(axes: Any) -> None:
+    formula = [false_positive_rate(bits * KEYS, KEYS, best_hashes(bits)) for bits in BITS_PER_MESSAGE]
     axes.semilogy(BITS_PER_MESSAGE, formula, label="paper, equation 1")
     axes.semilogy(BITS_PER_MESSAGE, [rate or np.nan for rate in measured_rates()], "o", label="measured")
     axes.set(xlabel="bits per message (m/n)", ylabel="false positive rate", title="Figure 1")
     axes.legend()
-    figure.savefig(out / "figure1.png")
-    latency = {"p50": "p50_us", "p99": "p99_us"}
-    _bars(Figure(figsize=(11, 5), layout="constrained"), "Figure 3. Latency, us", out / "figure3.png").draw(
-        {label: [measured.get(f"{row.name}.{name}") for row in TABLE] for label, name in latency.items()}
-    )
-    for number, title, name in (
-        (4, "Figure 4. Uncompressed bytes per message", "bytes_per_message"),
-        (5, "Figure 5. Compressed bytes per message", "gzip_bytes_per_message"),
-    ):
-        _bars(Figure(figsize=(11, 5), layout="constrained"), title, out / f"figure{number}.png").draw(
-            {
-                "measured": [measured.get(f"{row.name}.{name}") for row in TABLE],
-                "from the paper's parameters": [paper.get(f"{row.name}.{name}") for row in TABLE],
-            }
-        )
 
 
-class _bars:
+def _bars(axes: Any, title: str, series: Mapping[str, list[float]]) -> None:
     """Groups of bars, one group per row of the table."""
-
-    def __init__(self, figure: Any, title: str, file: Path) -> None:
-        self._figure = figure
-        self._title = title
-        self._file = file
-
-    def draw(self, series: Mapping[str, list[float | None]]) -> None:
-        axes = self._figure.add_subplot()
-        width = 0.8 / len(series)
-        for number, (label, values) in enumerate(series.items()):
-            at = [row + number * width for row in range(len(TABLE))]
-            axes.bar(at, [np.nan if value is None else value for value in values], width, label=label)
-        axes.set_title(self._title)
-        axes.set_xticks(range(len(TABLE)), [row.name for row in TABLE], rotation=60, ha="right", fontsize=8)
-        axes.legend()
-        self._figure.savefig(self._file)
+    width = 0.8 / len(series)
+    for number, (label, values) in enumerate(series.items()):
+        axes.bar([row + number * width for row in range(len(TABLE))], values, width, label=label)
+    axes.set_title(title)
+    axes.set_xticks(range(len(TABLE)), [row.name for row in TABLE], rotation=60, ha="right", fontsize=8)
+    axes.legend()

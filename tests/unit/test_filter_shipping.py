@@ -1,0 +1,243 @@
+"""Issue 4, P4: stored filters are published once each, in order, whatever fails or restarts in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from postroad.errors import StorageError
+from postroad.ids import MessageId
+from postroad.overlay import filter_shipping
+from postroad.overlay.effects import Effect
+from postroad.overlay.filter_shipping import RETRY_US, ROW, FilterShipping
+from postroad.overlay.press import Press, Settled
+from postroad.storage.effects import Save, Saved, SaveFailed
+from postroad.tracking.bulletins import Author, Bulletin, join_parts
+from postroad.tracking.effects import FiltersRead, ReadFilters, StoreFilter
+from postroad.tracking.record import decode_record
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import make_tracking
+from postroad.units import SECOND_US
+
+ME = 7
+NOW_US = 1_700_000_000 * SECOND_US
+PART_BYTES = 1000
+
+
+class PaperPress:
+    """Prints everything in one frame, which is accepted when the test says so."""
+
+    part_bytes = PART_BYTES
+
+    def __init__(self) -> None:
+        self.printed: list[tuple[bytes, Bulletin]] = []
+        self.waiting: list[Settled] = []
+        self.lost: list[tuple[int, str]] = []
+
+    def publish(self, bulletins: Iterable[tuple[bytes, Bulletin]], settled: Settled, _now_us: int) -> int:
+        made = list(bulletins)
+        self.printed += made
+        if made:
+            self.waiting.append(settled)
+        return bool(made)
+
+    def dropped(self, count: int, why: str) -> None:
+        self.lost.append((count, why))
+
+
+class Shipped:
+    """A broker's tracking with small filters, its folder, and the shipping of what is stored there."""
+
+    def __init__(self) -> None:
+        config = TrackingConfig(bits=8000, capacity=20, hashes=7, adaptive=False, retain=False)
+        self.tracking = make_tracking(config, me=ME, stored=(), changes=(), now_us=NOW_US)
+        self.folder: dict[int, bytes] = {}
+        self.rows: dict[bytes, bytes] = {}
+        self.press = PaperPress()
+        self.now_us = NOW_US
+        self.tags = 0
+        self.serial = 0
+        self.shipping = self.start()
+
+    def start(self) -> FilterShipping:
+        return FilterShipping(
+            table="history",
+            author=Author(broker=ME, name="b7"),
+            publisher=9,
+            press=cast(Press, self.press),
+            tracking=self.tracking,
+            new_tag=self.tag,
+            rows=self.rows,
+        )
+
+    def tag(self) -> int:
+        self.tags += 1
+        return self.tags
+
+    def fill(self, filters: int) -> None:
+        """So many filters are stored."""
+        for _ in range(filters):
+            self.now_us += SECOND_US
+            time_ms = self.now_us // 1000
+            ids = [bytes(MessageId(1, ME, time_ms, self.serial + number)) for number in range(20)]
+            self.serial += 20
+            self.tracking.published(b"".join(ids), self.now_us)
+            for effect in self.tracking.tick(self.now_us + 100_000):
+                if isinstance(effect, StoreFilter):
+                    self.folder[effect.sequence] = effect.record
+
+    def step(self) -> list[Effect]:
+        return self.shipping.step(self.now_us)
+
+    def read(self, effects: list[Effect], folder: Mapping[int, bytes] | None = None) -> list[Effect]:
+        (asked,) = effects
+        assert isinstance(asked, ReadFilters)
+        assert self.shipping.reads(asked.tag)
+        records = {one: (folder or self.folder).get(one, b"") for one in asked.sequences}
+        return self.shipping.read(FiltersRead(tag=asked.tag, records=records), self.now_us)
+
+    def save(self, effects: list[Effect]) -> None:
+        (saved,) = effects
+        assert isinstance(saved, Save)
+        self.rows = dict(cast(Any, saved.rows))
+        self.shipping.stored(Saved(tag=saved.tag), self.now_us)
+
+    def settle(self, accepted: bool = True) -> None:
+        for settled in self.press.waiting:
+            settled(accepted, 1)
+        self.press.waiting.clear()
+        self.shipping.check()
+
+    def ship(self) -> None:
+        """Everything there is, with nothing failing."""
+        while effects := self.step():
+            self.save(self.read(effects))
+            self.settle()
+
+    def sequences(self) -> list[int]:
+        """Of the records that were printed, which must be whole."""
+        parts: dict[int, list[bytes]] = {}
+        for _, one in self.press.printed:
+            parts.setdefault(int(cast(int, one.attributes["sequence"])), []).append(one.payload)
+        for sequence, payloads in parts.items():
+            assert decode_record(join_parts(payloads))[0].sequence == sequence
+        return list(parts)
+
+
+def test_what_is_stored_from_the_beginning_on_is_published_in_order() -> None:
+    net = Shipped()
+    net.fill(2)
+    net.shipping.begin()
+    assert net.step() == [], "what was stored before is not wanted"
+    net.fill(3)
+    net.ship()
+    assert net.sequences() == [3, 4, 5]
+    net.fill(1)
+    net.ship()
+    assert net.sequences() == [3, 4, 5, 6]
+    assert net.press.lost == []
+    assert len({identity for identity, _ in net.press.printed}) == len(net.press.printed)
+
+
+def test_one_group_at_a_time_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Shipped()
+    net.fill(5)
+    size = len(net.folder[1])
+    monkeypatch.setattr(filter_shipping, "READ_BYTES", 2 * size)
+    effects = net.step()
+    assert isinstance(effects[0], ReadFilters)
+    assert effects[0].sequences == (1, 2)
+    assert net.step() == [], "one is under way"
+    net.save(net.read(effects))
+    assert net.step() == [], "it waits for the disk"
+    net.settle()
+    net.ship()
+    assert net.sequences() == [1, 2, 3, 4, 5]
+
+
+def test_a_filter_that_is_too_large_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Shipped()
+    net.fill(2)
+    monkeypatch.setattr(filter_shipping, "MAX_FILTER_BYTES", 10)
+    net.ship()
+    assert net.sequences() == []
+    assert [count for count, why in net.press.lost if "too large" in why] == [1, 1]
+
+
+def test_a_group_that_may_have_been_published_is_so_again_under_the_same_ids() -> None:
+    """A crash after the mark was saved: the next process cannot know, the pubend knows the ids."""
+    net = Shipped()
+    net.fill(3)
+    net.save(net.read(net.step()))
+    first = list(net.press.printed)
+    assert first
+    net.press.printed.clear()
+    net.press.waiting.clear()
+    net.shipping = net.start()
+    assert net.read(net.step()) == [], "its mark is saved already"
+    assert net.press.printed == first
+    net.settle()
+    net.fill(1)
+    net.ship()
+    assert net.sequences() == [1, 2, 3, 4]
+
+
+def test_a_restart_never_uses_a_sequence_again() -> None:
+    """Even if the folder of filters is gone."""
+    net = Shipped()
+    net.fill(3)
+    net.ship()
+    net.tracking = make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=net.now_us)
+    net.shipping = net.start()
+    assert net.tracking.last_sequence >= 3
+
+
+@pytest.mark.parametrize("fails", ["mark", "events"])
+def test_after_a_failure_it_is_tried_again_but_not_at_once(fails: str) -> None:
+    net = Shipped()
+    net.fill(2)
+    effects = net.read(net.step())
+    if fails == "mark":
+        (saved,) = effects
+        assert isinstance(saved, Save)
+        net.shipping.stored(SaveFailed(tag=saved.tag, error=StorageError("full")), net.now_us)
+        assert net.press.printed == []
+    else:
+        net.save(effects)
+        net.settle(accepted=False)
+    ids = [identity for identity, _ in net.press.printed]
+    assert net.step() == []
+    assert net.shipping.next_deadline() == net.now_us + RETRY_US
+    net.now_us += RETRY_US
+    net.press.printed.clear()
+    again = net.read(net.step())
+    if fails == "mark":
+        net.save(again)
+    else:
+        assert again == []
+        assert [identity for identity, _ in net.press.printed] == ids
+    net.settle()
+    assert net.sequences() == [1, 2]
+    assert net.step() == []
+
+
+def test_what_cannot_be_read_is_counted_and_what_was_replaced_is_not() -> None:
+    net = Shipped()
+    net.fill(3)
+    damaged = {1: net.folder[1], 2: b"x" + net.folder[2][1:], 3: net.folder[3]}
+    net.save(net.read(net.step(), damaged))
+    net.settle()
+    assert net.sequences() == [1, 3]
+    assert net.press.lost == [(1, "their stored filters cannot be read")]
+    net.fill(1)
+    net.read(net.step(), {0: b""})
+    assert net.step() == [], "none of a group could be read: it goes on with the next"
+
+
+def test_a_mark_that_cannot_be_read_is_an_error() -> None:
+    net = Shipped()
+    net.rows = {ROW: b"nonsense"}
+    with pytest.raises(StorageError, match="published filters"):
+        net.start()
