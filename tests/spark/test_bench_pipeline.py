@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from postroad.bench import pipeline
 from postroad.bench.pipeline import Bench, aims
-from postroad.bench.pipeline_spark import exact_join
+from postroad.bench.pipeline_spark import different, exact_join
 from postroad.bench.pipeline_traffic import make_traffic, shape
 from postroad.spark.lake import Lake
 from postroad.spark.trace import read_ids, trace
@@ -24,16 +24,21 @@ def test_the_shapes_have_as_many_filters_as_asked() -> None:
 def test_the_bulk_trace_and_the_exact_log_join_agree(spark: SparkSession, tmp_path: Path) -> None:
     """P5: what is compared answers the same question."""
     traffic = make_traffic(tmp_path, shape(10), 300)
-    traced = trace(Lake(spark, traffic.lake), read_ids(spark, traffic.ids)).collect()
-    joined = {row.id: row for row in exact_join(spark, traffic.ids, traffic.log).collect()}
+    lake = Lake(spark, traffic.lake)
+    traced = trace(lake, read_ids(spark, traffic.ids)).collect()
+    exact = exact_join(spark, traffic.ids, traffic.log)
+    joined = {row.id: row for row in exact.collect()}
     assert len(traced) == len(joined) == 300
+    assert different(trace(lake, read_ids(spark, traffic.ids)), exact) == (300, 0)
+    less = exact.selectExpr("id", "origin", "slice(route, 2, 9) AS route", "receivers")
+    assert different(less.limit(200), exact) == (300, 300), "what is missing counts"
     for row in traced:
-        exact = joined[row.id]
-        assert (row.verdict, row.origin) == ("complete", exact.origin)
+        log = joined[row.id]
+        assert (row.verdict, row.origin) == ("complete", log.origin)
         steps = {(one.broker, one["from"]) for one in row.route if one["from"]}
-        assert steps == {(one.broker, one["from"]) for one in exact.route}
+        assert steps == {(one.broker, one["from"]) for one in log.route}
         got = {(one.subscriber, one.broker) for one in row.receivers}
-        assert got == {(one.subscriber, one.broker) for one in exact.receivers}
+        assert got == {(one.subscriber, one.broker) for one in log.receivers}
     assert traffic.filter_bytes > 0
     assert traffic.log_bytes > 0
 
@@ -54,6 +59,7 @@ def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch:
         ("postroad", "trace, 10 filters per id"),
         ("exact-log join", "trace, 10 filters per id"),
         ("postroad", "growth, 50 ids"),
+        ("postroad", "growth, 500 ids"),
         ("postroad", "growth, 50 to 500 ids"),
     ]
     for row in rows[:3]:
@@ -63,4 +69,4 @@ def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch:
         assert row["shuffled_bytes_per_id"] > 0
         assert row["stored_bytes_per_id"] > 0
     assert rows[-1]["ids_times"] == 10
-    assert len(aims(rows)) == 5
+    assert len(aims(rows)) == 6

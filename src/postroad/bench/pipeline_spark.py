@@ -95,6 +95,25 @@ def exact_join(spark: SparkSession, ids: Path, log: Path) -> DataFrame:
     return found.withColumnRenamed("text", "id")
 
 
+def different(traced: DataFrame, joined: DataFrame) -> tuple[int, int]:
+    """How many ids either answers, and for how many of them origin, route or receivers are not the same."""
+    from pyspark.sql.functions import expr
+
+    def plain(table: DataFrame, name: str) -> DataFrame:
+        # The route of a trace begins at the origin, with nobody before it; the log has that as `published`.
+        steps = "filter(route, s -> coalesce(s.`from`, '') <> '')"
+        sides = {"route": f"transform({steps}, s -> struct(s.broker, s.`from`))"}
+        sides["receivers"] = "transform(receivers, r -> struct(r.subscriber, r.broker))"
+        columns = (f"array_sort({text}) AS {side}" for side, text in sides.items())
+        return table.selectExpr("id", "origin", *columns).selectExpr(
+            "id", f"struct(origin, route, receivers) AS {name}"
+        )
+
+    both = plain(traced, "one").join(plain(joined, "two"), "id", "full_outer")
+    row = both.agg(expr("count(1) AS ids"), expr("count_if(NOT one <=> two) AS differ")).first()
+    return (0, 0) if row is None else (row.ids, row.differ)
+
+
 class EmptySource(DataSource):
     """Options: rows, partitions."""
 

@@ -15,6 +15,7 @@ the next one of the same history has begun.
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ PUBLISHERS: Final = 50  # of each
 STEP_US: Final = 100 * MILLISECOND_US
 BEGIN_US: Final = 1_700_000_000 * SECOND_US
 SEGMENT: Final = "bench"
+SAMPLE: Final = 20_000  # ids of which the answers are compared
 _LOG_ROWS: Final = 1 << 20  # rows of the exact log in one file
 LOG_SCHEMA: Final = pa.schema(
     [
@@ -85,6 +87,7 @@ class Traffic:
     shape: Shape
     messages: int
     ids: Path  # Parquet, text
+    sample: Path  # some of them
     lake: Path
     log: Path  # Parquet, the exact log
 
@@ -96,6 +99,9 @@ class Traffic:
     def log_bytes(self) -> int:
         return folder_bytes(self.log)
 
+    def remove(self) -> None:
+        shutil.rmtree(self.ids.parent)
+
 
 def folder_bytes(folder: Path) -> int:
     """Of the Parquet files below a folder."""
@@ -105,7 +111,12 @@ def folder_bytes(folder: Path) -> int:
 def make_traffic(folder: Path, wanted: Shape, messages: int, *, log: bool = True) -> Traffic:
     """Record `messages` in a network of this shape; `log`: the exact log of it too."""
     made = Traffic(
-        shape=wanted, messages=messages, ids=folder / "ids", lake=folder / "lake", log=folder / "log"
+        shape=wanted,
+        messages=messages,
+        ids=folder / "ids",
+        sample=folder / "sample",
+        lake=folder / "lake",
+        log=folder / "log",
     )
     network = _Network(wanted)
     steps: list[npt.NDArray[np.uint8]] = []
@@ -115,10 +126,12 @@ def make_traffic(folder: Path, wanted: Shape, messages: int, *, log: bool = True
     network.close()
     network.write(made.lake)
     made.ids.mkdir()
+    made.sample.mkdir()
     # Whoever has ids to trace has them in no order that would help us.
     every = np.random.default_rng(7).permutation(np.concatenate(steps))
     for number, part in enumerate(np.array_split(every, max(1, messages // 500_000))):
         pq.write_table(pa.table({"id": rows.id_texts(part)}), made.ids / f"{number}.parquet")
+    pq.write_table(pa.table({"id": rows.id_texts(every[:SAMPLE])}), made.sample / "0.parquet")
     if log:
         _write_log(made.log, network, steps)
     return made

@@ -109,7 +109,7 @@ class Group:
         self.views: dict[int, BrokerView] = {
             number: network.brokers[number].within(first, last) for number in sorted(network.brokers)
         }
-        filters = [one for one in records if one.meta.key.kind != LOG]
+        filters = [one for one in records if one.meta.key.kind != LOG and _reaches(one.meta, first, last)]
         filters.sort(key=lambda one: (one.broker, one.meta.key, one.meta.sequence))
         self._logs = [one for one in records if one.meta.key.kind == LOG]
         self._classify(filters)
@@ -369,6 +369,11 @@ class Group:
                 rates = np.minimum(1.0, history.rate[classes] * of[classes, number[who]])
                 found.append((who, hits, rates))
         return found
+
+
+def _reaches(meta: FilterMeta, first_ms: int, last_ms: int) -> bool:
+    """Whether a filter may match some of these times."""
+    return any(lo <= last_ms and first_ms <= hi for lo, hi in ((meta.lo_ms, meta.hi_ms), *meta.singles))
 
 
 def _least(found: Iterable[tuple[str, Rows, Rates]]) -> Received:
