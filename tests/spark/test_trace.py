@@ -41,11 +41,20 @@ def rows_of(lake: Lake, ids: Path, config: TrackingConfig) -> dict[str, dict[str
     return rows
 
 
-@pytest.mark.parametrize(("strategy", "shape"), [("bloom", COARSE), ("exact", FINE)])
+@pytest.mark.parametrize(
+    ("strategy", "shape", "whole"),
+    [("bloom", COARSE, False), ("bloom", COARSE, True), ("exact", FINE, False), ("exact", FINE, True)],
+)
 def test_bulk_trace_is_the_live_trace(
-    spark: SparkSession, tmp_path: Path, strategy: str, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    tmp_path: Path,
+    strategy: str,
+    shape: dict[str, int],
+    whole: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """P5: every message of a network in trouble, and ids nobody sent."""
+    """P5: every message of a network in trouble, and ids nobody sent; `whole`: groups of all origins."""
+    monkeypatch.setattr(bulk_trace, "WHOLE_BYTES", 1 << 30 if whole else 0)
     monkeypatch.setattr(bulk_trace, "LEAST_BUCKET_MS", 12_000)
     monkeypatch.setattr(bulk_trace, "MOST_BUCKET_MS", 12_000)
     monkeypatch.setattr(bulk_trace, "HOT_IDS", 12)  # so that groups are split

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from postroad.errors import UsageError
 from postroad.ids import ID_BYTES, MessageId
 from postroad.spark import trace_ids
-from postroad.spark.trace_ids import ANYWHERE, packer, parsed, salter
+from postroad.spark.trace_ids import packer, parsed, salter
 
 
 def column(texts: list[str | None]) -> pa.RecordBatch:
@@ -26,9 +26,9 @@ def held(row: dict[str, object]) -> list[bytes]:
     return [data[at : at + ID_BYTES] for at in range(0, len(data), ID_BYTES)]
 
 
-@given(seed=st.integers(0, 10**6), anywhere=st.booleans())
+@given(seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
-def test_every_id_is_in_the_row_of_its_home_and_bucket(seed: int, anywhere: bool) -> None:
+def test_every_id_is_in_the_row_of_its_home_and_bucket(seed: int) -> None:
     random = Random(seed)
     ids = [
         MessageId(random.getrandbits(32), random.choice((1, 7, 2**32 - 1)), random.randrange(2**48), number)
@@ -39,12 +39,12 @@ def test_every_id_is_in_the_row_of_its_home_and_bucket(seed: int, anywhere: bool
     batches = [column(texts[:cut]), column(texts).slice(cut)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_ids, "_AT_ONCE", 10)
-        rows = [row for batch in packer(2**40, anywhere=anywhere)(iter(batches)) for row in batch.to_pylist()]
+        rows = [row for batch in packer(2**40)(iter(batches)) for row in batch.to_pylist()]
     assert sorted(one for row in rows for one in held(row)) == sorted(bytes(one) for one in ids)
     for row in rows:
         assert (row["salt"], row["wrong"]) == (0, None)
         for one in map(MessageId.from_bytes, held(row)):
-            assert row["home"] == (ANYWHERE if anywhere else one.broker)
+            assert row["home"] == one.broker
             assert row["bucket"] == one.time_ms >> 40
     assert len(rows) == len({(row["home"], row["bucket"]) for row in rows}) or len(ids) > 10
 
@@ -64,9 +64,7 @@ def test_what_is_no_id_is_named(wrong: str | None) -> None:
     """P11: among ids that are; the least of several, so that the same input always gets the same answer."""
     keys, named = parsed(column([RIGHT, wrong, RIGHT])["id"])
     assert (len(keys), named) == (0, wrong or "")
-    (row,) = [
-        row for batch in packer(1000, anywhere=False)(iter([column([wrong])])) for row in batch.to_pylist()
-    ]
+    (row,) = [row for batch in packer(1000)(iter([column([wrong])])) for row in batch.to_pylist()]
     assert row["wrong"] == (wrong or "")
     assert parsed(column(["zz", wrong, "zzz"])["id"])[1] == min("zz", wrong or "")
     if wrong != RIGHT.upper():  # which `read_ids` writes in small letters
@@ -78,7 +76,7 @@ def test_hot_groups_are_split_and_each_id_has_one_part() -> None:
     """P5: an id that is asked for twice, in two tasks, comes to the same part."""
     ids = [str(MessageId(number, 1, 5_000 + number % 2, 0)) for number in range(3000)]
     more = [str(MessageId(number, 2, 5_000, 0)) for number in range(100)]
-    packed = list(packer(10_000, anywhere=False)(iter([column(ids + more + ids[:50])])))
+    packed = list(packer(10_000)(iter([column(ids + more + ids[:50])])))
     rows = [row for batch in salter({(1, 0): 3})(iter(packed)) for row in batch.to_pylist()]
     parts: dict[bytes, set[tuple[int, int]]] = {}
     for row in rows:

@@ -19,7 +19,8 @@ import pyarrow as pa
 from postroad.errors import UsageError
 from postroad.spark import rows
 from postroad.spark.lake import PARTITIONS, SCHEMAS, Lake, columns
-from postroad.spark.trace import current, decoded
+from postroad.spark.trace import current
+from postroad.spark.trace_tasks import decoded
 from postroad.tracking.bloom import BloomFilter, filter_rate
 from postroad.tracking.keys import LOG
 from postroad.tracking.moments import joined

@@ -19,7 +19,6 @@ from postroad.spark.claims import Keys
 from postroad.spark.columns import id_characters
 
 Batches = Iterator[pa.RecordBatch]
-ANYWHERE: Final = -1  # the home of ids that are asked about at all origins
 PACKED: Final = "home bigint, bucket bigint, salt int, ids bigint, keys binary, wrong string"
 _PACKED: Final = pa.schema(
     [
@@ -31,7 +30,7 @@ _AT_ONCE: Final = 1 << 20  # ids that a task gathers before it packs them
 _WIDTH: Final = 35  # characters of an id
 
 
-def packer(bucket_ms: int, *, anywhere: bool) -> Callable[[Batches], Batches]:
+def packer(bucket_ms: int) -> Callable[[Batches], Batches]:
     """From batches with a column `id` of text to `PACKED`; what is no id is named in `wrong`."""
 
     def pack(batches: Batches) -> Batches:
@@ -43,10 +42,10 @@ def packer(bucket_ms: int, *, anywhere: bool) -> Callable[[Batches], Batches]:
                 return
             held.append(keys)
             if sum(map(len, held)) >= _AT_ONCE:
-                yield _packed(np.concatenate(held), bucket_ms, anywhere=anywhere)
+                yield _packed(np.concatenate(held), bucket_ms)
                 held = []
         if held:
-            yield _packed(np.concatenate(held), bucket_ms, anywhere=anywhere)
+            yield _packed(np.concatenate(held), bucket_ms)
 
     return pack
 
@@ -90,10 +89,8 @@ def homes_and_times(keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.i
     return homes, (halves[:, 1] >> np.uint64(16)).astype(np.int64)
 
 
-def _packed(keys: Keys, bucket_ms: int, *, anywhere: bool) -> pa.RecordBatch:
+def _packed(keys: Keys, bucket_ms: int) -> pa.RecordBatch:
     homes, times = homes_and_times(keys)
-    if anywhere:
-        homes[:] = ANYWHERE
     buckets = times // bucket_ms
     order, starts = _runs(homes, buckets)
     first = order[starts[:-1]]
