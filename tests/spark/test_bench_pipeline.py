@@ -69,4 +69,4 @@ def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch:
         assert row["shuffled_bytes_per_id"] > 0
         assert row["stored_bytes_per_id"] > 0
     assert rows[-1]["ids_times"] == 10
-    assert len(aims(rows)) == 6
+    assert len(aims(rows)) == 7

@@ -38,15 +38,22 @@ class Meter:
         self._spark = spark
         self._context: Any = spark.sparkContext._jsc.sc()
         self._stage = 0  # stages before this one are accounted for
+        self.brokers: list[int] = []  # processes whose share of the CPU is told apart
 
     def run(self, job: Callable[[], None]) -> Figures:
         self._shuffled()
         me = [os.getpid()]
+        apart = cpu_seconds(self.brokers)
         cpu, began = cpu_seconds(descendants(me), ended=True), time.monotonic()
         job()
         elapsed = time.monotonic() - began
         used = cpu_seconds(descendants(me), ended=True) - cpu
-        return {"seconds": elapsed, "cpu_s": used, "shuffled_bytes": float(self._shuffled())}
+        return {
+            "seconds": elapsed,
+            "cpu_s": used,
+            "broker_cpu_s": cpu_seconds(self.brokers) - apart,
+            "shuffled_bytes": float(self._shuffled()),
+        }
 
     def _shuffled(self) -> int:
         """Bytes written for shuffles by the stages since the last call."""

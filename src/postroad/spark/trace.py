@@ -82,11 +82,12 @@ def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -
     records = current(lake, replaced=sum(row.replaced for row in totals))
     logs = any(row.logs for row in totals)
     work = _Work(lake.spark, records, network, _bucket_ms(totals), logs)
+    size = sum(row.size or 0.0 for row in totals) / 8
     packed = work.packed(ids)
     groups = work.groups(packed)
     if not groups.num_rows:
         return _each(lake.spark.createDataFrame([], ANSWER_COLUMNS))
-    if work.heaviest(groups) <= WHOLE_BYTES:
+    if size <= WHOLE_BYTES or work.heaviest(groups) <= WHOLE_BYTES:
         return _each(work.answers(packed, groups, complete=True))
     first = work.answers(packed, groups, complete=False).persist()
     answers = first.filter("verdict IS NOT NULL")
