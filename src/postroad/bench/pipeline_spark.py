@@ -87,7 +87,7 @@ def exact_join(spark: SparkSession, ids: Path, log: Path) -> DataFrame:
     happened = spark.read.parquet(str(log))
     found = (
         wanted.join(happened, "id")
-        .groupBy("text")
+        .groupBy("id", "text")  # both, so that the rows need not be shuffled again after the join
         .agg(
             expr(f"max(CASE WHEN what = '{PUBLISHED}' THEN broker END) AS origin"),
             expr(
@@ -99,7 +99,7 @@ def exact_join(spark: SparkSession, ids: Path, log: Path) -> DataFrame:
             ),
         )
     )
-    return found.withColumnRenamed("text", "id")
+    return found.drop("id").withColumnRenamed("text", "id")
 
 
 def different(traced: DataFrame, joined: DataFrame) -> tuple[int, int]:

@@ -107,12 +107,11 @@ def _each(answers: DataFrame) -> DataFrame:
 
 def current(lake: Lake, *, replaced: int = MAX_BROADCAST + 1) -> DataFrame:
     """The stored records that no later state replaces; so many are replaced, if that is known."""
-    from pyspark.sql.functions import broadcast
-
     records = lake.read("filters")
     gone = records.filter("replaces IS NOT NULL").selectExpr("broker", "replaces AS sequence")
-    few = broadcast(gone) if replaced <= MAX_BROADCAST else gone
-    return records.join(few, ["broker", "sequence"], "left_anti")
+    if replaced <= MAX_BROADCAST:
+        gone = gone.hint("broadcast")
+    return records.join(gone, ["broker", "sequence"], "left_anti")
 
 
 def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Sequence[Any]]:
