@@ -222,8 +222,8 @@ class Crowd:
             self.resume()
 
     def remove(self, count: int) -> None:
-        """The last ones leave for good, and nothing is kept for them. Nothing is published afterwards: brokers
-        that have too much to do would be long in deleting."""
+        """The last ones leave for good, and nothing is kept for them. Nothing is published after that:
+        brokers that have too much to do would be long in deleting."""
         self.pause()
         gone = self.subscribers[len(self.subscribers) - count :]
         del self.subscribers[len(self.subscribers) - count :]
