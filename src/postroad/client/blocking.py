@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class _ClosedError(UsageError):
-    def __init__(self) -> None:
-        super().__init__("this client is closed")
+    def __init__(self, message: str = "this client is closed") -> None:
+        super().__init__(message)
 
 
 class _LoopThread:
@@ -55,6 +55,8 @@ class _LoopThread:
                 for task in tasks:
                     task.cancel()
                 self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            # Work that ended in the very turn that stopped has its result, and nobody told the caller yet.
+            self._loop.run_until_complete(asyncio.sleep(0))
         finally:
             self._loop.close()
 
