@@ -132,6 +132,21 @@ def test_who_does_not_answer_in_time_is_named() -> None:
     assert (late.need, late.waiting, len(world.told)) == (7, {}, 1)
 
 
+def test_a_broker_that_came_within_reach_meanwhile_is_named_too() -> None:
+    world = World()
+    world.topology.link_down(FAR, 0)
+    key = world.subscribe(7)
+    assert world.told == [(key, ())]
+    world = World()
+    world.advertise(FAR, (1,), sequence=2)
+    world.stream(FAR)
+    key = world.subscribe(7)
+    world.advertise(FAR, (1, FURTHER), sequence=3)
+    world.beginnings.rerouted()
+    world.beginnings.tick(WAIT_US)
+    assert world.told == [(key, ("b2", "b3"))]
+
+
 def test_nobody_waits_for_brokers_that_are_gone() -> None:
     world = World()
     world.stream(FAR, version=7)

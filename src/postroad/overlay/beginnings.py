@@ -154,8 +154,9 @@ class Beginnings:
     def tick(self, now_us: int) -> None:
         """Subscriptions that waited long enough."""
         for key in [key for key, (_, deadline) in self._unconfirmed.items() if deadline <= now_us]:
-            awaited, _ = self._unconfirmed.pop(key)
-            origins = sorted({pubend >> 32 for pubend in awaited})
+            del self._unconfirmed[key]
+            # Also brokers that came within reach meanwhile, which it did not wait for.
+            origins = sorted({pubend >> 32 for pubend in self._awaited(key)})
             self._out += self._confirmed(key, tuple(self._topology.name(origin) for origin in origins))
 
     def next_deadline(self) -> int | None:

@@ -1,8 +1,9 @@
 """Who could reach whom, and since when: the world's own view of the overlay.
 
-Brokers are together while a chain of working connections joins them. What a subscription is owed depends
-on it: from the moment at which its broker and the publishing one had been together for `SETTLE_US`, every
-event counts, whatever happens to the links afterwards.
+Brokers are together while a chain of working connections joins them, and none of those it joins believes in
+a connection that does not work: routes may lead over that one until its keepalive finds out. What a
+subscription is owed depends on it: from the moment at which its broker and the publishing one had been
+together for `SETTLE_US`, every event counts, whatever happens to the links afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from postroad.sim.network import Network
+from postroad.sim.network import Connection, Network
 from postroad.sim.process import Process
 from postroad.sim.world import Timer, World
 from postroad.units import SECOND_US
@@ -43,11 +44,7 @@ class Connectivity:
     def components(self) -> list[list[str]]:
         """Running brokers grouped by who reaches whom, everything sorted."""
         names = sorted(name for name, process in self._processes.items() if process.running)
-        edges = {
-            connection.pair
-            for connection in self._network.connections()
-            if all(connection.open) and not connection.dead and not self._network.is_stalled(*connection.pair)
-        }
+        edges = {connection.pair for connection in self._network.connections() if self._works(connection)}
         groups: list[list[str]] = []
         left = set(names)
         for name in names:
@@ -64,11 +61,30 @@ class Connectivity:
             groups.append(sorted(group))
         return groups
 
+    def _works(self, connection: Connection) -> bool:
+        stalled = self._network.is_stalled(*connection.pair)
+        return all(connection.open) and not connection.dead and not stalled
+
+    def _mistaken(self) -> set[str]:
+        """Brokers that believe in a connection to another one that does not work."""
+        return {
+            end.name
+            for connection in self._network.connections()
+            if not self._works(connection) and all(name in self._processes for name in connection.pair)
+            for end, believes in zip(connection.ends, connection.open, strict=True)
+            if believes
+        }
+
     def _look(self) -> None:
         self._pending = None
         now = self._world.now_us
+        mistaken = self._mistaken()
         together = {
-            (a, b) for group in self.components() for at, a in enumerate(group) for b in group[at + 1 :]
+            (a, b)
+            for group in self.components()
+            if mistaken.isdisjoint(group)
+            for at, a in enumerate(group)
+            for b in group[at + 1 :]
         }
         for pair in [pair for pair in self._since if pair not in together]:
             self._spells.setdefault(pair, []).append((self._since.pop(pair), now))
