@@ -8,10 +8,11 @@ import pytest
 from tests.unit.test_broker import DEFAULT_LIMITS, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
-from postroad.broker import Closed
+from postroad.broker import Closed, Input
 from postroad.durable import groups
 from postroad.durable.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
+from postroad.storage.effects import Save, StorageEffect
 from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
 
 
@@ -248,6 +249,38 @@ def test_acknowledgements_are_confirmed_when_they_are_on_disk() -> None:
     alone.send(encode(Ack(number=1, token=token, ticket=4)))
     net.sync(0)
     assert alone.acked()[-1] == (4, "storage")
+
+
+def test_a_disk_that_refuses_is_not_asked_without_end() -> None:
+    """What consumers are done with is saved when it can be; meanwhile the broker has other things to do."""
+    net = DurableNet(1)
+    publisher, one = DurableClient(net, 0), Consumer(net, 0).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a", "b"))
+    asked, do = 0, net.disks[0]._do
+
+    def refuse(effect: StorageEffect) -> list[Input]:
+        nonlocal asked
+        asked += isinstance(effect, Save) and effect.table == groups.TABLE
+        assert asked < 100, "turn after turn"
+        return do(effect)
+
+    net.disks[0]._do = refuse  # type: ignore[method-assign]
+    net.disks[0].full = True
+    one.ack("b", ticket=1)
+    assert one.acked() == [(1, "storage")]
+    net.wait(2)
+    assert 2 <= asked <= 10
+    one.ack("a", ticket=2)
+    net.wait(1)
+    assert one.acked()[-1] == (2, "storage")
+    net.disks[0].full = False
+    net.wait(1)
+    net.kill(0)
+    net.start(0)
+    again = Consumer(net, 0).begin()
+    net.wait(2)
+    assert again.got() == []
 
 
 def test_a_name_is_shared_or_it_is_not() -> None:

@@ -13,7 +13,7 @@ from postroad.durable.cursor import Cursor
 from postroad.durable.groups import Assigned, AssignGap, SharedSubscription
 from postroad.durable.hosting import Hosting
 from postroad.durable.outputs import Deliver, DeliverGap
-from postroad.durable.subscriptions import Subscription
+from postroad.durable.subscriptions import SAVE_US, Subscription
 from postroad.errors import BugError, PostroadError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.overlay.links import Links
@@ -56,6 +56,8 @@ class DurableGroups:
         self._groups: dict[int, _Group] = {}  # every shared subscription that is, or was, in use
         self._active: dict[int, None] = {}  # those with something to save
         self._by_session: dict[int, _Group] = {}  # those with consumers
+        self._failed = False  # a save has, since the last flush
+        self._flush_at = 0  # a disk that refuses is not asked with every turn
         for one in hosting.subscriptions:
             if one.shared:
                 self._group(one).shared.recover(rows, one.token())
@@ -206,10 +208,15 @@ class DurableGroups:
         self._active[subscriber] = None
         self._carry_out(group, group.shared.assign())
 
-    def flush(self) -> tuple[list[StorageEffect], list[int]]:
+    def flush(self, now_us: int) -> tuple[list[StorageEffect], list[int]]:
         """What to save, and the tickets for which nothing has to be."""
         effects: list[StorageEffect] = []
         confirmed: list[int] = []
+        if self._failed:
+            self._failed, self._flush_at = False, now_us + SAVE_US
+        if now_us < self._flush_at:
+            return effects, confirmed
+        self._flush_at = 0
         for subscriber in list(self._active):
             group = self._groups[subscriber]
             saves = group.shared.flush()
@@ -231,9 +238,14 @@ class DurableGroups:
             else:
                 mine, error = group.shared.save_failed(item.tag), item.error
             if mine:
+                self._failed = error is not None
                 confirming, group.confirming = group.confirming, []
                 return [(ticket, error) for ticket in confirming]
         return []
+
+    def next_deadline(self) -> int | None:
+        """When to try again what could not be saved."""
+        return self._flush_at if self._flush_at and self._active else None
 
     # ---- inspection
 

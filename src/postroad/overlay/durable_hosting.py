@@ -584,7 +584,7 @@ class DurableHosting:
         self._following.pull()
         if self._following.active:
             self._perform(self.hosting.tick(now_us), now_us)
-            saves, confirmed = self._groups.flush()
+            saves, confirmed = self._groups.flush(now_us)
             self._out += saves
             for ticket in confirmed:
                 self._acked(ticket, None)
@@ -599,7 +599,7 @@ class DurableHosting:
 
     def next_deadline(self) -> int | None:
         hosting = self.hosting if self._following.active else self.hosting.subscriptions
-        due = [room.next_deadline() for room in (hosting, self.readers, self.moving)]
+        due = [room.next_deadline() for room in (hosting, self._groups, self.readers, self.moving)]
         return min((one for one in due if one is not None), default=None)
 
     def take(self) -> list[Effect]:
