@@ -251,6 +251,25 @@ def test_acknowledgements_are_confirmed_when_they_are_on_disk() -> None:
     assert alone.acked()[-1] == (4, "storage")
 
 
+def test_a_group_that_could_not_be_saved_is_refused_to_all_who_came() -> None:
+    net = DurableNet(1)
+    net.wait(1)
+    net.disks[0].full = True
+    net.slow.add(0)
+    consumers = [Consumer(net, 0).begin(), Consumer(net, 0).begin()]
+    for _ in range(5):
+        net.wait(0.5)
+        net.sync(0)
+    for one in consumers:
+        (ended,) = [message for message in one.messages if isinstance(message, Ended)]
+        assert (ended.code, ended.reason) == ("storage", "no space left")
+    net.disks[0].full = False
+    net.slow.clear()
+    net.wait(1)
+    assert Consumer(net, 0).begin(key="k").ended() == [], "there is none with another key"
+    net.brokers[0].check()
+
+
 def test_a_disk_that_refuses_is_not_asked_without_end() -> None:
     """What consumers are done with is saved when it can be; meanwhile the broker has other things to do."""
     net = DurableNet(1)

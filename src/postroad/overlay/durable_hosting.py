@@ -259,7 +259,9 @@ class DurableHosting:
         if session is None or session.began:
             return
         if output.error is not None:
-            self._end(output.ticket, output.error)
+            one = self.hosting.subscriptions.by_id(session.subscriber)
+            everybody = one.session if session.created else None  # of a shared one
+            self._end(output.ticket if everybody is None else everybody, output.error)
             if session.created:  # who was told that it could not be should not find it there
                 deleted = self.delete(session.name, self.now_us)
                 self._out += deleted
