@@ -18,7 +18,7 @@ from typing import Final
 
 from postroad.durable.claims import TABLE as CLAIMS
 from postroad.durable.constream import DELIVERED, Constream, Ledger
-from postroad.durable.cursor import Cursor, Told
+from postroad.durable.cursor import Told
 from postroad.durable.filtering import TABLE as FILTERING
 from postroad.durable.filtering import PersistentFiltering
 from postroad.durable.followed import Followed
@@ -26,6 +26,7 @@ from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
 from postroad.durable.release import Reporter
+from postroad.durable.silence import advance_kept, tell_silence
 from postroad.durable.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
@@ -480,11 +481,12 @@ class Hosting:
         out: list[Output] = []
         if now_us >= self._silence_at:
             self._silence_at = now_us + SILENCE_US
-            out += self._silences()
+            out += tell_silence(self.subscriptions, self._pubends, room=self._room, spend=self._spend)
         if now_us >= self._save_at and self._ledger.moved:
             self._save_at = now_us + SAVE_US
             if now_us >= self._kept_at:
-                self._kept_at = now_us + max(KEPT_US, self._advance_kept() * KEPT_ROW_US)
+                rows = advance_kept(self.subscriptions, self._pubends)
+                self._kept_at = now_us + max(KEPT_US, rows * KEPT_ROW_US)
             out += self.subscriptions.flush(now_us)
             out += self._save_delivered()
         else:
@@ -509,47 +511,6 @@ class Hosting:
         for held in self._pubends.values():
             deadlines += [at for one in held.catchups.values() if (at := one.next_deadline()) is not None]
         return min(deadlines)
-
-    def _silences(self) -> list[Output]:
-        """Silence messages: tokens of subscribers that match nothing must not stay behind (paper, 4.1)."""
-        out: list[Output] = []
-        for pubend, held in self._pubends.items():
-            live = held.constream.live
-            for number in list(held.constream.members):
-                one = self.subscriptions.by_id(number)
-                cursor = one.cursors[pubend]
-                if not one.kept_here and cursor.told < live and self._room(number):
-                    silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.told, end=live)
-                    self._spend(number, silence.size)
-                    cursor.heard(live)
-                    out.append(silence)
-        return out
-
-    def _advance_kept(self) -> int:
-        """Tokens kept here advance over silence without a message: of those connected if all that was sent
-        was consumed, of the others while the PFS has nothing for them. How many did."""
-        advanced = 0
-        for one in self.subscriptions:
-            if not one.kept_here or one.moved_at is not None:
-                continue
-            for pubend, cursor in one.cursors.items():
-                held = self._pubends.get(pubend)
-                if held is None or not held.filtering.recovered:
-                    continue
-                latest = held.constream.latest_delivered
-                if latest > cursor.released and self._is_silent(held, one.id, cursor):
-                    cursor.heard(latest)
-                    self.subscriptions.release(one, pubend, latest)
-                    advanced += 1
-        return advanced
-
-    @staticmethod
-    def _is_silent(held: Followed, number: int, cursor: Cursor) -> bool:
-        """All that the subscription has not acknowledged is silence."""
-        if number in held.constream:
-            return cursor.released >= cursor.last_event
-        away = number not in held.catchups
-        return away and cursor.released >= cursor.since and held.filtering.silent(number, cursor.released)
 
     def _save_delivered(self) -> list[Output]:
         """latestDelivered, after the checkpoint that remembers holes below it."""

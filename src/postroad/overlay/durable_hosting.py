@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from postroad.durable.groups import TABLE as GROUPS
@@ -27,12 +26,13 @@ from postroad.durable.outputs import (
 from postroad.durable.release import Report
 from postroad.durable.subscriptions import Subscription
 from postroad.durable.token import CheckpointToken
-from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
+from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.durable_desk import DurableDesk
 from postroad.overlay.durable_following import Following
 from postroad.overlay.durable_groups import DurableGroups
 from postroad.overlay.durable_moving import Moving
+from postroad.overlay.durable_sessions import Session, Sessions
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
@@ -61,22 +61,6 @@ if TYPE_CHECKING:
 EXPIRE_US: Final = SECOND_US  # what moved away is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
 Sent = Callable[[Receivers, Deliver | DeliverGap], None]
-
-
-@dataclass(slots=True)
-class _Session:
-    """A subscription on a client's connection."""
-
-    id: int
-    connection: int
-    number: int
-    subscriber: int
-    name: str
-    shared: bool
-    token: CheckpointToken | None = None  # that it came with
-    missing: tuple[str, ...] = ()
-    created: bool = False  # the subscription was not there before
-    began: bool = False  # SUBSCRIBED was sent
 
 
 class DurableHosting:
@@ -110,10 +94,7 @@ class DurableHosting:
         self._flood = flood
         self._report = report
         self._sent = sent
-        self._sessions: dict[int, _Session] = {}  # by session number
-        self._by_subscriber: dict[int, _Session] = {}  # those that are not shared, by subscription
-        self._by_connection: dict[int, dict[int, int]] = {}  # the same: connection -> number -> session
-        self._last_session = 0
+        self._sessions = Sessions()
         self._creating: dict[int, None] = {}  # subscriptions that routing has not confirmed yet
         self._acking: dict[int, tuple[int, int]] = {}  # own ticket -> (session, its ticket)
         self._version = 0  # of the own interest, that all durable subscriptions rely on
@@ -181,13 +162,13 @@ class DurableHosting:
     # ---- what Hosting asks
 
     def _room(self, subscriber: int) -> bool:
-        session = self._by_subscriber.get(subscriber)
+        session = self._sessions.of(subscriber)
         if session is None:
             return self._groups.room(subscriber)
         return self._links.available(session.connection) > 0
 
     def _spend(self, subscriber: int, size: int) -> None:
-        session = self._by_subscriber.get(subscriber)
+        session = self._sessions.of(subscriber)
         if session is not None:
             self._links.spend(session.connection, size)
         else:
@@ -226,7 +207,7 @@ class DurableHosting:
         frames: dict[int, bytes] = {}
         receivers: list[tuple[str, int]] = []
         for subscriber in message.subscribers:
-            session = self._by_subscriber.get(subscriber)
+            session = self._sessions.of(subscriber)
             if session is None:
                 self._groups.deliver(subscriber, message)
                 continue
@@ -268,7 +249,7 @@ class DurableHosting:
             return
         self._subscribed(session)
 
-    def _subscribed(self, session: _Session) -> None:
+    def _subscribed(self, session: Session) -> None:
         """It goes on after the token it came with, though it may have acknowledged more."""
         session.began = True
         one = self.hosting.subscriptions.by_id(session.subscriber)
@@ -287,7 +268,7 @@ class DurableHosting:
         known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:
             known.check_same(selector, message.shared, message.key)
-            session = self._open(connection, message, known)
+            session = self._sessions.open(connection, message.number, known)
             if known.id not in self._creating:
                 self.hosting.confirm(known.id, session.id)
             self._groups.join(known.id, session.id, connection, message.number)
@@ -329,7 +310,7 @@ class DurableHosting:
             late=0 if message.token else message.since_us,
         )
         one = attached.subscription
-        session = self._open(connection, message, one)
+        session = self._sessions.open(connection, message.number, one)
         session.token, session.created = token, attached.created
         if one.shared and one.session is not None:
             self._groups.begin(one, one.session)
@@ -349,13 +330,13 @@ class DurableHosting:
         return self.take()
 
     def _created(
-        self, one: Subscription, session: _Session, token: CheckpointToken | None, now_us: int
+        self, one: Subscription, session: Session, token: CheckpointToken | None, now_us: int
     ) -> list[Output]:
         """Others are to know of a new subscription, and it begins."""
         try:
             updates = self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
         except UsageError:
-            self._forget(session.id)
+            self._forget(session)
             self._groups.delete(one.id)
             self.hosting.delete(one.name)
             raise
@@ -409,19 +390,7 @@ class DurableHosting:
 
     def new_number(self) -> int:
         """Names a session, or something else that is confirmed."""
-        self._last_session += 1
-        return self._last_session
-
-    def _open(self, connection: int, message: Subscribe, one: Subscription) -> _Session:
-        """For a shared subscription this is one of its consumers; `one.session` is that of the group."""
-        number = self.new_number() if one.shared or one.session is None else one.session
-        session = self._sessions[number] = _Session(
-            number, connection, message.number, one.id, one.name, one.shared
-        )
-        self._by_connection.setdefault(connection, {})[message.number] = number
-        if not one.shared:
-            self._by_subscriber[one.id] = session
-        return session
+        return self._sessions.new_number()
 
     def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
         """Routing has begun a new subscription everywhere it could."""
@@ -432,8 +401,10 @@ class DurableHosting:
             self._begin_unreached(one)
         if one is not None and one.session is not None:
             for number in self._groups.consumers(one.session) if one.shared else [one.session]:
-                self._sessions[number].missing = missing
-                self.hosting.confirm(subscriber, number)
+                session = self._sessions.get(number)
+                if session is not None:
+                    session.missing = missing
+                    self.hosting.confirm(subscriber, number)
         return []
 
     def _begin_unreached(self, one: Subscription) -> None:
@@ -448,7 +419,7 @@ class DurableHosting:
                 self._perform(self.hosting.begin(one.id, pubend, position, self.now_us), self.now_us)
 
     def ack(self, connection: int, message: Ack, now_us: int) -> list[Effect]:
-        session = self._sessions.get(self._find(connection, message.number) or 0)
+        session = self._sessions.find(connection, message.number)
         if session is None:
             return []  # it ended meanwhile
         if session.shared:
@@ -468,7 +439,7 @@ class DurableHosting:
         self.hosting.ack(session.id, token, self._ticket(session, message) if message.ticket else None)
         return []
 
-    def _ticket(self, session: _Session, message: Ack) -> int:
+    def _ticket(self, session: Session, message: Ack) -> int:
         """What names the acknowledgement until it is on disk, where its sender wants to know."""
         if len(self._acking) >= MAX_ACKING:
             raise PeerError(f"more than {MAX_ACKING} acknowledgements wait for the disk")
@@ -478,27 +449,24 @@ class DurableHosting:
 
     def _acked(self, ticket: int, error: PostroadError | None) -> None:
         session, its_ticket = self._acking.pop(ticket)
-        if session in self._sessions:
+        held = self._sessions.get(session)
+        if held is not None:
             code, reason = ("", "") if error is None else (error.code, str(error))
-            held = self._sessions[session]
             acked = Acked(number=held.number, ticket=its_ticket, code=code, reason=reason)
             self._out.append(Send(held.connection, encode(acked)))
 
-    def _find(self, connection: int, number: int) -> int | None:
-        return self._by_connection.get(connection, {}).get(number)
-
     def count(self, connection: int) -> int:
         """Durable subscriptions and readers of a connection."""
-        held = len(self._by_connection.get(connection, {})) + self.moving.count(connection)
+        held = self._sessions.count(connection) + self.moving.count(connection)
         return held + self.readers.count(connection)
 
     def has(self, connection: int, number: int) -> bool:
-        found = self._find(connection, number) is not None or self.moving.has(connection, number)
+        found = self._sessions.find(connection, number) is not None or self.moving.has(connection, number)
         return found or self.readers.has(connection, number)
 
     def unsubscribe(self, connection: int, number: int) -> bool:
         """The subscriber goes, its subscription stays."""
-        found = self._find(connection, number)
+        found = self._sessions.find(connection, number)
         if found is not None:
             self._forget(found)
         waited = self.moving.forget(connection, number)
@@ -508,20 +476,14 @@ class DurableHosting:
         self.desk.closed(connection)
         self.readers.closed(connection)
         self.moving.closed(connection)
-        for number in list(self._by_connection.get(connection, {}).values()):
-            self._forget(number)
+        for session in self._sessions.on(connection):
+            self._forget(session)
 
-    def _forget(self, number: int) -> None:
-        session = self._sessions.pop(number)
-        held = self._by_connection[session.connection]
-        del held[session.number]
-        if not held:
-            del self._by_connection[session.connection]
-        gone: int | None = number
+    def _forget(self, session: Session) -> None:
+        self._sessions.close(session)
+        gone: int | None = session.id
         if session.shared:
-            gone = self._groups.leave(session.subscriber, number)
-        elif self._by_subscriber.get(session.subscriber) is session:
-            del self._by_subscriber[session.subscriber]
+            gone = self._groups.leave(session.subscriber, session.id)
         if gone is not None:
             self.hosting.detach(gone)
             if self._tracking is not None:
@@ -536,7 +498,7 @@ class DurableHosting:
         code = getattr(error, "code", "bug")
         ended = Ended(number=session.number, code=code, reason=str(error))
         self._out.append(Send(session.connection, encode(ended)))
-        self._forget(number)
+        self._forget(session)
 
     def end(self, one: Subscription, error: PostroadError) -> list[Effect]:
         """Its subscriber, if there is one, is told that it has it no more; the subscription stays."""
@@ -563,8 +525,7 @@ class DurableHosting:
 
     def credit(self, connection: int, now_us: int) -> list[Effect]:
         self._out += self.readers.credit(connection, now_us)
-        for number in list(self._by_connection.get(connection, {}).values()):
-            session = self._sessions[number]
+        for session in self._sessions.on(connection):
             if session.shared:
                 self._groups.credit(session.subscriber)
             self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
@@ -621,9 +582,4 @@ class DurableHosting:
         self.hosting.check()
         self._groups.check()
         self.readers.check()
-        for number, session in self._sessions.items():
-            known = session.shared or self._by_subscriber.get(session.subscriber) is session
-            if not known or session.id != number:
-                raise BugError("hosting: a session is not that of its subscription")
-        if sum(map(len, self._by_connection.values())) != len(self._sessions):
-            raise BugError("hosting: connections do not hold exactly the sessions")
+        self._sessions.check()
