@@ -14,6 +14,7 @@ from postroad.durable import hosting
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.overlay.durable_following import Following
+from postroad.overlay.effects import Effect, Send
 from postroad.storage.effects import Save, StorageEffect
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
@@ -21,6 +22,7 @@ from postroad.wire.frames import (
     Credit,
     Ended,
     Kind,
+    Nack,
     Refuse,
     Reply,
     Request,
@@ -585,3 +587,68 @@ def test_what_a_newer_connection_is_sent_takes_its_own_credit() -> None:
     assert first.ended() == ["usage"]
     assert second.got() == numbers(0, 5)
     assert not second.has(Refuse)
+
+
+class Slow(DurableNet):
+    """A network in which the publishing broker 0 hears the nacks of broker 1 late."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self.late: list[bytes] | None = None
+        self.nacks: list[Nack] = []  # of broker 1 to broker 0
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+
+    def perform(self, at: int, effects: list[Effect]) -> None:
+        passed: list[Effect] = []
+        for effect in effects:
+            if at == 1 and isinstance(effect, Send) and effect.data[4] == Kind.NACK:
+                end = self.ends.get((at, effect.connection))
+                if isinstance(end, tuple) and end[0] == 0:
+                    message = decode(effect.data)
+                    assert isinstance(message, Nack)
+                    self.nacks.append(message)
+                    if self.late is not None:
+                        self.late.append(effect.data)
+                        continue
+            passed.append(effect)
+        super().perform(at, passed)
+
+    def hear(self) -> None:
+        """Broker 0 hears what it was asked meanwhile."""
+        late, self.late = self.late or [], None
+        for end, other in list(self.ends.items()):
+            if end[0] == 0 and isinstance(other, tuple) and other[0] == 1:
+                self.give(0, [Received(end[1], frame) for frame in late])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_many_ask_for_is_asked_for_once_upstream(late: bool) -> None:
+    """D2: nacks are consolidated while the answer is on its way, and answered from the cache later."""
+    links = [(0, 1), (1, 2), (1, 3), (1, 4)]
+    net = Slow(5, links)
+    publisher = DurableClient(net, 0)
+    for at in (2, 3, 4):
+        reader = Reader(net, at)
+        reader.begin(f"s{at}", ack="auto")
+        net.wait(1)
+        reader.gone()
+    publisher.send(publisher.durable("t", *numbers(0, 50)))
+    net.wait(2)
+    for at in (4, 3, 2, 1):
+        net.kill(at)  # and what they remembered of it
+    for at in (1, 2, 3, 4):
+        net.start(at)
+    for link in links:
+        net.link(*link)
+    net.wait(3)
+    net.nacks.clear()
+    net.late = [] if late else None
+    readers = [Reader(net, at) for at in (2, 3, 4)]
+    for at, reader in zip((2, 3, 4), readers, strict=True):
+        reader.begin(f"s{at}", ack="auto")
+    net.wait(0.2)
+    if late:
+        assert [reader.got() for reader in readers] == [[]] * 3
+        net.hear()
+    net.wait(1)
+    assert [reader.got() for reader in readers] == [numbers(0, 50)] * 3
+    assert [nack.pubend for nack in net.nacks] == [1 << 32], "one nack serves all three"

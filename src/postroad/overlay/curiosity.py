@@ -1,12 +1,13 @@
 """Curiosity: what is not known of a stream is asked for upstream (spec D2).
 
 A gap is nacked at once, and again every `nack_us` while it stays open. Whatever several ask for within that
-time is asked for once: their needs are in the nack.
+time is asked for once: an answer is filtered for all who get the stream by way of this broker, as far as the
+answering one knows what they want. Should it not, whoever was not served asks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from postroad.durable.spans import Span, union
 from postroad.overlay.effects import Effect, Send
@@ -27,13 +28,16 @@ class Curiosity:
         streams: Mapping[int, Stream],
         upstream: Upstream,
         neighbours: Mapping[int, Neighbour],
+        served: Callable[[int], Mapping[int, int]],
         out: list[Effect],
     ) -> None:
+        """`served(origin)`: who gets that broker's streams by way of this one, and what is known of them."""
         self._me = me
         self._nack_us = nack_us
         self._streams = streams
         self._upstream = upstream
         self._neighbours = neighbours
+        self._served = served
         self._out = out
         self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
         # Streams heard of in this turn -> where to look for gaps from: one nack for all frames of a turn.
@@ -78,7 +82,7 @@ class Curiosity:
             return
         spans = stream.unasked(union(spans), need, now_us - self._nack_us)
         if spans:
-            stream.asked.append(Asked(spans, need, now_us))
+            stream.asked.append(Asked(spans, {**self._served(stream.origin), **need}, now_us))
             self.nacks_sent += 1
             nack = Nack(pubend=stream.id, spans=tuple(spans), need=dict(need))
             self._out.append(Send(self._neighbours[held[0]].connection, encode(nack)))

@@ -114,6 +114,7 @@ class Routing:
             streams=self._streams,
             upstream=self._upstream,
             neighbours=self._neighbours,
+            served=self._served,
             out=self._out,
         )
         self._parents = Parents(
@@ -410,6 +411,17 @@ class Routing:
         if missing:
             self._curiosity.ask(stream, missing, {**self._curiosity.own_need(stream), **need}, now_us)
         return self._take()
+
+    def _served(self, origin: int) -> dict[int, int]:
+        """This broker and those below it in the origin's tree, with the versions known of them."""
+        versions = self._interest.versions()
+        below = self._topology.children(origin).values()
+        return {
+            owner: versions[owner]
+            for owners in (*below, (self._me,))
+            for owner in owners
+            if owner in versions
+        }
 
     # ---- learning and spreading
 

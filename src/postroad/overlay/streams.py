@@ -121,7 +121,7 @@ class Neighbour:
 @dataclass(slots=True)
 class Asked:
     spans: list[Span]
-    need: Mapping[int, int]
+    serves: Mapping[int, int]  # owner -> version: whom the answer is expected to serve
     at_us: int
 
 
@@ -195,7 +195,7 @@ class Stream:
         """Of `spans`, what no nack sent after `since_us` asks for already: nack consolidation (D2)."""
         self.asked = [asked for asked in self.asked if asked.at_us > since_us]
         for asked in self.asked:
-            if all(asked.need.get(owner, 0) >= version for owner, version in need.items()):
+            if all(asked.serves.get(owner, 0) >= version for owner, version in need.items()):
                 spans = subtract(spans, asked.spans)
         return spans[:MAX_NACK_SPANS]
 
