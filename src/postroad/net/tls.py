@@ -51,10 +51,11 @@ def reason(error: ssl.SSLError) -> str:
 def unheard(context: ssl.SSLContext | None, *, known: bool) -> str:
     """Why somebody who was dialled with this closed the connection before saying anything, for people.
 
-    One who is `known` has spoken to us before, so this is no matter of TLS: it stops or has restarted.
+    One who is `known` has spoken to us before, so this is no matter of TLS: it stops or has restarted. Who
+    asks for certificates refuses only after the handshake, and the event loop does not send the reason.
     """
-    hint = "; perhaps it serves TLS" if context is None and not known else ""
-    return f"it closed the connection without a word{hint}"
+    hint = "serves TLS" if context is None else "wants a certificate that an authority of its own signed"
+    return "it closed the connection without a word" + ("" if known else f"; perhaps it {hint}")
 
 
 def principal(ssl_object: ssl.SSLObject | None) -> str | None:
