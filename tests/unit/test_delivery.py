@@ -10,7 +10,7 @@ from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
 from postroad.overlay import delivery as delivery_module
 from postroad.overlay.delivery import CONNECTION_BUFFERS, Delivery
-from postroad.overlay.effects import Close, Effect, Send
+from postroad.overlay.effects import Close, Effect, Note, Send
 from postroad.selectors import Selector
 from postroad.wire.frames import Ended, Kind, decode
 
@@ -364,7 +364,7 @@ class TestSlowConsumers:
         world.credit[1] = 0
         world.deliver(0, 1, (1, "b"))
         batch = stream_batch(PUBEND, 1, 2, [(2, "a", {})])
-        told, close = world.core.deliver(PUBEND, 1, 2, batch)
+        told, close, note = world.core.deliver(PUBEND, 1, 2, batch)
         world.core.check()
         assert isinstance(told, Send)
         ended = decode(told.data)
@@ -372,6 +372,8 @@ class TestSlowConsumers:
         assert (ended.number, ended.code) == (3, "slow-consumer")
         assert isinstance(close, Close)
         assert isinstance(close.error, SlowConsumerError)
+        assert isinstance(note, Note)
+        assert "slow consumer" in note.text  # the log says why, not only who
         # Until the driver says that it is closed, nothing more is sent there, whatever comes.
         assert world.more(1) == []
         assert world.deliver(2, 3, (3, "a")) == []

@@ -30,7 +30,7 @@ from postroad.config import DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
 from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pubend
 from postroad.ids import pubend_text
-from postroad.overlay.effects import Close, Effect, Send
+from postroad.overlay.effects import Close, Effect, Note, Send
 from postroad.selectors import MatchIndex, Selector
 from postroad.wire.frames import Ended, Kind, encode
 
@@ -442,6 +442,7 @@ class Delivery:
         ended = Ended(number=subscription.number, code=error.code, reason=str(error))
         effects.append(Send(connection.number, encode(ended)))
         effects.append(Close(connection.number, error))
+        effects.append(Note("warning", f"closed a slow consumer, {subscription.name}: {error}"))
         connection.ended = connection.stalled = True
         connection.queue.clear()
         connection.gapped.clear()

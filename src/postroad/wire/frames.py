@@ -500,7 +500,9 @@ class Splitter:
             self._handshake = False
             if data[position : position + 2] in _TLS_RECORDS:
                 raise PeerError("the other side speaks TLS and this one does not")
-            limit = 0 if kind in BATCH_KINDS else HANDSHAKE_BYTES
+            if kind in BATCH_KINDS:
+                raise PeerError(f"a connection begins with a handshake, not with {Kind(kind).name}")
+            limit = HANDSHAKE_BYTES
         if length < FRAME_PREFIX_BYTES:
             raise PeerError(f"frame of {length} bytes, its prefix alone has {FRAME_PREFIX_BYTES}")
         if length > limit:
