@@ -118,6 +118,11 @@ def test_demo_runs_a_network_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # Every reader gets what is dear from every broker, not from its own only.
     assert all(row["received"] > 0 for row in summary["brokers"])
     assert summary["gaps"] == 0
+    # And the path of a message is told; on a busy machine it may not have arrived everywhere yet.
+    names = {"b1", "b2", "b3"}
+    assert summary["trace"]["origin"]["broker"] in names
+    assert {one["broker"] for one in summary["trace"]["route"]} <= names
+    assert summary["trace"]["receivers"]
     assert list(tmp_path.iterdir()) == []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:

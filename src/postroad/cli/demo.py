@@ -2,12 +2,14 @@
 
 The brokers are real `postroad up` processes in a temporary folder, linked in a ring with a chord across it.
 Each has one publisher, of prices in its region, and one subscriber, who asks for dear things from anywhere.
+Now and then one of the messages is traced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -29,12 +31,17 @@ if TYPE_CHECKING:
 
     from postroad.client.aio import Client
     from postroad.client.subscription import Subscription
+    from postroad.ids import MessageId
+    from postroad.tracking.verdict import TraceResult
 
 READY_S: Final = 30.0
 STOP_S: Final = 5.0
 RATE: Final = 200  # events a second of each publisher
 TURNS: Final = 20  # a second: each publishes RATE / TURNS events
-CONDITION: Final = "price > 75"
+DEAR: Final = 75
+CONDITION: Final = f"price > {DEAR}"
+TRACE_S: Final = 2.0  # between two traces
+ARRIVED_S: Final = 1.0  # a message this old has arrived wherever it goes
 REGIONS: Final = ("eu", "us", "asia", "africa", "oceania")
 LATENCIES: Final = 2000  # of the last deliveries, for the median
 
@@ -50,11 +57,25 @@ class Station:
     published: int = 0
     received: int = 0
     gaps: int = 0
+    dear: MessageId | None = None  # the last message of its publisher that all readers want
     latencies_us: deque[int] = field(default_factory=lambda: deque(maxlen=LATENCIES))
 
     @property
     def median_us(self) -> int:
         return sorted(self.latencies_us)[len(self.latencies_us) // 2] if self.latencies_us else 0
+
+
+@dataclass(slots=True)
+class Traced:
+    """The last message whose path was asked for."""
+
+    result: TraceResult | None = None
+
+    @property
+    def text(self) -> str:
+        from postroad.tracking.render import tree
+
+        return "" if self.result is None else tree(self.result)
 
 
 def register(app: typer.Typer) -> None:
@@ -71,12 +92,14 @@ def demo(
     """Run a local network of brokers with live traffic."""
     import uvloop
 
-    stations = plan(brokers)
-    elapsed_s = uvloop.run(_demo(stations, seconds, live=not as_json))
-    summary = _summary(stations, elapsed_s)
+    stations, traced = plan(brokers), Traced()
+    elapsed_s = uvloop.run(_demo(stations, traced, seconds, live=not as_json))
+    summary = _summary(stations, traced, elapsed_s)
     if as_json:
         print(json.dumps(summary))
     else:
+        if traced.result is not None:
+            print(traced.text)
         print(
             f"{summary['published']:,} events published, {summary['received']:,} delivered, "
             f"{summary['gaps']} gaps; all brokers are stopped"
@@ -96,7 +119,7 @@ def plan(count: int) -> list[Station]:
     return stations
 
 
-def _summary(stations: list[Station], elapsed_s: float) -> dict[str, Any]:
+def _summary(stations: list[Station], traced: Traced, elapsed_s: float) -> dict[str, Any]:
     return {
         "brokers": [
             {
@@ -113,13 +136,14 @@ def _summary(stations: list[Station], elapsed_s: float) -> dict[str, Any]:
         "received": sum(station.received for station in stations),
         "gaps": sum(station.gaps for station in stations),
         "seconds": round(elapsed_s, 1),
+        "trace": None if traced.result is None else traced.result.to_json(),
     }
 
 
 # --- the network
 
 
-async def _demo(stations: list[Station], seconds: float | None, *, live: bool) -> float:
+async def _demo(stations: list[Station], traced: Traced, seconds: float | None, *, live: bool) -> float:
     """Run it; for how many seconds there was traffic. Ctrl-C is how it is meant to end."""
     task = asyncio.current_task()
     if task is not None:  # being terminated ends the brokers too
@@ -129,7 +153,7 @@ async def _demo(stations: list[Station], seconds: float | None, *, live: bool) -
             await _start(stations, Path(folder), live=live)
             started = time.monotonic()
             with contextlib.suppress(asyncio.CancelledError):
-                await _traffic(stations, seconds, live=live)
+                await _traffic(stations, traced, seconds, live=live)
             return time.monotonic() - started
         finally:
             await _stop(stations)
@@ -196,11 +220,12 @@ async def _stop(stations: list[Station]) -> None:
 # --- the traffic
 
 
-async def _traffic(stations: list[Station], seconds: float | None, *, live: bool) -> None:
+async def _traffic(stations: list[Station], traced: Traced, seconds: float | None, *, live: bool) -> None:
     from postroad.client.aio import connect
 
     async with contextlib.AsyncExitStack() as stack:
         work = []
+        publishers = []
         for station in stations:
             subscriber = await stack.enter_async_context(
                 connect(station.address, name=f"{station.name}-reader")
@@ -212,12 +237,16 @@ async def _traffic(stations: list[Station], seconds: float | None, *, live: bool
                 connect(station.address, name=f"{station.name}-writer")
             )
             work.append(_publish(station, publisher, REGIONS[number % len(REGIONS)], number))
-        tasks = [asyncio.ensure_future(one) for one in work]
+            publishers.append(publisher)
+        work.append(_trace(stations, publishers, traced))
         if live:
-            tasks.append(asyncio.ensure_future(_show(stations)))
+            work.append(_show(stations, traced))
+        tasks = [asyncio.ensure_future(one) for one in work]
         try:
             async with _patience(seconds):
                 await asyncio.gather(*tasks)
+            if traced.result is None:  # it was a short one
+                await _trace_one(stations[0], publishers[-1], traced)
         finally:
             for task in tasks:
                 task.cancel()
@@ -237,14 +266,32 @@ async def _publish(station: Station, client: Client, region: str, number: int) -
     while True:
         for _ in range(RATE // TURNS):
             price = (price * 37 + 11) % 101  # wanders over 0..100 and never settles
-            await client.publish(
+            receipt = await client.publish(
                 f"prices/{region}",
                 f"{station.name} offers at {price}",
                 attributes={"price": price, "sent_us": time.time_ns() // 1000},
             )
             station.published += 1
+            if price > DEAR:
+                station.dear = receipt.id
         due += 1 / TURNS
         await asyncio.sleep(max(0.0, due - loop.time()))
+
+
+async def _trace(stations: list[Station], clients: list[Client], traced: Traced) -> None:
+    """A message of each broker in turn."""
+    for number in itertools.count():
+        await asyncio.sleep(TRACE_S - ARRIVED_S)
+        await _trace_one(stations[number % len(stations)], clients[(number + 1) % len(clients)], traced)
+
+
+async def _trace_one(station: Station, client: Client, traced: Traced) -> None:
+    """Asked for at another broker: any of them can tell."""
+    message = station.dear
+    await asyncio.sleep(ARRIVED_S)
+    if message is not None:
+        with contextlib.suppress(UnavailableError):
+            traced.result = await client.trace(message)
 
 
 async def _receive(station: Station, events: Subscription) -> None:
@@ -263,16 +310,16 @@ async def _receive(station: Station, events: Subscription) -> None:
 # --- the view
 
 
-async def _show(stations: list[Station]) -> None:
+async def _show(stations: list[Station], traced: Traced) -> None:
     from rich.live import Live
 
     rates = [_Rates(station) for station in stations]
-    with Live(_view(stations, rates), refresh_per_second=4, transient=True) as live:
+    with Live(_view(stations, rates, traced), refresh_per_second=4, transient=True) as live:
         while True:
             await asyncio.sleep(0.5)
             for rate in rates:
                 rate.measure(time.monotonic())
-            live.update(_view(stations, rates))
+            live.update(_view(stations, rates, traced))
 
 
 class _Rates:
@@ -293,14 +340,14 @@ class _Rates:
         self._at, self._seen = now, seen
 
 
-def _view(stations: list[Station], rates: list[_Rates]) -> RenderableType:
+def _view(stations: list[Station], rates: list[_Rates], traced: Traced) -> RenderableType:
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
         title=f"{len(stations)} brokers; readers ask for prices/# where {CONDITION}",
-        caption="Ctrl-C ends it. Try: postroad sub 'prices/#' --broker ADDRESS",
         title_justify="left",
-        caption_justify="left",
     )
     table.add_column("broker")
     table.add_column("address")
@@ -319,7 +366,8 @@ def _view(stations: list[Station], rates: list[_Rates]) -> RenderableType:
             f"{station.median_us / 1000:.2f}",
             str(station.gaps),
         )
-    return table
+    hint = "Ctrl-C ends it. Try: postroad sub 'prices/#' --broker ADDRESS"
+    return Group(table, Text(hint, style="dim"), Text(traced.text))
 
 
 def _neighbours(stations: list[Station]) -> dict[str, list[str]]:
