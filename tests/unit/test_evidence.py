@@ -85,3 +85,18 @@ def test_every_row_shows_something_or_says_that_it_does_not() -> None:
     for line in TEXT.splitlines():
         if re.match(r"\| ([A-Z]\d+|\d) ", line):
             assert "`" in line or "not yet" in line, line
+
+
+def test_every_command_that_prints_has_json() -> None:
+    """DESIGN: all but `up`, whose one line is for programs already."""
+    without: list[str] = []
+
+    def walk(command: typer.core.click.Command, words: str) -> None:
+        inner = getattr(command, "commands", {})
+        for name, one in inner.items():
+            walk(one, f"{words} {name}".strip())
+        if not inner and not any("--json" in parameter.opts for parameter in command.params):
+            without.append(words)
+
+    walk(typer.main.get_command(app), "")
+    assert without == ["up"]

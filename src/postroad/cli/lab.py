@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 
-def list_experiments() -> None:
+def list_experiments(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
     """Name the experiments."""
+    import json
+
     from postroad.lab.experiments import EXPERIMENTS
 
     for one in EXPERIMENTS.values():
-        typer.echo(f"{one.name}  {one.about}")
+        typer.echo(
+            json.dumps({"name": one.name, "about": one.about}) if as_json else f"{one.name}  {one.about}"
+        )
 
 
 def run(

@@ -88,6 +88,8 @@ class _Table:
         try:
             return read(self._values[key])
         except UsageError as error:
+            if str(error).startswith(self.path(key)):  # a table in there has said where
+                raise
             raise UsageError(f"{self.path(key)}: {error}") from None
 
     def need(self, key: str, read: Callable[[Any], T]) -> T:
