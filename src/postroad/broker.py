@@ -17,14 +17,14 @@ from postroad.delays import Delays
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.release import TABLE as OWNERS
 from postroad.durable.release import RetentionPolicy
-from postroad.errors import BugError, DeniedError, PeerError, UnavailableError, UsageError, shorten
+from postroad.errors import BugError, PeerError, UnavailableError
 from postroad.events.batch import EventBatch
-from postroad.ids import is_history, is_volatile, pubend_text
+from postroad.ids import is_history, is_volatile
 from postroad.overlay.connection import SHUTTING_DOWN
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
-from postroad.overlay.effects import Effect, Note, Send
+from postroad.overlay.effects import Effect, Note
 from postroad.overlay.ends import TABLE as ENDS_TABLE
 from postroad.overlay.flooding import Flooding
 from postroad.overlay.history import TABLE as HISTORY_TABLE
@@ -37,6 +37,7 @@ from postroad.overlay.links import Links, Peer
 from postroad.overlay.press import Press
 from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.overlay.releasing import Releasing
+from postroad.overlay.requests import Requests
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
 from postroad.overlay.subscribing import Subscribing
@@ -60,23 +61,19 @@ from postroad.wire.frames import (
     Nack,
     Query,
     Release,
-    Reply,
     Request,
     Silence,
     Stamp,
     Subscribe,
     Unsubscribe,
     decode,
-    encode,
     frame_kind,
-    json_within_frame,
 )
 
 __all__ = ["Broker", "Closed", "DialFailed", "Input", "Opened", "Received"]
 
 MAX_STATUS_ROWS: Final = 1_000
 COUNTERS: Final = ("bytes_in_total", "frames_in_total", "refused_frames_total", "turns_total")
-_ADMIN: Final = frozenset({"subs.delete", "subs.retire"})  # requests that change something
 
 
 class Broker:
@@ -151,6 +148,16 @@ class Broker:
         )
         self._retiring = Retiring(
             me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
+        )
+        self._requests = Requests(
+            links=self._links,
+            routing=self._routing,
+            durable=self._durable,
+            tracer=self._tracer,
+            retiring=self._retiring,
+            host=self._host,
+            status=self.status,
+            out=self._out,
         )
 
     # ---- the rooms, each made once, in this order
@@ -459,9 +466,6 @@ class Broker:
             self._host.moving.retire(broker)
         self._out.append(Note("info", f"broker {self._topology.name(broker)!r} is retired"))
 
-    def _send(self, connection: int, message: Message) -> None:
-        self._out.append(Send(connection, encode(message)))
-
     def _on_credit(self, connection: int) -> None:
         peer = self._peers.get(connection)
         if peer is not None and peer.role == "broker":
@@ -505,19 +509,8 @@ class Broker:
             case Ack():
                 if self._host is not None:
                     self._out += self._host.ack(peer.connection, message, now_us)
-            case Request(what="trace"):
-                self._out += self._tracer.request(peer.connection, message, now_us)
             case Request():
-                try:
-                    if message.what in _ADMIN and not self._links.may_admin(peer.connection):
-                        raise DeniedError(f"{message.what} needs the right `admin` at this broker")
-                    if message.what == "subs.retire":
-                        self._out += self._retiring.request(peer.connection, message, now_us)
-                    else:
-                        self._answer(peer, message, now_us)
-                except (UsageError, UnavailableError, DeniedError) as error:
-                    reply = Reply(number=message.number, code=error.code, body=str(error))
-                    self._send(peer.connection, reply)
+                self._requests.request(peer.connection, message, now_us)
             case _:
                 raise BugError(f"{type(message).__name__} from a client has no handler")
 
@@ -554,21 +547,6 @@ class Broker:
                 self._flooding.received(peer, message, now_us)
 
     # ---- inspection
-
-    def _answer(self, peer: Peer, message: Request, now_us: int) -> None:
-        if message.what == "status":
-            body = json_within_frame(self.status(now_us))
-        elif message.what == "heads":
-            heads = self._routing.durable_heads()
-            body = json_within_frame({"heads": {pubend_text(one): tick for one, tick in heads.items()}})
-        elif message.what == "publisher.last":
-            body = json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
-        elif message.what in ("subs", "subs.delete") and self._host is not None:
-            self._out += self._host.desk.request(peer.connection, message, now_us)
-            return
-        else:
-            raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
-        self._send(peer.connection, Reply(number=message.number, code="", body=body))
 
     def status(self, now_us: int) -> dict[str, object]:
         """What `postroad status` shows; fit for JSON."""

@@ -1,0 +1,72 @@
+"""Requests: what clients ask a broker, about itself and the network, and ask it to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from postroad.errors import DeniedError, UnavailableError, UsageError, shorten
+from postroad.ids import pubend_text
+from postroad.overlay.durable_hosting import DurableHosting
+from postroad.overlay.durable_publishing import DurablePublishing
+from postroad.overlay.effects import Effect, Send
+from postroad.overlay.links import Links
+from postroad.overlay.retiring import Retiring
+from postroad.overlay.routing import Routing
+from postroad.tracking.tracer import Tracer
+from postroad.wire.frames import Reply, Request, encode, json_within_frame
+
+_ADMIN: Final = frozenset({"subs.delete", "subs.retire"})  # requests that change something
+
+
+class Requests:
+    """Its effects go to `out`, the broker's. `status` is that of the whole broker."""
+
+    def __init__(
+        self,
+        *,
+        links: Links,
+        routing: Routing,
+        durable: DurablePublishing,
+        tracer: Tracer,
+        retiring: Retiring,
+        host: DurableHosting | None,
+        status: Callable[[int], Mapping[str, object]],
+        out: list[Effect],
+    ) -> None:
+        self._links = links
+        self._routing = routing
+        self._durable = durable
+        self._tracer = tracer
+        self._retiring = retiring
+        self._host = host
+        self._status = status
+        self._out = out
+
+    def request(self, connection: int, message: Request, now_us: int) -> None:
+        """An answer follows: at once, or when others have answered."""
+        try:
+            if message.what in _ADMIN and not self._links.may_admin(connection):
+                raise DeniedError(f"{message.what} needs the right `admin` at this broker")
+            if message.what == "trace":
+                self._out += self._tracer.request(connection, message, now_us)
+            elif message.what == "subs.retire":
+                self._out += self._retiring.request(connection, message, now_us)
+            elif message.what in ("subs", "subs.delete") and self._host is not None:
+                self._out += self._host.desk.request(connection, message, now_us)
+            else:
+                reply = Reply(number=message.number, code="", body=self._body(message, now_us))
+                self._out.append(Send(connection, encode(reply)))
+        except (UsageError, UnavailableError) as error:
+            reply = Reply(number=message.number, code=error.code, body=str(error))
+            self._out.append(Send(connection, encode(reply)))
+
+    def _body(self, message: Request, now_us: int) -> str:
+        if message.what == "status":
+            return json_within_frame(self._status(now_us))
+        if message.what == "heads":
+            heads = self._routing.durable_heads()
+            return json_within_frame({"heads": {pubend_text(one): tick for one, tick in heads.items()}})
+        if message.what == "publisher.last":
+            return json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
+        raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
