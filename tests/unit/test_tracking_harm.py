@@ -321,3 +321,40 @@ def test_what_was_only_of_other_times_is_forgotten_as_such() -> None:
     shelf.put(meta, b"", 100)
     assert shelf.expire(10**15, keep_us=1, keep_bytes=1 << 30) == (1,)
     assert shelf.dropped_ms == 90_000
+
+
+# ---- a crash of a broker that had nothing to do
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_crash_long_after_the_last_message_costs_nothing(tmp_path: Path, strategy: str, torn: bool) -> None:
+    """T3: all was stored. That it was is said only after it is: `torn`, the crash is between the two."""
+    now_us = 1_700_000_000 * SECOND_US
+    config = TrackingConfig(strategy=strategy)
+    store = TrackingStore(tmp_path)
+    store.load()
+    made = make_tracking(config, me=7, stored=(), changes=(), now_us=now_us)
+    identity = bytes(MessageId(5, 7, now_us // 1000 + 20_000, 0))
+    made.published(identity, now_us + 20 * SECOND_US)
+    for at_s in range(20, 300):
+        effects = made.tick(now_us + at_s * SECOND_US)
+        if torn and any(isinstance(effect, StoreFilter) for effect in effects):
+            store.apply([one for one in effects if not isinstance(one, StoreFilter)])
+            break
+        store.apply(effects)
+    store = TrackingStore(tmp_path)
+    loaded = store.load()
+    after_us = now_us + 1000 * SECOND_US
+    again = make_tracking(config, me=7, stored=loaded.filters, changes=loaded.changes, now_us=after_us)
+
+    def finding(identity: bytes) -> Finding:
+        question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
+        records: dict[int, bytes] = {}
+        while wanted := again.wanted(question, records, after_us):
+            records |= store.read(wanted)
+        return again.answer(question, records, after_us).findings[0]
+
+    assert (finding(identity).published is None) is torn
+    assert bool(finding(identity).lost) is torn
+    assert finding(bytes(MessageId(5, 7, now_us // 1000 + 400_000, 0))).lost, "it may have had others then"

@@ -15,9 +15,14 @@ from postroad.tracking.messages import (
     Receiver,
     Sighting,
     TraceAnswer,
+    TraceItem,
+    TraceQuestion,
 )
+from postroad.tracking.render import tree
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import Trace
-from postroad.tracking.verdict import TraceResult, judge
+from postroad.tracking.verdict import TraceResult, judge, share
 
 TIME_MS = 1_700_000_000_000
 IDENTITY = MessageId(5, 1, TIME_MS, 0)
@@ -111,3 +116,30 @@ def test_what_a_peer_says_is_checked(finding: Finding) -> None:
     trace.start(TIME_MS * 1000)
     with pytest.raises(PeerError):
         trace.answered(1, TraceAnswer(findings=(finding,)), TIME_MS * 1000)
+
+
+def test_a_filter_is_never_certain() -> None:
+    """Nearly empty, it is wrong less often than 1 differs from 1 - 1e-17, and yet not never."""
+    now_us = TIME_MS * 1000
+    tracking = make_tracking(TrackingConfig(), me=1, stored=(), changes=(), now_us=now_us - 10**7)
+    tracking.attached("ann", now_us)
+    tracking.published(bytes(IDENTITY), now_us)
+    tracking.delivered(1, ("ann",), bytes(IDENTITY), now_us)
+    question = TraceQuestion(items=(TraceItem(id=bytes(IDENTITY), origin=1),))
+    (finding,) = tracking.answer(question, {}, now_us).findings
+    result = judged({1: finding})
+    assert result.origin_doubt is not None
+    assert 0 < result.origin_doubt < 1e-17
+    assert [0 < one.doubt < 1e-17 for one in result.receivers] == [True]
+    assert "certain" not in tree(result)
+
+
+@pytest.mark.parametrize(
+    ("rate", "claimed", "candidates"), [(0.1, 3, 20), (1e-3, 1, 1000), (0.5, 5, 5), (0, 1, 9)]
+)
+def test_the_share_of_false_claims(rate: float, claimed: int, candidates: int) -> None:
+    """h = T + (N - T) f claims, of which (N - T) f are false."""
+    true = (claimed - candidates * rate) / (1 - rate)
+    expected = min(1.0, max(rate, 1 - true / claimed))
+    assert share(rate, claimed, candidates) == pytest.approx(expected)
+    assert share(1.0, claimed, candidates) == 1.0

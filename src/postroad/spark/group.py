@@ -178,10 +178,10 @@ class Group:
 
     def _rate(self, members: Sequence[int]) -> Rates:
         """The rate at which, per class, some filter that matches claims what it never saw."""
-        true = np.ones(len(self.moments), np.float64)
+        rate = np.zeros(len(self.moments), np.float64)
         for at in members:
-            true *= np.where(self._matching[:, at], 1 - self._fpp[at], 1.0)
-        return 1 - true
+            rate += np.where(self._matching[:, at], self._fpp[at], 0.0) * (1 - rate)
+        return rate
 
     # ---- the exact log
 

@@ -40,7 +40,14 @@ MAX_ROUTINGS: Final = 64
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
-_BY_THE_CLOCK: Final = ("start", "stop", "attach", "detach", "damaged")  # `at_us` is when it happened
+_BY_THE_CLOCK: Final = (
+    "start",
+    "stop",
+    "attach",
+    "detach",
+    "damaged",
+    "settled",
+)  # `at_us` is when it happened
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -49,7 +56,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     what: attach or detach (who, at), late (who, message times from at to until), start and stop of the
     process (at; of a start, `kind` is the setting `routing`), lost (from at to until nothing is known), begin
     (nothing older than at is kept), handled (message times from at to until, out of their time, noted then),
-    damaged (changes from at on are missing).
+    damaged (changes from at on are missing), settled (all that was recorded before at is stored).
     """
 
     what: str
@@ -69,7 +76,7 @@ _CHANGES: Final = msgspec.msgpack.Decoder(Change)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 # How an encoded change begins: an array of some fields, of which the first is one of these words.
 _BODY: Final = re.compile(
-    rb"[\x92-\x9f][\xa4-\xa8](?:attach|detach|late|start|stop|lost|begin|handled|damaged)"
+    rb"[\x92-\x9f][\xa4-\xa8](?:attach|detach|late|start|stop|lost|begin|handled|damaged|settled)"
 )
 
 
@@ -149,6 +156,7 @@ class AttachmentMap:
         "_intervals",
         "_late",
         "_routings",
+        "_settled_us",
         "_unwritten",
         "begins_us",
         "forgot_us",
@@ -166,6 +174,7 @@ class AttachmentMap:
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
+        self._settled_us = 0  # all that was recorded until then is stored
         self._unwritten: list[tuple[int, int]] = []  # those of them that a disk lost
         # What the process before this one recorded since then may have died with it; None if nothing did.
         self.unrecorded_us: int | None = None
@@ -203,7 +212,8 @@ class AttachmentMap:
                 running_us = change.at_us if change.what == "start" else None
         news = made._end_all(now_us)
         if running_us is not None:
-            lost_us = made.unrecorded_us = min(max(running_us, last_stored_us), now_us)
+            stored_us = max(running_us, last_stored_us, made._settled_us)
+            lost_us = made.unrecorded_us = min(stored_us, now_us)
             # What a process recorded again at its start is lost with it if it stored nothing after that.
             crashes = {until_us: from_us for from_us, until_us in made.lost}
             while crashes.get(made.unrecorded_us, made.unrecorded_us) < made.unrecorded_us:
@@ -266,6 +276,10 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="lost", kind=DISK, at_us=start_us, until_us=end_us))]
 
+    def settled(self, now_us: int) -> list[Change]:
+        """All that was recorded until now is stored."""
+        return [self._apply(Change(what="settled", at_us=now_us))]
+
     def _apply(self, change: Change) -> Change:
         name = (change.kind, change.who)
         match change.what:
@@ -282,6 +296,8 @@ class AttachmentMap:
                 self._add_lost(change)
             case "handled":
                 self._add_handled(change)
+            case "settled":
+                self._settled_us = change.at_us
             case "begin":
                 self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
@@ -444,6 +460,8 @@ class AttachmentMap:
             why = DISK if lost in self._unwritten else ""
             head.append(Change(what="lost", kind=why, at_us=lost[0], until_us=lost[1]))
         head += self._handled
+        if self._settled_us:
+            head.append(Change(what="settled", at_us=self._settled_us))
         return [*head, *changes, Change(what="start", at_us=now_us, kind=routings[-1][1])]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:

@@ -304,6 +304,9 @@ class BloomTracking(Recorder):
         for name in idle:
             self._keep(self._histories.pop(name).flush(now_us))
 
+    def _clean(self) -> bool:
+        return not self._noted_bytes and all(held.dirty_us is None for held in self._histories.values())
+
     def _deadline_us(self) -> int:
         deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us
         return min(deadline_us, self._noted_us + GATHER_US) if self._noted_bytes else deadline_us

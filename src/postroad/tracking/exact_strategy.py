@@ -115,6 +115,9 @@ class ExactTracking(Recorder):
             self._flush(now_us)
         return self._collect(now_us)
 
+    def _clean(self) -> bool:
+        return not self._entries
+
     def _deadline_us(self) -> int:
         if self._opened_us is None:
             return self._expire_us

@@ -214,12 +214,12 @@ class Lookup:
         """Which of the tags some filter claims for the message, and the rate at which it claims others."""
         keys = tagged(look.id, tags)
         claimed = bytearray(len(tags) // ID_BYTES)
-        true_rate = 1.0
+        rate = 0.0
         for one, fpp in self._filters(look, key):
-            true_rate *= 1 - fpp
+            rate += fpp * (1 - rate)  # keeps the digits of rates that 1 less the rate would lose
             for at, hit in enumerate(one.contains(keys)):
                 claimed[at] |= hit
-        return [at for at, hit in enumerate(claimed) if hit], 1 - true_rate
+        return [at for at, hit in enumerate(claimed) if hit], rate
 
     def _publication(self, look: Look) -> float | None:
         for _ in self._happened(look, PUBLISHED):

@@ -17,6 +17,7 @@ from postroad.tracking.shelf import Shelf
 from postroad.units import MILLISECOND_US, SECOND_US
 
 FOREVER_US: Final = 1 << 62
+SETTLE_US: Final = SECOND_US  # from storing the last filter until that is noted: by then it is on disk
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_AHEAD_US: Final = 3_600 * SECOND_US  # a clock that is further ahead is not believed
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
@@ -54,6 +55,7 @@ class Recorder(Lookup):
         self._ahead_us = 0
         self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
         self._rewrite_us: int | None = None  # then the whole attachment log is written: a part could not be
+        self._settle_us: int | None = None  # if nothing is to be stored by then, that is noted
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
         self._expire_us = now_us + EXPIRE_US
         self._stored_bytes = self._stored_filters = 0
@@ -155,6 +157,7 @@ class Recorder(Lookup):
         """Everything to do in the driver since the last call."""
         if now_us >= self._expire_us:
             self._expire(now_us)
+        self._settle(now_us)
         if self._rewrite_us is not None and (now_us >= self._rewrite_us or self._out):
             self._rewrite_map(now_us)  # before anything stored makes the last process look alive
         if self._news:
@@ -162,9 +165,24 @@ class Recorder(Lookup):
             self._news = []
             self._log_bytes += len(record)
             self._out.append(StoreAttachments(record=record))
-        self._wake_us = min(self._deadline_us(), self._rewrite_us or FOREVER_US)
+        self._wake_us = min(
+            self._deadline_us(), self._rewrite_us or FOREVER_US, self._settle_us or FOREVER_US
+        )
         out, self._out = self._out, []
         return out
+
+    def _clean(self) -> bool:
+        """Whether all that was recorded is stored, or handed over to be."""
+        raise NotImplementedError
+
+    def _settle(self, now_us: int) -> None:
+        """A broker that falls silent says so, once it may be believed: then a crash costs nothing older."""
+        if any(isinstance(effect, StoreFilter) for effect in self._out):
+            self._settle_us = now_us + SETTLE_US if self._clean() else None
+        elif self._settle_us is not None and now_us >= self._settle_us:
+            self._settle_us = None
+            if self._clean():
+                self._news += self._map.settled(now_us)
 
     def _expire(self, now_us: int) -> None:
         self._expire_us = now_us + EXPIRE_US
@@ -180,7 +198,7 @@ class Recorder(Lookup):
             horizon_us = (horizon_us + now_us) // 2
             self._news += self._map.begin_at(horizon_us)
             forgotten += self._map.forget(horizon_us - self._slack_us)
-        if (forgotten and self._log_bytes > MAX_LOG_BYTES) or forgotten > len(self._map):
+        if self._log_bytes > MAX_LOG_BYTES or forgotten > len(self._map):
             self._rewrite_map(now_us)
 
     def _rewrite_map(self, now_us: int) -> None:
@@ -190,6 +208,7 @@ class Recorder(Lookup):
         self._out.append(StoreAttachments(record=encode_changes(self._map.snapshot(now_us)), replace=True))
 
     def not_kept(self, item: NotKept, now_us: int) -> None:
+        self._settle_us = None
         for effect in item.effects:
             if isinstance(effect, StoreFilter):
                 meta = decode_meta(effect.record)

@@ -250,8 +250,8 @@ def share(rate: float, claimed: int, candidates: int) -> float:
     """The share of false claims among `claimed`, of `candidates` tested at that rate."""
     if rate >= 1.0:
         return 1.0
-    true = (claimed - candidates * rate) / (1 - rate)
-    return min(1.0, max(rate, 1 - true / claimed))
+    # 1 - T / h, where h = T + (N - T) f.
+    return min(1.0, max(rate, rate * (candidates - claimed) / (claimed * (1 - rate))))
 
 
 def _verdict(
