@@ -5,15 +5,22 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from postroad.bench.tracking import compared, least_bits, noise, stored
+from postroad.bench.tracking import SECOND_NS, aims, compared, least_bits, noise, side_by_side, stored
 from postroad.cli import main
 from postroad.lab.experiments import EXPERIMENTS
 from postroad.lab.tracking_table2 import RATE, TABLE, Row, measured_storage, paper_storage, toml
 from postroad.net.configure import configure
 from postroad.tracking.settings import TrackingConfig
 
+BESIDE = "beside_p99_over_none_percent_interval"
+_CHANCE = np.random.default_rng(7)
+# Ten seconds of 400 events, of which one is slow for all.
+_LEFT = np.arange(4000) * SECOND_NS // 400
+LATENCIES = np.stack([_LEFT, _CHANCE.integers(100_000, 900_000, 4000)], axis=1)
+LATENCIES[_LEFT // SECOND_NS == 4, 1] *= 5
 BY_NAME = {row.name: row for row in TABLE}
 
 
@@ -79,5 +86,33 @@ def test_what_counts_is_the_difference_within_a_round() -> None:
     assert row["p99_us_over_none_percent_quartiles"] == pytest.approx([2.0, 2.0])
     assert row["cpu_us_per_event_over_none_percent"] == pytest.approx(5.0)
     assert row["rounds"] == 5
-    nothing = {"workload": "none again", **compared(base, base)}
+    nothing = {"workload": "none again", **compared(base, base), **side_by_side(LATENCIES, LATENCIES)}
     assert noise([row | {"workload": "bloom"}, nothing])["noise of p99_us, percent"].startswith("+0.0,")
+
+
+def test_side_by_side_what_disturbs_all_of_them_says_nothing() -> None:
+    """p99 of all events, and an interval that is narrow where seconds are alike, wide where they are not."""
+    same = side_by_side(LATENCIES, LATENCIES)
+    assert same["beside_p99_over_none_percent"] == 0
+    assert same["beside_p99_over_none_percent_interval"] == [0, 0]
+    dear = side_by_side(LATENCIES * (1, 1.02), LATENCIES)
+    assert dear["beside_p99_over_none_percent"] == pytest.approx(2.0)
+    assert dear["beside_p99_over_none_percent_interval"] == pytest.approx([2.0, 2.0])
+    alone = LATENCIES.copy()
+    alone[alone[:, 0] < SECOND_NS, 1] *= 20  # one second of one broker only
+    low, high = side_by_side(alone, LATENCIES)["beside_p99_over_none_percent_interval"]
+    assert low <= 0 < 100 < high
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"), [((-1.0, 2.0), "met"), ((4.0, 9.0), "missed"), ((-5.0, 9.0), "not shown")]
+)
+def test_an_aim_is_met_only_where_the_figures_are_sure(interval: tuple[float, float], said: str) -> None:
+    common = {"cpu_us_per_event_over_none_percent": 1.0, "beside_p99_over_none_percent": 1.0}
+    rows = [
+        {"workload": name, "stored_bits_per_key": bits, **common, BESIDE: list(interval)}
+        for name, bits in (("exact", 172.0), ("bloom", 15.9))
+    ]
+    p99, *others = aims(rows)
+    assert p99[3].startswith(said)
+    assert [one[3] for one in others] == ["met"] * 3

@@ -8,11 +8,13 @@ carrying the monotonic time it left at, which both processes share.
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -37,6 +39,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     what: Literal["fanout", "publish", "subscribe"]
     system: str
     address: tuple[str, int]
+    beside: tuple[tuple[str, int], ...] = ()  # open loop: servers loaded at once, by whoever's turn it is
     publishers: int
     subscribers: int
     topics: int
@@ -47,7 +50,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 0.5
     seconds: float = 1.0
     pids: tuple[int, ...] = ()
-    folder: str = ""  # durable: where the system keeps its data
+    folder: str = ""  # durable: where the system keeps its data; beside: where latencies are left
     missed: int = 0  # durable: events that those who catch up have missed
 
 
@@ -215,7 +218,7 @@ def _window() -> tuple[int, int]:
 def publish(task: Task) -> dict[str, float]:
     """The open loop's first half."""
     kind = SYSTEMS[task.system].session
-    sessions = [kind.connect(task.address) for _ in range(task.publishers)]
+    sessions = [kind.connect(address) for address in task.beside or [task.address] * task.publishers]
     payload = payload_of(task.payload)
     for session in sessions:
         session.socket.settimeout(None)  # with a time-out set, Python waits even for MSG_DONTWAIT
@@ -227,12 +230,17 @@ def publish(task: Task) -> dict[str, float]:
     interval = 1_000_000_000 // task.rate
     due = time.monotonic_ns()
     sent, number, late = 0, 0, []
+    turns = list(range(len(sessions)))
+    chance = random.Random(1) if task.beside else None
     while due < end:
         now = time.monotonic_ns()
         if now < due:
             time.sleep((due - now) / 1e9)
             continue
-        session = sessions[number % task.publishers]
+        turn = number % len(sessions)
+        if chance is not None and turn == 0:
+            chance.shuffle(turns)  # so that nobody always comes after the same one
+        session = sessions[turns[turn]]
         template = templates[number % task.topics]
         while not session.may_send():
             _hear(session, buffer, view, 0)
@@ -246,7 +254,7 @@ def publish(task: Task) -> dict[str, float]:
         due += interval
         number += 1
         if number % _REPLY_EVERY == 0:
-            _hear(sessions[number // _REPLY_EVERY % task.publishers], buffer, view, socket.MSG_DONTWAIT)
+            _hear(sessions[number // _REPLY_EVERY % len(sessions)], buffer, view, socket.MSG_DONTWAIT)
     time.sleep(DRAIN_S)  # the subscribers drain before these connections go
     return {"sent": float(sent), "late_p99_us": float(np.percentile(late, 99)) / 1000 if late else 0.0}
 
@@ -267,8 +275,8 @@ def subscribe(task: Task) -> dict[str, float]:
     kind = SYSTEMS[task.system].session
     poll = select.epoll()
     sessions: dict[int, Session] = {}
-    for number in range(task.subscribers):
-        session = kind.connect(task.address)
+    for number, address in enumerate(task.beside or [task.address] * task.subscribers):
+        session = kind.connect(address)
         name = session.topic(number % task.topics)
         session.expect(name, task.payload)
         session.subscribe([name])
@@ -279,6 +287,7 @@ def subscribe(task: Task) -> dict[str, float]:
     begin, end = _window()
     last = end + int(DRAIN_S * 1e9)
     taken: list[int] = []
+    each: dict[int, list[tuple[int, int]]] = {descriptor: [] for descriptor in sessions}  # when, how long
     while time.monotonic_ns() < last:
         for descriptor, _ in poll.poll(0.05):
             session = sessions[descriptor]
@@ -289,11 +298,16 @@ def subscribe(task: Task) -> dict[str, float]:
             stamps: list[int] = []
             session.feed_stamps(view[:size], stamps)
             taken += [now - stamp for stamp in stamps if begin <= stamp < end]
+            if task.beside:
+                each[descriptor] += [(stamp - begin, now - stamp) for stamp in stamps if begin <= stamp < end]
             if session.reply:
                 session.socket.sendall(session.reply)
                 session.reply.clear()
     if not taken:
         raise PeerError("no event arrived")
+    if task.beside:
+        for number, pairs in enumerate(each.values()):
+            np.save(Path(task.folder) / f"latency-{number}.npy", np.array(pairs, np.int64).reshape(-1, 2))
     p50, p99 = np.percentile(taken, (50, 99)) / 1000
     return {
         "received": float(len(taken)),

@@ -21,6 +21,8 @@ COLUMNS: Final[dict[str, tuple[str, float, str]]] = {
     "p50_us": ("p50 us", 1, ",.0f"),
     "p99_us": ("p99 us", 1, ",.0f"),
     "p99_us_over_none_percent": ("p99 over\nnone %", 1, "+.1f"),
+    "beside_p99_us": ("p99 us,\nside by side", 1, ",.0f"),
+    "beside_p99_over_none_percent": ("over\nnone %", 1, "+.1f"),
     "cpu_us_per_event_over_none_percent": ("CPU over\nnone %", 1, "+.1f"),
     "stored_bits_per_key": ("stored bits/\nmessage", 1, ".1f"),
     "rows_per_s": ("thousand\nrows/s", 1e3, ",.0f"),

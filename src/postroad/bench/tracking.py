@@ -1,10 +1,17 @@
 """What tracking costs: the same load with the strategies none, exact and bloom, and what each stores.
 
-Latency and CPU come from real brokers that run all the time and are loaded in turn, for a short while each,
-in many rounds: a neighbour on the machine then disturbs all of them alike. What counts is the difference from
-`none` within a round, and the median of these. How much of it is noise, `none` again says, a second broker
-that is the same: whatever it seems to cost is nothing. Filters are stored so often (PERSIST) that each round
-pays for it.
+CPU, and latency at the paper's rate, come from real brokers that run all the time and are loaded in turn, for
+a short while each, in many rounds: a neighbour on the machine then disturbs all of them alike. What counts is
+the difference from `none` within a round, and the median of these. How much of it is noise, `none` again
+says, a second broker that is the same: whatever it seems to cost is nothing.
+
+At that rate a broker uses most of its core, and p99 is how long its queue gets by chance: two brokers without
+tracking differ by a third. So the p99 that counts is measured with all of them side by side, each at a rate
+that leaves it time, an event for one, the next for another: what disturbs the machine disturbs all of them in
+the same millisecond. p99 is that of all their events. How sure it is, the bootstrap says: seconds are drawn
+again and again, the same for both, and 95% of the differences so found lie within the interval given.
+
+Filters are stored so often (PERSIST) that each round pays for it.
 
 What is stored depends on no machine, so it is counted by running the strategy alone on a virtual clock, for
 longer than anybody wants to wait.
@@ -21,6 +28,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from postroad.bench import workloads
 from postroad.bench.processes import Running
@@ -41,8 +51,14 @@ LEAST_SAVING: Final = 10  # times less than the exact log
 P99_ROOM_PERCENT: Final = 3.0
 CPU_ROOM_PERCENT: Final = 5.0
 PERSIST: Final = "1 s"  # a tenth of the default: stored ten times as often
+MET, MISSED, NOT_SHOWN = "met", "missed", "not shown: the bound is within the interval"
 AGAIN: Final = "none again"
+BESIDE_RATE: Final = 400  # events a second for each broker, side by side
+BESIDE_LEAST_S: Final = 20.0
+DRAWS: Final = 1000
+SECOND_NS: Final = 1_000_000_000
 DIFFERENCES: Final = ("p50_us", "p99_us", "cpu_us_per_event")
+Latencies = npt.NDArray[np.int64]
 _STEP_US: Final = MILLISECOND_US
 _BEGIN_US: Final = 1_700_000_000 * SECOND_US
 
@@ -151,10 +167,16 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
             for name, running in served[at:] + served[:at]:
                 tell(f"round {turn + 1} of {rounds}: {name}")
                 figures[name].append(workloads.latency_at(systems[name], running, seconds))
+        together_s = max(BESIDE_LEAST_S, 2 * rounds * seconds)
+        tell(f"side by side, for {together_s:g} s")
+        taken = workloads.beside(
+            systems[names[0]], [running for _, running in served], together_s, BESIDE_RATE
+        )
     rows: list[Row] = []
-    for name in names:
+    for name, own in zip(names, taken, strict=True):
         tried = systems[name]
         row: Row = {"system": tried.name, "workload": name, **compared(figures[name], figures[names[0]])}
+        row |= side_by_side(own, taken[0])
         row |= {"version": tried.version(), "settings": tried.settings, "syncs": tried.syncs}
         if name in STRATEGIES[1:]:
             tell(f"what {name} stores")
@@ -168,6 +190,25 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
             row["stored_bits_per_key"] = held.bits_per_key
         rows.append(row)
     return rows
+
+
+def side_by_side(own: Latencies, none: Latencies) -> Row:
+    """Figures of rows (when, how long) in ns, and the difference of p99 from `none`, with its interval."""
+    last = int(max(own[:, 0].max(), none[:, 0].max()) // SECOND_NS) + 1
+    seconds = [[taken[taken[:, 0] // SECOND_NS == at, 1] for at in range(last)] for taken in (own, none)]
+    chance = np.random.default_rng(1)
+    drawn: list[float] = []
+    for _ in range(DRAWS):
+        chosen = chance.integers(0, last, last)
+        ours, base = (np.percentile(np.concatenate([of[at] for at in chosen]), 99) for of in seconds)
+        drawn.append(float(ours / base - 1) * 100)
+    p50, p99 = np.percentile(own[:, 1], (50, 99)) / 1000
+    return {
+        "beside_p50_us": float(p50),
+        "beside_p99_us": float(p99),
+        "beside_p99_over_none_percent": float(p99 / np.percentile(none[:, 1], 99) * 1000 - 1) * 100,
+        "beside_p99_over_none_percent_interval": [float(one) for one in np.percentile(drawn, (2.5, 97.5))],
+    }
 
 
 def compared(figures: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]]) -> Row:
@@ -193,6 +234,9 @@ def noise(rows: Sequence[Row]) -> dict[str, str]:
         said[f"noise of {name}, percent"] = (
             f"{middle:+.1f}, half of the rounds within {low:+.1f} to {high:+.1f}"
         )
+    low, high = row["beside_p99_over_none_percent_interval"]
+    middle = row["beside_p99_over_none_percent"]
+    said["noise of p99 side by side, percent"] = f"{middle:+.1f}, 95% within {low:+.1f} to {high:+.1f}"
     return said
 
 
@@ -201,17 +245,23 @@ def least_bits(config: TrackingConfig) -> float:
     return math.log2(1 / config.shape.fpp) / math.log(2)
 
 
-def aims(rows: Sequence[Row]) -> list[tuple[str, float, float, bool]]:
-    """(aim, measured, bound, met) for the default strategy."""
+def aims(rows: Sequence[Row]) -> list[tuple[str, float, float, str]]:
+    """(aim, measured, bound, whether it is met) for the default strategy."""
     by_name = {row["workload"]: row for row in rows}
     exact, bloom = by_name["exact"], by_name["bloom"]
     saving = exact["stored_bits_per_key"] / bloom["stored_bits_per_key"]
     bound = least_bits(TrackingConfig()) * BITS_ROOM
-    p99, cpu = bloom["p99_us_over_none_percent"], bloom["cpu_us_per_event_over_none_percent"]
+    p99, cpu = bloom["beside_p99_over_none_percent"], bloom["cpu_us_per_event_over_none_percent"]
+    low, high = bloom["beside_p99_over_none_percent_interval"]
+    sure = MET if high <= P99_ROOM_PERCENT else MISSED if low > P99_ROOM_PERCENT else NOT_SHOWN
     kept = bloom["stored_bits_per_key"]
     return [
-        ("p99 over none, percent, at most", p99, P99_ROOM_PERCENT, p99 <= P99_ROOM_PERCENT),
-        ("CPU per event over none, percent, at most", cpu, CPU_ROOM_PERCENT, cpu <= CPU_ROOM_PERCENT),
-        ("stored bits per message and history, at most", kept, bound, kept <= bound),
-        ("times less than the exact log, at least", saving, LEAST_SAVING, saving >= LEAST_SAVING),
+        ("p99 over none, percent, at most", p99, P99_ROOM_PERCENT, sure),
+        ("CPU per event over none, percent, at most", cpu, CPU_ROOM_PERCENT, _met(cpu <= CPU_ROOM_PERCENT)),
+        ("stored bits per message and history, at most", kept, bound, _met(kept <= bound)),
+        ("times less than the exact log, at least", saving, LEAST_SAVING, _met(saving >= LEAST_SAVING)),
     ]
+
+
+def _met(met: bool) -> str:
+    return MET if met else MISSED

@@ -9,9 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from postroad.bench.load import Task
 from postroad.bench.processes import Running, cpu_seconds, resident_bytes
@@ -159,6 +163,21 @@ def latency(system: System, seconds: float, brokers: int = 1) -> Figures:
 def latency_at(system: System, running: Running, seconds: float) -> Figures:
     """The same, of brokers that run already."""
     return _loaded(running, seconds, _paced(system))
+
+
+def beside(
+    system: System, running: Sequence[Running], seconds: float, rate: int
+) -> list[npt.NDArray[np.int64]]:
+    """Servers loaded at once, each at that rate: per server (when it left, how long it took) in ns.
+
+    An event goes to one of them, the next to another, in an order that changes with each time around.
+    """
+    task = msgspec.structs.replace(
+        _paced(system), beside=tuple(one.addresses[0] for one in running), rate=rate * len(running)
+    )
+    with TemporaryDirectory(prefix="postroad-bench-") as folder:
+        _loaded(running[0], seconds, msgspec.structs.replace(task, folder=folder))
+        return [np.load(Path(folder) / f"latency-{number}.npy") for number in range(len(running))]
 
 
 def topics(system: System, seconds: float, brokers: int = 1) -> Figures:

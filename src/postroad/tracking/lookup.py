@@ -174,7 +174,7 @@ class Lookup:
 
     def _why_incomplete(self, look: Look) -> str:
         if look.unread:
-            return f"{len(look.unread)} stored filters could not be read"
+            return f"stored filters that could not be read: {len(look.unread)}"
         slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
         if self._map.lost_at(look.time_ms, **slack):
             return LOST
