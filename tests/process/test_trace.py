@@ -278,3 +278,52 @@ def test_a_clock_that_is_wrong_is_corrected(brokers: Brokers, monkeypatch: pytes
             assert status["metrics"]["clock_corrections_total"] == 1
 
     asyncio.run(scenario())
+
+
+def test_strategies_change_and_nothing_is_forgotten_or_taken_for_silence(brokers: Brokers) -> None:
+    """T11: bloom, then exact, then none, then bloom again, asked with the client without an event loop."""
+    broker = brokers.start("b1")
+
+    def published_now() -> MessageId:
+        with (
+            postroad.sync.connect(broker.address, name="reader") as client,
+            client.subscribe("traced") as events,
+        ):
+            receipt = client.publish("traced", "x")
+            event = next(iter(events))
+            assert isinstance(event, postroad.Event)
+            assert event.id == receipt.id
+        return receipt.id
+
+    ids = [published_now()]
+    for strategy in ("exact", "none", "bloom"):
+        assert broker.stop() == 0
+        broker.extra = ("--tracking", strategy)
+        broker.start()
+        time.sleep(1)  # of messages within the skew of a start nobody knows which process had them
+        ids.append(published_now())
+    with postroad.sync.connect(broker.address) as client:
+        by_bloom, by_log, by_nobody, by_bloom_again = [client.trace(identity) for identity in ids]
+    for trail in (by_bloom, by_log, by_bloom_again):
+        check(trail, ["b1"])
+    assert by_log.origin_doubt == 0
+    assert by_bloom.origin_doubt
+    assert by_nobody.verdict == "partial"
+    assert "tracked" in by_nobody.explanation
+
+
+def test_a_broker_killed_when_all_was_stored_has_lost_nothing(brokers: Brokers, tmp_path: Path) -> None:
+    """T3: kill -9 after the interval in which the last message was stored, and that it was is noted."""
+    config = tmp_path / "tracking.toml"
+    config.write_text('[tracking]\npersist = "200 ms"\n')
+    broker = brokers.start("b1", extra=("--config", str(config)))
+    (identity,) = asyncio.run(send_across([broker], 1))
+    log = broker.data / "tracking" / "attachments.log"
+    until = time.monotonic() + 60
+    while b"settled" not in log.read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    broker.kill()
+    broker.start()
+    with postroad.sync.connect(broker.address) as client:
+        check(client.trace(identity), ["b1"])
