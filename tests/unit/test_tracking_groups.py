@@ -7,7 +7,7 @@ from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
-from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.messages import MAX_RECEIVERS, Finding, TraceItem, TraceQuestion
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
@@ -105,13 +105,13 @@ def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
 
 
 def test_histories_that_fill_quickly_wait_once_to_be_stored() -> None:
-    """With an interval of an hour and filters for ten keys there are thousands of filters before it ends."""
+    """With an interval of an hour and filters for ten keys there are hundreds of filters before it ends."""
     config = TrackingConfig(
         persist_us=3600 * SECOND_US, bits=160, capacity=10, hashes=7, adaptive=False, retain=False
     )
     tracking = make_tracking(config, me=1, stored=(), changes=(), now_us=NOW_US)
     assert isinstance(tracking, BloomTracking)
-    for number in range(1000):
+    for number in range(200):
         at_us = NOW_US + number * SECOND_US
         ids = [bytes(MessageId(1, 1, at_us // 1000, counter)) for counter in range(15)]
         tracking.published(b"".join(ids), at_us)
@@ -125,3 +125,33 @@ def test_histories_that_fill_quickly_wait_once_to_be_stored() -> None:
     assert tracking.next_deadline() is not None
     kept = [one for one in tracking.tick(NOW_US + 9601 * SECOND_US) if isinstance(one, StoreFilter)]
     assert len(kept) == 1
+
+
+def test_a_large_batch_for_many_is_one_key_a_message_at_once() -> None:
+    """16,384 messages for 1,000 receivers are 16 million keys, or 16,384 with a name for the receivers."""
+    tracking = make_tracking(TrackingConfig(), me=7, stored=(), changes=(), now_us=NOW_US)
+    names = tuple(f"subscriber {number}" for number in range(1000))
+    for name in names:
+        tracking.attached(name, NOW_US)
+    ids = [identity(number) for number in range(16_384)]
+    tracking.delivered(7, names, b"".join(ids), NOW_US)
+    tracking.published(b"".join(ids), NOW_US)
+    tracking.tick(NOW_US + GATHER_US)
+    tracking.check()
+    assert tracking.metrics()["tracking_keys_total"] == 2 * 16_384
+    assert {one.subscriber for one in found(tracking, ids[77]).delivered} == set(names)
+
+
+def test_the_log_lists_any_number_of_long_names() -> None:
+    """T11: a record's description is bounded; 20,000 receivers with the longest names are several records."""
+    tracking = make_tracking(TrackingConfig(strategy="exact"), me=7, stored=(), changes=(), now_us=NOW_US)
+    names = tuple(f"{number:0255}" for number in range(20_000))
+    for name in names:
+        tracking.attached(name, NOW_US)
+    tracking.published(identity(1), NOW_US)
+    tracking.delivered(7, names, identity(1), NOW_US)
+    tracking.check()
+    kept = [one for one in tracking.tick(NOW_US + 60 * SECOND_US) if isinstance(one, StoreFilter)]
+    assert len(kept) > 4
+    assert len(found(tracking, identity(1)).delivered) == MAX_RECEIVERS
+    assert found(tracking, identity(1)).more == len(names) - MAX_RECEIVERS

@@ -45,6 +45,7 @@ from postroad.tracking.settings import GATHER_US, TrackingConfig
 
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
 
+MAX_SINGLE_KEYS: Final = 1 << 16  # of one set of receivers at once; beyond that it is named
 MAX_PENDING_BYTES: Final = 1 << 20  # of deliveries noted and not added
 
 _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
@@ -183,7 +184,10 @@ class BloomTracking(Recorder):
                 continue
             pending = self._pending_of((DELIVERY, origin, 0, ""))
             group = self._group(subscribers, now_us) if len(subscribers) >= MIN_MEMBERS else None
-            if group is None and len(parts) > 1 and len(subscribers) >= MIN_MEMBERS:
+            keys = sum(map(len, parts)) // ID_BYTES * len(subscribers)
+            if group is None and len(subscribers) >= MIN_MEMBERS and keys > MAX_SINGLE_KEYS:
+                group = self._group(subscribers, now_us)  # a name is cheaper at once
+            elif group is None and len(parts) > 1 and len(subscribers) >= MIN_MEMBERS:
                 self._add_singly(pending, subscribers, parts.pop(0))
                 group = self._group(subscribers, now_us)  # this is the second time it is met
             ids = b"".join(parts)

@@ -24,7 +24,8 @@ from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import Recorder
 from postroad.tracking.settings import TrackingConfig
 
-MAX_HAPPENINGS: Final = 16_384  # listed in one part
+MAX_HAPPENINGS: Final = 2048  # listed in one part, beyond which it is stored: names may be long
+MAX_AT_ONCE: Final = 512  # added to them at once
 _KEY: Final = HistoryKey(LOG)
 
 
@@ -63,6 +64,12 @@ class ExactTracking(Recorder):
         self._log([(DELIVERED, origin, subscriber) for subscriber in subscribers], ids, now_us)
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
+        times = Times(ids)
+        for at in range(0, len(happenings), MAX_AT_ONCE):
+            self._append(happenings[at : at + MAX_AT_ONCE], ids, times, now_us)
+        self._note_handled(times, now_us, now_us, now_us)
+
+    def _append(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
         if self._opened_us is None:
             self._opened_us = now_us
             self._wake_us = min(self._wake_us, now_us + self._config.persist_us)
@@ -77,9 +84,7 @@ class ExactTracking(Recorder):
             rows["id"] = np.frombuffer(ids, "V16")
             rows["what"] = np.array(numbers, np.uint32)[:, None]
             self._entries += rows.tobytes()
-        times = Times(ids)
         self._range.include(times, self._window, now_us)
-        self._note_handled(times, now_us, now_us, now_us)
         if len(self._entries) >= self._config.log_bytes or len(known) >= MAX_HAPPENINGS:
             self._flush(now_us)
 
