@@ -16,10 +16,9 @@ against the frame's length first.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.math cimport floor, nextafter, nextafterf, INFINITY
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport qsort
+from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 import numpy as np
@@ -36,6 +35,28 @@ cdef extern from *:
     #define POSTROAD_PREFETCH(p) ((void)0)
     #endif
 
+    #include <stdlib.h>
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #endif
+
+    /* Memory that begins with a page of 2 MiB; `huge`: the system is asked for such pages. */
+    static void* postroad_chunk(size_t size, int huge) {
+        void* found = NULL;
+        if (posix_memalign(&found, 1 << 21, size)) return NULL;
+    #if defined(MADV_HUGEPAGE)
+        if (huge) madvise(found, size, MADV_HUGEPAGE);
+    #endif
+        return found;
+    }
+
+    /* Under the address sanitizer every piece is its own, so that it sees who reaches outside one. */
+    #if defined(__SANITIZE_ADDRESS__)
+    #define POSTROAD_PIECES 0
+    #else
+    #define POSTROAD_PIECES 1
+    #endif
+
     /* A named tuple of two without the detour over its Python constructor. */
     static PyObject* postroad_pair(PyObject* type, PyObject* first, PyObject* second) {
         PyObject* made = ((PyTypeObject*)type)->tp_alloc((PyTypeObject*)type, 2);
@@ -49,6 +70,8 @@ cdef extern from *:
     }
     """
     void POSTROAD_PREFETCH(const void*) noexcept nogil
+    void* postroad_chunk(size_t, bint) noexcept
+    const bint POSTROAD_PIECES
     object postroad_pair(object, object, object)
 
 cdef object group_type = Group

@@ -1,28 +1,99 @@
 # Memory, hashing, the one kind of hash table, and buckets.
 
+cdef enum:
+    HUGE_PAGE = 1 << 21  # bytes of a huge page
+    PIECE = 16  # sizes of pieces are multiples of this
+    MAX_PIECE = 512
+    PIECE_SIZES = 33  # MAX_PIECE / PIECE and none
+
 cdef size_t allocated = 0  # bytes in use by all indexes of the process
+
+# A million subscriptions take some hundred MB, which a batch reads here and there. With pages of 4 KiB nearly
+# every such look waits for a page walk first, prefetched or not; with huge pages few do. So arrays that fill a
+# huge page have their own, and all small things are pieces of chunks of one huge page, none of which goes back
+# before the last piece. A piece given back is the next one taken of its size.
+cdef struct Chunk:
+    Chunk* next
+
+cdef struct Free:
+    Free* next
+
+cdef Chunk* chunks = NULL
+cdef uint8_t* chunk_at = NULL  # the rest of the newest chunk
+cdef uint8_t* chunk_end = NULL
+cdef Free* free_pieces[PIECE_SIZES]  # by size
+cdef size_t pieces = 0  # in use
+
+cdef inline size_t piece_size(size_t size) noexcept:
+    return (size + PIECE - 1) & ~<size_t>(PIECE - 1) if size else PIECE
+
+cdef void* piece_take(size_t size) noexcept:
+    global chunks, chunk_at, chunk_end, pieces
+    cdef Free* found = free_pieces[size // PIECE]
+    cdef Chunk* chunk
+    if found != NULL:
+        free_pieces[size // PIECE] = found.next
+    else:
+        if <size_t>(chunk_end - chunk_at) < size:
+            # The first one is not a huge page: most indexes are small.
+            chunk = <Chunk*>postroad_chunk(HUGE_PAGE, chunks != NULL)
+            if chunk == NULL:
+                return NULL
+            chunk.next = chunks
+            chunks = chunk
+            chunk_at = <uint8_t*>chunk + PIECE
+            chunk_end = <uint8_t*>chunk + HUGE_PAGE
+        found = <Free*>chunk_at
+        chunk_at += size
+    pieces += 1
+    return found
+
+cdef void piece_give(void* old, size_t size) noexcept:
+    global chunks, chunk_at, chunk_end, pieces
+    cdef Free* piece = <Free*>old
+    cdef Chunk* chunk
+    piece.next = free_pieces[size // PIECE]
+    free_pieces[size // PIECE] = piece
+    pieces -= 1
+    if pieces == 0:
+        memset(free_pieces, 0, sizeof(free_pieces))
+        while chunks != NULL:
+            chunk = chunks
+            chunks = chunk.next
+            free(chunk)
+        chunk_at = chunk_end = NULL
 
 cdef void* take(size_t size) except NULL:
     global allocated
-    cdef void* found = PyMem_Malloc(size)
+    cdef void* found
+    if size >= HUGE_PAGE:
+        found = postroad_chunk(size, True)
+    elif size <= MAX_PIECE and POSTROAD_PIECES:
+        found = piece_take(piece_size(size))
+    else:
+        found = malloc(size)
     if found == NULL:
         raise MemoryError
     allocated += size
     return found
 
 cdef void* resize(void* old, size_t old_size, size_t size) except NULL:
-    global allocated
-    cdef void* found = PyMem_Realloc(old, size)
-    if found == NULL:
-        raise MemoryError
-    allocated += size - old_size
+    cdef void* found = take(size)
+    if old != NULL:
+        memcpy(found, old, old_size if old_size < size else size)
+        give(old, old_size)
     return found
 
 cdef void give(void* old, size_t size) noexcept:
+    """Takes back what `take` gave for this very size."""
     global allocated
-    if old != NULL:
-        PyMem_Free(old)
-        allocated -= size
+    if old == NULL:
+        return
+    if size <= MAX_PIECE and POSTROAD_PIECES:
+        piece_give(old, piece_size(size))
+    else:
+        free(old)
+    allocated -= size
 
 cdef inline uint64_t mix(uint64_t value) noexcept nogil:
     value = (value ^ (value >> 32)) * <uint64_t>0xD6E8FEB86659FD93
