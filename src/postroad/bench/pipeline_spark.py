@@ -143,8 +143,9 @@ class EmptyReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(number) for number in range(self._partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        rows = self._rows // self._partitions
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        before, until = (self._rows * (partition.value + more) // self._partitions for more in (0, 1))
+        rows = until - before
         batch = pa.RecordBatch.from_arrays(
             [pa.nulls(BATCH_ROWS, field.type) for field in EVENTS], names=EVENTS.names
         )
