@@ -151,6 +151,7 @@ class Broker:
         )
         self._requests = Requests(
             links=self._links,
+            topology=self._topology,
             routing=self._routing,
             durable=self._durable,
             tracer=self._tracer,
@@ -259,6 +260,7 @@ class Broker:
             filters_publisher=FILTERS_PUBLISHER,
             sources=sources,
             tracking=self._tracer.tracking,
+            config=self._config.tracking,
             press=Press(self._durable, self._config.limits),
             rows=rows,
             new_tag=self._new_tag,

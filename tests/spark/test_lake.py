@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from postroad.errors import UsageError
 from postroad.ids import MessageId, pubend_id
 from postroad.spark import rows
-from postroad.spark.lake import SCHEMAS, Lake, columns, write_folder
+from postroad.spark.compact import LOCK, compact
+from postroad.spark.lake import SCHEMAS, Lake, alone, columns, write_folder
+from postroad.spark.topology import Place, latest, tracking_settings
 from postroad.tracking.attachment import Change
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.tracking.keys import ROUTING, HistoryKey
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
+from postroad.tracking.settings import TrackingConfig
 
 DAY_MS = 1_763_164_800_000  # 2025-11-15
 
@@ -87,6 +93,79 @@ def test_a_compaction_that_was_interrupted_changes_nothing(spark: SparkSession, 
     assert not kept.exists()
 
 
+def test_what_a_killed_writer_left_goes_with_the_next(spark: SparkSession, tmp_path: Path) -> None:
+    """P4: the batch is landed again under the same name; nothing of the first try stays on the disk."""
+    lake = Lake(spark, tmp_path)
+    left = tmp_path / "events" / "_aside-segment=land-0-0123"
+    other = tmp_path / "events" / "_aside-segment=land-00-0123"  # of another, which may be at work
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+        (folder / "half.parquet").write_bytes(b"PAR1")
+    assert lake.append("events", frame(spark, rows.events([event(0)])), "land-0")
+    assert not left.exists()
+    assert other.exists()
+    assert lake.read("events").count() == 1
+
+
+def test_one_compaction_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    """Two would each put a segment in the place of the same ones, and rows would be there twice, or not."""
+    lake = Lake(spark, tmp_path)
+    for number in range(2):
+        lake.append("events", frame(spark, rows.events([event(number)])), f"land-{number}")
+    with alone(tmp_path / LOCK, "compacts it"), pytest.raises(UsageError, match="another process compacts"):
+        compact(lake, "events")
+    assert compact(lake, "events").segments == 2
+    # As a process that was killed between the rename and the deletions leaves it.
+    shutil.copytree(tmp_path / "events" / "segment=compact-1", tmp_path / "events" / "segment=land-0")
+    assert lake.segments("events") == ["compact-1"]
+    assert compact(lake, "events").segments == 0
+    assert not (tmp_path / "events" / "segment=land-0").exists()
+    assert lake.read("events").count() == 2
+
+
+def test_what_was_landed_is_remembered_and_no_more(spark: SparkSession, tmp_path: Path) -> None:
+    """P4: a query's last batch is not landed again however often it was compacted; lists do not pile up."""
+    lake = Lake(spark, tmp_path)
+    some = frame(spark, rows.events([event(0)])).coalesce(1)
+    for number, names in enumerate([("4e-q-{}", "4e-q-{}-gaps"), ("4e-q-{}",), ("other-{}",), ()]):
+        for name in names:
+            assert lake.append("events", some, name.format(f"{number:09}"))
+        lake.replace("events", some, f"compact-{number}", lake.segments("events"))
+    (last,) = (tmp_path / "events" / "_replaced").iterdir()
+    assert last.name == "compact-3.json"
+    remembered = ["4e-q-000000000-gaps", "4e-q-000000001", "other-000000002"]
+    assert json.loads(last.read_text()) == {"segments": ["compact-2"], "landed": remembered}
+    assert not any(lake.append("events", some, name) for name in remembered)
+    assert lake.segments("events") == ["compact-3"]
+
+
+def test_what_lands_during_a_compaction_stays(spark: SparkSession, tmp_path: Path) -> None:
+    """P4, P6: also filters, which are read otherwise than the other tables."""
+
+    def stored(sequence: int) -> pa.Table:
+        one = BloomFilter(100, 10, 3)
+        one.add(bytes(16))
+        key = HistoryKey(ROUTING, 9, 7)
+        meta = FilterMeta(key=key, sequence=sequence, m=100, n=10, k=3, count=1, lo_ms=1, hi_ms=2)
+        return rows.filters(8, "b8", [(meta, encode_record(meta, one.bits))])
+
+    class Busy(Lake):
+        """Something lands as soon as it was asked what there is."""
+
+        def segments(self, table: str) -> list[str]:
+            found = super().segments(table)
+            Lake(spark, tmp_path).append(table, frame(spark, stored(3)), "land-3")
+            return found
+
+    for sequence in (1, 2):
+        Lake(spark, tmp_path).append("filters", frame(spark, stored(sequence)), f"land-{sequence}")
+    done = compact(Busy(spark, tmp_path), "filters")
+    assert (done.segments, done.rows_before) == (2, 2)
+    lake = Lake(spark, tmp_path)
+    assert lake.segments("filters") == ["compact-1", "land-3"]
+    assert sorted(row.sequence for row in lake.read("filters").collect()) == [2, 3]
+
+
 def test_output_is_whole_or_absent(tmp_path: Path) -> None:
     def fails(path: str) -> None:
         Path(path).mkdir()
@@ -121,6 +200,32 @@ def test_rows_of_what_brokers_publish() -> None:
     assert row["links"] == [{"broker": "00000009", "cost": 2}]
 
 
+def test_the_lake_knows_how_brokers_read_their_records(spark: SparkSession, tmp_path: Path) -> None:
+    """P5: what each said last, so that a trace needs no flags; older brokers, and lakes, do not tell."""
+
+    def said(broker: int, number: int, **settings: Any) -> pa.Table:
+        state = Links(broker=f"{broker:08x}", name=f"b{broker}", boot=1, at_us=7, links=(), **settings)
+        return rows.topology(number, state)
+
+    lake = Lake(spark, tmp_path)
+    older = frame(spark, said(1, 1).drop(["skew_us", "jitter_us", "routing"]))
+    write_folder(older.write.partitionBy("date").parquet, tmp_path / "topology" / "segment=land-0")
+    assert tracking_settings(latest(lake).values()) == TrackingConfig()
+    told = [
+        said(1, 3, skew_us=20, jitter_us=5, routing="set"),
+        said(1, 2, skew_us=90, jitter_us=90, routing="all"),
+        said(2, 1, skew_us=10, jitter_us=8, routing="set"),
+        said(3, 1),
+    ]
+    lake.append("topology", frame(spark, pa.concat_tables(told)), "land-1")
+    places = latest(lake)
+    assert list(places) == ["00000001", "00000002", "00000003"]
+    assert tracking_settings(places.values()) == TrackingConfig(skew_us=20, jitter_us=8, routing="set")
+    assert tracking_settings([]) == TrackingConfig()
+    mixed = [Place("b1", {}, 1, 1, "set"), Place("b2", {}, 1, 1, "neighbours")]
+    assert tracking_settings(mixed).routing == "all"
+
+
 def test_rows_of_delivery_reports() -> None:
     ids = [MessageId(1, 2, DAY_MS + number, number) for number in range(3)]
     report = DeliveryReport(1 << 16)
@@ -129,7 +234,9 @@ def test_rows_of_delivery_reports() -> None:
     report.gap([("s", 1)], pubend, 9, 12, DAY_MS * 1000 + 1)
     report.acknowledged([("t", 2)], pubend, 6, DAY_MS * 1000 + 2)
     (payload,) = report.take()
-    found = rows.deliveries(7, 11, decode_deliveries(payload)).to_pylist()
+    table = rows.deliveries(7, 11, decode_deliveries(payload))
+    assert len(table.to_batches()) == 1, "an empty batch is the end for Spark"
+    found = table.to_pylist()
     sent = [(row["id"], row["subscriber"], row["session"], row["tick"]) for row in found[:6]]
     assert sent == [
         (str(identity), name, session, tick)

@@ -31,6 +31,7 @@ from postroad.tracking.bulletins import (
 )
 from postroad.tracking.keys import DELIVERY, HistoryKey
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
+from postroad.tracking.settings import TrackingConfig
 
 AUTHOR = Author(broker=0x2A, name="b1")
 
@@ -99,15 +100,19 @@ def test_attachments_are_split_between_changes(who: list[str], part_bytes: int) 
 
 
 def test_topology() -> None:
-    bulletin = topology_bulletin(AUTHOR, 4, boot=3, links=[(7, 1), (0x10, 20)], at_us=99)
+    config = TrackingConfig(skew_us=5, jitter_us=6, routing="set")
+    bulletin = topology_bulletin(AUTHOR, 4, boot=3, links=[(7, 1), (0x10, 20)], config=config, at_us=99)
     assert bulletin.topic == TOPOLOGY
     assert bulletin.attributes == {"broker": "0000002a", "name": "b1", "number": 4}
     assert bulletin.payload == (
         b'{"broker":"0000002a","name":"b1","boot":3,"at_us":99,'
-        b'"links":[{"broker":"00000007","cost":1},{"broker":"00000010","cost":20}]}'
+        b'"links":[{"broker":"00000007","cost":1},{"broker":"00000010","cost":20}],'
+        b'"skew_us":5,"jitter_us":6,"routing":"set"}'
     )
     found = decode_topology(bulletin.payload)
     assert [(link.broker, link.cost) for link in found.links] == [("00000007", 1), ("00000010", 20)]
+    older = decode_topology(b'{"broker":"0000002a","name":"b1","boot":3,"at_us":99,"links":[]}')
+    assert (older.skew_us, older.jitter_us, older.routing) == (None, None, None)
     with pytest.raises(PeerError, match="cannot be read"):
         decode_topology(b'{"broker":1}')
 

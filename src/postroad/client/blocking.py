@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
@@ -265,12 +265,21 @@ class Subscription:
                 return
             yield item
 
-    def batches(self) -> Iterator[list[EventBatch | Gap]]:
-        """All that has come, a list at a time, as the encoded batches it came in."""
+    def batches(self, timeout: float | None = None) -> Iterator[list[EventBatch | Gap]]:
+        """All that has come, a list at a time, as the encoded batches it came in.
+
+        TimeoutError if nothing comes in `timeout` seconds; it can be called again then.
+        """
         source = self._inner.batches()
         with contextlib.suppress(_ClosedError):
-            while (items := self._thread.call(anext(source, None))) is not None:
+            while (items := self._thread.call(self._more(source, timeout))) is not None:
                 yield items
+
+    async def _more(
+        self, source: AsyncIterator[list[EventBatch | Gap]], patience_s: float | None
+    ) -> list[EventBatch | Gap] | None:
+        async with asyncio.timeout(patience_s):
+            return await anext(source, None)
 
     def get(self, timeout: float | None = None) -> Event | Gap:
         """The next one; TimeoutError if none comes in `timeout` seconds."""

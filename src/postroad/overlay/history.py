@@ -44,6 +44,7 @@ from postroad.tracking.bulletins import (
     topology_bulletin,
 )
 from postroad.tracking.effects import FiltersRead, Keep, StoreAttachments
+from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
@@ -80,6 +81,7 @@ class History:
         filters_publisher: int,
         sources: Sources,
         tracking: Tracking,
+        config: TrackingConfig,
         press: Press,
         rows: Mapping[bytes, bytes],
         new_tag: Callable[[], int],
@@ -90,6 +92,7 @@ class History:
         self._ids = IdSource(publisher, author.broker)
         self._sources = sources
         self._tracking = tracking
+        self._config = config
         self._press = press
         self._new_tag = new_tag
         self._filters = FilterShipping(
@@ -233,7 +236,9 @@ class History:
         if TOPOLOGY in self._wanted and links != self._told_links:
             self._told_links = links
             number = self._number(TOPOLOGY)
-            state = topology_bulletin(self._author, number, boot=self._boot, links=links, at_us=now_us)
+            state = topology_bulletin(
+                self._author, number, boot=self._boot, links=links, config=self._config, at_us=now_us
+            )
             self._publish([state], now_us)
         if DELIVERIES in self._wanted and not self._told_acknowledged:
             self._told_acknowledged = True

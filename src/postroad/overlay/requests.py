@@ -13,6 +13,7 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.links import Links
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
+from postroad.overlay.topology import Topology
 from postroad.tracking.tracer import Tracer
 from postroad.wire.frames import Reply, Request, encode, json_within_frame
 
@@ -26,6 +27,7 @@ class Requests:
         self,
         *,
         links: Links,
+        topology: Topology,
         routing: Routing,
         durable: DurablePublishing,
         tracer: Tracer,
@@ -35,6 +37,7 @@ class Requests:
         out: list[Effect],
     ) -> None:
         self._links = links
+        self._topology = topology
         self._routing = routing
         self._durable = durable
         self._tracer = tracer
@@ -65,8 +68,11 @@ class Requests:
         if message.what == "status":
             return json_within_frame(self._status(now_us))
         if message.what == "heads":
-            heads = self._routing.durable_heads()
-            return json_within_frame({"heads": {pubend_text(one): tick for one, tick in heads.items()}})
+            heads, here = self._routing.durable_heads(), set(self._topology.reachable())
+            away = [pubend_text(one) for one in heads if one >> 32 not in here]
+            return json_within_frame(
+                {"heads": {pubend_text(one): tick for one, tick in heads.items()}, "away": away}
+            )
         if message.what == "publisher.last":
             return json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
         raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from postroad.errors import UsageError
 from postroad.spark import rows
-from postroad.spark.lake import PARTITIONS, SCHEMAS, Lake, columns
+from postroad.spark.lake import PARTITIONS, SCHEMAS, Lake, alone, check_lake, columns
 from postroad.spark.trace import current
 from postroad.spark.trace_tasks import decoded
 from postroad.tracking.bloom import BloomFilter, filter_rate
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MAX_SPAN_MS: Final = 3_600_000
 MATCHING: Final = 2  # filters that match one time, as settings plan it
 DEFAULT_ACCURACY: Final = 0.999
+LOCK: Final = "_compacting"
 _HISTORY: Final = ("broker", "kind", "origin", "neighbour", "subscriber", "m", "k", "date")
 
 
@@ -46,15 +47,26 @@ class Compacted(NamedTuple):
     bytes_after: int
 
 
-def compact(lake: Lake, table: str, *, accuracy: float = DEFAULT_ACCURACY) -> Compacted:
-    """Rewrite a table as one segment; a table of one segment is left alone."""
+def check_accuracy(accuracy: float) -> None:
     if not 0 < accuracy < 1:
         raise UsageError(f"accuracy is between 0 and 1, such as 0.999, not {accuracy}")
+
+
+def compact(lake: Lake, table: str, *, accuracy: float = DEFAULT_ACCURACY) -> Compacted:
+    """Rewrite a table as one segment; a table of one segment is left alone."""
+    check_accuracy(accuracy)
+    check_lake(lake.path)
+    with alone(lake.path / LOCK, f"compacts {lake.path}"):
+        return _compact(lake, table, accuracy)
+
+
+def _compact(lake: Lake, table: str, accuracy: float) -> Compacted:
+    lake.clean(table)  # what a compaction left that was interrupted after it had its result
     segments = lake.segments(table)
     if len(segments) < 2 and not (table == "filters" and segments and not segments[0].startswith("compact-")):
         return Compacted(table, 0, 0, 0, 0, 0)
     before = lake.read(table, segments)
-    after = merged(current(lake), accuracy=accuracy) if table == "filters" else before
+    after = merged(current(lake, segments), accuracy=accuracy) if table == "filters" else before
     place = lake.path / table
     size = sum(_bytes(place / f"segment={name}") for name in segments)
     name = f"compact-{_next(segments)}"

@@ -48,6 +48,7 @@ SCHEMAS: Final = {
         [
             *(("broker", pa.string()), ("name", pa.string()), ("number", pa.int64())),
             *(("boot", pa.int64()), ("at_us", pa.int64()), ("links", pa.list_(_LINK))),
+            *(("skew_us", pa.int64()), ("jitter_us", pa.int64()), ("routing", pa.string())),
             ("date", pa.date32()),
         ]
     ),
@@ -169,6 +170,9 @@ def topology(number: int, state: Links) -> pa.Table:
         "boot": state.boot,
         "at_us": state.at_us,
         "links": [{"broker": link.broker, "cost": link.cost} for link in state.links],
+        "skew_us": state.skew_us,
+        "jitter_us": state.jitter_us,
+        "routing": state.routing,
         "date": day(state.at_us // MILLISECOND_US),
     }
     return pa.Table.from_pylist([row], SCHEMAS["topology"])
@@ -183,7 +187,8 @@ def deliveries(broker: int, number: int, report: Deliveries) -> pa.Table:
     """From one report: a row per event and receiver, per gap told, and per acknowledgement."""
     parts = [_delivered(report)]
     parts += [_told("gap", report.names, report.gaps), _told("ack", report.names, report.acknowledged)]
-    table = pa.concat_tables(parts)
+    # In one piece: Spark takes an empty batch of an Arrow table for the table's end.
+    table = pa.concat_tables(parts).combine_chunks()
     rows = table.num_rows
     table = table.append_column("broker", pa.array([broker_text(broker)] * rows, pa.string()))
     table = table.append_column("number", pa.array([number] * rows, pa.int64()))

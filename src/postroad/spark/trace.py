@@ -105,9 +105,14 @@ def _each(answers: DataFrame) -> DataFrame:
     return each.selectExpr("id", "substr(id, 1, 8) AS publisher", *others)
 
 
-def current(lake: Lake, *, replaced: int = MAX_BROADCAST + 1) -> DataFrame:
-    """The stored records that no later state replaces; so many are replaced, if that is known."""
-    records = lake.read("filters")
+def current(
+    lake: Lake, segments: Sequence[str] | None = None, *, replaced: int = MAX_BROADCAST + 1
+) -> DataFrame:
+    """The stored records that no later state replaces, of these segments or of all.
+
+    `replaced` says how many are, if that is known.
+    """
+    records = lake.read("filters", segments)
     gone = records.filter("replaces IS NOT NULL").selectExpr("broker", "replaces AS sequence")
     if replaced <= MAX_BROADCAST:
         gone = gone.hint("broadcast")

@@ -29,6 +29,7 @@ from postroad.events.attributes import Value
 from postroad.ids import ID_BYTES
 from postroad.tracking.attachment import change_extents
 from postroad.tracking.record import decode_meta
+from postroad.tracking.settings import TrackingConfig
 from postroad.units import KIB
 
 FILTERS: Final = "$postroad/tracking/filters"
@@ -152,20 +153,32 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """The links of one broker from `at_us` on, by its own clock; it says so when they change."""
+    """The links of one broker from `at_us` on, by its own clock; it says so when they change.
+
+    The settings are those that its answers to a trace depend on; an older broker does not tell them.
+    """
 
     broker: str
     name: str
     boot: int
     at_us: int
     links: tuple[Link, ...]
+    skew_us: int | None = None
+    jitter_us: int | None = None
+    routing: str | None = None
 
 
 _LINKS: Final = msgspec.json.Decoder(Links)
 
 
 def topology_bulletin(
-    author: Author, number: int, *, boot: int, links: Sequence[tuple[int, int]], at_us: int
+    author: Author,
+    number: int,
+    *,
+    boot: int,
+    links: Sequence[tuple[int, int]],
+    config: TrackingConfig,
+    at_us: int,
 ) -> Bulletin:
     """`links` are (broker, cost)."""
     state = Links(
@@ -174,6 +187,9 @@ def topology_bulletin(
         boot=boot,
         at_us=at_us,
         links=tuple(Link(broker=broker_text(broker), cost=cost) for broker, cost in links),
+        skew_us=config.skew_us,
+        jitter_us=config.jitter_us,
+        routing=config.routing,
     )
     attributes = {**author.attributes, "number": number}
     return Bulletin(topic=TOPOLOGY, attributes=attributes, payload=msgspec.json.encode(state))
