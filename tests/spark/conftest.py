@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.process.conftest import Brokers
+from tests.process.conftest import Brokers, Certificates
 
 from postroad.spark.session import make_session
 
@@ -36,6 +36,13 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
         yield started
     finally:
         started.end()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    return Certificates(folder)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -89,9 +89,11 @@ def step(name: str, folder: Path, broker: str, engine: dict[str, str]) -> None:
             spark = make_session(**engine, settings=SETTINGS if "master" in engine else None)  # type: ignore[arg-type]
             if name == "mill":
                 mill(spark, folder, broker)
+            elif name == "sink":
+                sink(spark, folder, broker).awaitTermination()
             elif name == "find":
                 found = spark.read.format("postroad").option("brokers", broker).load()
-                sys.stdout.write(f"found {found.count()}\n")
+                print(f"found {found.count()}", flush=True)  # noqa: T201
             elif name == "batch":
                 register(spark)
                 some = spark.range(100).selectExpr("'batch' AS topic", "id AS m")

@@ -15,6 +15,7 @@ from tests.process.test_durable_release import configured
 from tests.spark.engines import Cluster, Driver
 from tests.spark.mill import KEEP, fill, landing, mill, once_each, published, sink
 from tests.spark.test_engines import to_trace
+from tests.spark.test_source import publish as publish_some
 
 from postroad.spark.lake import Lake
 from postroad.spark.landing import land
@@ -77,11 +78,26 @@ def test_a_driver_killed_in_mid_batch(
 
 
 @pytest.mark.timeout(900)
-def test_a_broker_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
-    """P3, P4: it comes back with what it had acknowledged; sink and landing go on."""
+def test_a_driver_and_a_broker_killed_in_mid_batch(
+    spark: SparkSession, brokers: Brokers, tmp_path: Path
+) -> None:
+    """P1, P3, P4: what the driver began another finishes; the broker comes back with what it acknowledged."""
+    files, others = 3, 10
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
-    fill(tmp_path, 2, LINES)
+    fill(tmp_path, files, LINES)
     lake = Lake(spark, tmp_path / "lake")
+    publish_some(broker.address, range(others))
+    words = (str(tmp_path), broker.address, "local[2]", "find", "sink")
+    driver = Driver(tmp_path / "driver.log", "tests.spark.mill", *words)
+    try:
+        middle = half_published(broker.address, others)
+        wait_until(lambda: middle() or not driver.running, "rows are published", WAIT_S)
+        assert driver.running, driver.log.read_text()
+        driver.kill()
+    finally:
+        driver.end()
+    assert f"found {others}" in driver.log.read_text(), "Spark finds the format by itself"
+    assert published(broker.address) < others + files * LINES, "something is left to do"
 
     def publish() -> None:
         sink(spark, tmp_path, broker.address).awaitTermination()
@@ -108,10 +124,10 @@ def test_a_broker_killed_in_mid_batch(spark: SparkSession, brokers: Brokers, tmp
             thread.join()
         assert hit.is_set(), "it was done before the broker could be killed"
 
-    killed_while(publish, half_published(broker.address))
+    killed_while(publish, half_published(broker.address, others + LINES))
     killed_while(arrive, lambda: landing(tmp_path))
     persist(arrive)
-    once_each(spark, tmp_path, 2 * LINES)
+    once_each(spark, tmp_path, files * LINES)
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from tests.spark.test_source import publish
 
 import postroad
 from postroad.errors import UsageError
+from postroad.overlay.durable_desk import PAGE_ROWS
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
 from postroad.spark.lake import Lake
-from postroad.spark.landing import land
-from postroad.spark.report import write_report
+from postroad.spark.landing import _Feed, _look_around, land
+from postroad.spark.options import Access
+from postroad.spark.report import collect, write_report
 
 QUICK = '[tracking]\npersist = "1 s"\n'
 HASTY = '[durable]\nkeep = "2 s"\nmax_age = "3 s"\n'
@@ -63,7 +67,7 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
     (row,) = as_rows(found.summary)
     assert (row["due"], row["delivered"], row["missing"]) == (100, 100, 0)
     assert as_rows(found.faults) == []
-    write_report(tmp_path / "good.html", lake, found, late_us=10_000_000)
+    write_report(tmp_path / "good.html", collect(lake, found, late_us=10_000_000))
     assert "None found" in (tmp_path / "good.html").read_text()
 
     lost = delivered.select("id", "tick").orderBy("tick").collect()[50].id
@@ -71,7 +75,7 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
     lake.replace("deliveries", rest, "harmed", lake.segments("deliveries"))
     found = audit(lake, subscribed)
     assert [(fault["kind"], fault["id"]) for fault in as_rows(found.faults)] == [("missing", lost)]
-    write_report(tmp_path / "bad.html", lake, found, late_us=10_000_000)
+    write_report(tmp_path / "bad.html", collect(lake, found, late_us=10_000_000))
     assert lost in (tmp_path / "bad.html").read_text()
 
 
@@ -137,21 +141,33 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
     assert landed(lake) == list(range(80))
 
 
+def test_all_subscriptions_are_noted(brokers: Brokers, tmp_path: Path) -> None:
+    """P7: more than one answer of a broker has; one that is gone stays; a damaged list is not replaced."""
+    broker = brokers.start("b1")
+    names = [f"n{number:04}" for number in range(PAGE_ROWS + 1)]
+
+    async def subscribe() -> None:
+        async with postroad.connect(broker.address) as client, AsyncExitStack() as held:
+            await asyncio.gather(
+                *(held.enter_async_context(client.subscribe("t", durable=name)) for name in names)
+            )
+
+    asyncio.run(subscribe())
+    feed = _Feed(str(tmp_path), f"{broker.address},127.0.0.1:1", Access(timeout_s=5), "#", "d", "events")
+    file = tmp_path / SUBSCRIPTIONS
+    file.write_text('{"name": "gone", "topic": "x", "since_us": 7}\n\n{"name": "n0001", "since_us": 9}\n')
+    assert _look_around(feed, file).startswith("away: 127.0.0.1:1; ")
+    found = {one.name: one for one in read_subscriptions(file)}
+    assert sorted(found) == ["gone", *names]
+    assert (found["gone"].since_us, found["n0001"].since_us, found["n0001"].topic) == (7, 9, "t")
+    file.write_bytes(b'{"name": "gone"}\n{"na\xff')
+    with pytest.raises(UsageError, match=r"line 2 of .* is no subscription"):
+        _look_around(feed, file)
+    assert file.read_bytes().endswith(b"\xff")
+
+
 def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
     """P11: what cannot be reached is named, and the lake stays as it is."""
     with pytest.raises(postroad.UnavailableError, match=r"127\.0\.0\.1:1"):
         land(Lake(spark, tmp_path), "127.0.0.1:1", once=True)
     assert not any((tmp_path / table).exists() for table in ("events", "filters"))
-
-
-def test_spark_finds_the_format_by_itself(brokers: Brokers, tmp_path: Path) -> None:
-    """P1: in a new process, without `register`."""
-    broker = brokers.start("b1", extra=configured(tmp_path, '[durable]\nkeep = "1 h"\n'))
-    publish(broker.address, range(10))
-    driver = Driver(
-        tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, "local[1]", "find"
-    )
-    try:
-        assert "found 10" in driver.finish()
-    finally:
-        driver.end()

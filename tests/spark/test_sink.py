@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.process.conftest import Brokers
+from tests.process.conftest import Brokers, Certificates
 from tests.process.test_durable_release import configured
 from tests.spark.test_source import KEEP, source
 
@@ -15,9 +15,18 @@ from postroad.errors import UsageError
 from postroad.spark.sink import batch_writer
 
 
-def test_rows_become_events(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
-    """P3: topic, payload, attributes by column and by map, of their types; what cannot be is refused."""
-    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+def test_rows_become_events(
+    spark: SparkSession, brokers: Brokers, certificates: Certificates, tmp_path: Path
+) -> None:
+    """P3: topic, payload, attributes by column and by map, of their types; what cannot be is refused.
+
+    To and from a broker that asks for TLS and a token.
+    """
+    certificate, key = certificates.issue("b1")
+    ca = str(certificates.ca)
+    extra = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", ca, "--token", "t")
+    broker = brokers.start("b1", extra=(*extra, *configured(tmp_path, KEEP)))
+    access = {"brokers": broker.address, "tlsCa": ca, "token": "t"}
     postroad.spark.register(spark)
     rows = spark.range(1000).selectExpr(
         "concat('t/', id % 3) AS topic",
@@ -26,19 +35,19 @@ def test_rows_become_events(spark: SparkSession, brokers: Brokers, tmp_path: Pat
         "id % 2 = 0 AS even",
         "id / 2 AS x",
     )
-    rows.repartition(3).write.format("postroad").option("brokers", broker.address).mode("append").save()
-    found = source(spark, broker.address).load().collect()
+    rows.repartition(3).write.format("postroad").options(**access).mode("append").save()
+    found = source(spark, **access).load().collect()
     assert len({row.id for row in found}) == 1000
     by_number = {row.attributes["n"].integer: row for row in found}
     assert sorted(by_number) == list(range(1000))
     one = by_number[7]
     assert (one.topic, bytes(one.payload), one.attributes["x"]["float"]) == ("t/1", b"p7", 3.5)
     assert one.attributes["even"].boolean is False
-    again = source(spark, broker.address, topic="t/0").load()
+    again = source(spark, **access, topic="t/0").load()
     again.withColumn("topic", again.topic.substr(1, 1)).write.format("postroad").mode("append").options(
-        brokers=broker.address
+        **access
     ).save()
-    copied = source(spark, broker.address, topic="t").load().collect()
+    copied = source(spark, **access, topic="t").load().collect()
     assert sorted(row.attributes["n"].integer for row in copied) == list(range(0, 1000, 3))
     assert copied[0].attributes["x"]["float"] is not None
     with pytest.raises(UsageError, match="column `topic`"):

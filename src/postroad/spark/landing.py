@@ -14,14 +14,12 @@ text and paths, and uses the session of its batch.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
@@ -30,11 +28,12 @@ import msgspec
 import pyarrow as pa
 
 from postroad.client.addresses import parse_addresses
-from postroad.client.blocking import Client, connect
-from postroad.errors import BugError, PeerError, PostroadError, StorageError, UnavailableError, UsageError
+from postroad.client.blocking import Client
+from postroad.errors import BugError, PeerError, PostroadError, StorageError, UnavailableError
 from postroad.spark import register, rows
-from postroad.spark.audit import LANDING, SUBSCRIPTIONS, Subscribed
-from postroad.spark.lake import SCHEMAS, Lake
+from postroad.spark.audit import LANDING, SUBSCRIPTIONS, Subscribed, noted_subscriptions
+from postroad.spark.lake import SCHEMAS, Lake, alone, put
+from postroad.spark.options import Access
 from postroad.spark.progress import plain_errors
 from postroad.spark.source import GAP_TOPIC, SINCE
 from postroad.tracking.attachment import decode_changes
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 FOLDER: Final = "_landing"
 INTERVAL: Final = "10 seconds"
 LOOK_S: Final = 1  # between looks at what the queries do
-SUBSCRIPTIONS_S: Final = 30.0  # between looks at what is subscribed
+LOOK_AROUND_S: Final = 30.0  # between looks at what is subscribed, and who is away
 KNOCK_S: Final = 10  # for a broker to answer, before somebody is told
 STARTS: Final = 5  # of a query, on a machine so busy that it takes several
 FIRST_PAUSE_S: Final = 1.0  # before another try, then twice as long each time
@@ -83,8 +82,8 @@ def land(
     lake: Lake,
     brokers: str,
     *,
+    access: Access | None = None,
     once: bool = False,
-    token: str = "",
     interval: str = INTERVAL,
     told: Told | None = None,
     trouble: Told | None = None,
@@ -97,11 +96,13 @@ def land(
     """
     register(lake.spark)
     place = lake.path / FOLDER
-    with _alone(lake.path), plain_errors():
+    access = replace(access or Access(), timeout_s=KNOCK_S)
+    # Two at once would each have the other's batches to do.
+    with alone(place / "lock", f"lands in {lake.path}"), plain_errors():
         name = _name(place)
         # Brokers publish about themselves once somebody wants it: that query comes first.
-        history = _Feed(str(lake.path), brokers, token, "$postroad/#", f"{name}-history", "history")
-        events = _Feed(str(lake.path), brokers, token, "#", name, "events")
+        history = _Feed(str(lake.path), brokers, access, "$postroad/#", f"{name}-history", "history")
+        events = _Feed(str(lake.path), brokers, access, "#", name, "events")
         jobs: list[_Job] = [_Job(history, _History(history)), _Job(events, _Events(events))]
         for job in jobs:
             job.feed.folder.mkdir(parents=True, exist_ok=True)
@@ -112,34 +113,20 @@ def land(
             _whole_job(lake, job)
             job.tell(told)
             job.feed.release(job.query)
-        _note_subscriptions(events, lake.path / SUBSCRIPTIONS)
-
-
-@contextmanager
-def _alone(lake: Path) -> Iterator[None]:
-    """Two at once would each have the other's batches to do."""
-    place = lake / FOLDER
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        lock = (place / "lock").open("wb")
-    except OSError as error:
-        raise StorageError(f"{place} cannot be used: {error}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process lands in {lake} already") from None
-        yield
+        away = _look_around(events, lake.path / SUBSCRIPTIONS)
+        if away and trouble is not None:
+            trouble(away)
 
 
 def _name(place: Path) -> str:
     """Of this lake's durable subscriptions: two lakes of one network do not release each other's events."""
     file = place / "name"
     if not file.exists():
-        aside = place / "name.new"
-        aside.write_text(f"{LANDING}-{uuid.uuid4().hex[:8]}")
-        aside.replace(file)
-    return file.read_text()
+        put(file, f"{LANDING}-{uuid.uuid4().hex[:8]}".encode())
+    name = file.read_text(errors="replace")
+    if not name.startswith(LANDING):
+        raise StorageError(f"{file} does not have the name of this lake's subscriptions but {name[:40]!r}")
+    return name
 
 
 def _whole_job(lake: Lake, job: _Job) -> None:
@@ -163,7 +150,7 @@ def _keep(
         before = sum(job.batches for job in jobs)
         try:
             with plain_errors():
-                _watch(lake, jobs, interval, told, stop)
+                _watch(lake, jobs, interval, told, trouble, stop)
                 return
         except PostroadError as error:
             if not isinstance(error, UnavailableError) and not _slow_start(error):
@@ -181,19 +168,23 @@ def _slow_start(error: PostroadError) -> bool:
     return "connect back" in str(error)
 
 
-def _watch(lake: Lake, jobs: list[_Job], interval: str, told: Told | None, stop: Event) -> None:
+def _watch(
+    lake: Lake, jobs: list[_Job], interval: str, told: Told | None, trouble: Told | None, stop: Event
+) -> None:
     """Until it is stopped, or one of them fails."""
     try:
         for job in jobs:
             job.start(lake.spark, {"processingTime": interval})
-        noted = 0.0
+        looked, away = 0.0, ""
         while not stop.is_set():
             for job in jobs:
                 job.wait(LOOK_S)
                 job.tell(told)
-            if time.monotonic() >= noted + SUBSCRIPTIONS_S:
-                _note_subscriptions(jobs[-1].feed, lake.path / SUBSCRIPTIONS)
-                noted = time.monotonic()
+            if time.monotonic() >= looked + LOOK_AROUND_S:
+                before, away = away, _look_around(jobs[-1].feed, lake.path / SUBSCRIPTIONS)
+                looked = time.monotonic()
+                if away not in ("", before) and trouble is not None:
+                    trouble(away)
     finally:
         for job in jobs:
             job.stop()
@@ -208,28 +199,35 @@ def _listed(client: Client) -> Iterator[dict[str, Any]]:
         yield from answer["subscriptions"]
 
 
-def _note_subscriptions(feed: _Feed, file: Path) -> None:
-    """Those of the brokers that are named, for the audit; one that is gone stays, with what it was given."""
-    known: dict[str, Subscribed] = {}
-    if file.exists():
-        for line in file.read_bytes().splitlines():
-            one = msgspec.json.decode(line, type=Subscribed)
-            known[one.name] = one
+def _look_around(feed: _Feed, file: Path) -> str:
+    """Note the subscriptions of the brokers that are named, for the audit; and say who is away, if any is.
+
+    A subscription that is gone stays, with what it was given.
+    """
+    silent: list[str] = []
+    away: set[str] = set()
+    there: set[str] = set()
+    known = {one.name: one for one in noted_subscriptions(file)} if file.exists() else {}
     for address in parse_addresses(feed.brokers):
-        with (
-            suppress(UnavailableError),
-            connect(address, name="landing", token=feed.token or None, timeout=KNOCK_S) as client,
-        ):
-            for row in _listed(client):
-                if not row["name"].startswith(LANDING):
-                    one = msgspec.convert(row, Subscribed)
-                    before = known.get(one.name)
-                    known[one.name] = (
-                        one if before is None else msgspec.structs.replace(one, since_us=before.since_us)
-                    )
-    aside = file.with_suffix(".new")
-    aside.write_bytes(b"".join(msgspec.json.encode(known[name]) + b"\n" for name in sorted(known)))
-    aside.replace(file)
+        try:
+            with feed.access.connect(address) as client:
+                answer = client.request("heads")
+                away |= {pubend[:8] for pubend in answer["away"]}
+                there |= {pubend[:8] for pubend in {*answer["heads"]} - {*answer["away"]}}
+                listed = list(_listed(client))
+        except UnavailableError:
+            silent.append(address)
+            continue
+        for row in listed:
+            if not row["name"].startswith(LANDING):
+                one = msgspec.convert(row, Subscribed)
+                before = known.get(one.name)
+                known[one.name] = (
+                    one if before is None else msgspec.structs.replace(one, since_us=before.since_us)
+                )
+    put(file, b"".join(msgspec.json.encode(known[name]) + b"\n" for name in sorted(known)))
+    gone = silent or sorted(away - there)
+    return f"away: {', '.join(gone)}; what only they have is landed when they are back" if gone else ""
 
 
 class _Job:
@@ -251,9 +249,7 @@ class _Job:
     def start(self, spark: SparkSession, trigger: dict[str, Any]) -> None:
         feed = self.feed
         options = {"brokers": feed.brokers, "topic": feed.topic, "durable": feed.durable, "onLoss": "gap"}
-        options["timeout"] = f"{KNOCK_S}"
-        if feed.token:
-            options["token"] = feed.token
+        options |= feed.access.options()
         writer = spark.readStream.format("postroad").options(**options).load().writeStream
         writer = writer.foreachBatch(self._batch).option(
             "checkpointLocation", str(feed.folder / "checkpoint")
@@ -287,7 +283,7 @@ class _Feed:
 
     lake: str
     brokers: str
-    token: str
+    access: Access
     topic: str
     durable: str
     kind: str
@@ -304,7 +300,7 @@ class _Feed:
         done.pop(SINCE, None)
         if done:
             with (
-                connect(self.brokers, name="landing", token=self.token or None) as client,
+                self.access.connect(self.brokers) as client,
                 client.subscribe(self.topic, durable=self.durable, token="") as held,
             ):
                 held.ack(upto=json.dumps(done))
@@ -316,6 +312,18 @@ class _Feed:
             return f"{json.loads(place.read_text())['id']}-{batch:09d}"
         except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"{place} does not tell the id of a query: {error!r}") from None
+
+    @contextmanager
+    def batch(self, batch: DataFrame, number: int) -> Iterator[str]:
+        """The name of its segments, while the rest of it is landed; then its gaps, as of one told of them."""
+        segment = self.segment(number)
+        batch.persist()
+        try:
+            yield segment
+            # Not under the segment's own name: there the rows of delivery reports are.
+            self.append("deliveries", self.gaps(batch), f"{segment}-gaps")
+        finally:
+            batch.unpersist()
 
     def append(self, table: str, rows: DataFrame, segment: str) -> None:
         if not rows.isEmpty():
@@ -331,19 +339,14 @@ class _Feed:
 
 
 class _Events:
-    """A batch of events; gaps go to `deliveries`, as of one who was told of them."""
+    """A batch of events."""
 
     def __init__(self, feed: _Feed) -> None:
         self._feed = feed
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        segment = self._feed.segment(number)
-        batch.persist()
-        try:
+        with self._feed.batch(batch, number) as segment:
             self._feed.append("events", batch.filter("id IS NOT NULL"), segment)
-            self._feed.append("deliveries", self._feed.gaps(batch), segment)
-        finally:
-            batch.unpersist()
 
 
 class _History:
@@ -353,17 +356,12 @@ class _History:
         self._feed = feed
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        segment = self._feed.segment(number)
-        batch.persist()
-        try:
+        with self._feed.batch(batch, number) as segment:
             for table, topic in _TABLES.items():
                 some = batch.filter(f"topic = '{topic}'").select("topic", "attributes", "payload")
                 found = some.mapInArrow(_decoder(table), SCHEMAS[table])
                 self._feed.append(table, found, segment)
             self._filters(batch, number, segment)
-            self._feed.append("deliveries", self._feed.gaps(batch), f"{segment}-gaps")
-        finally:
-            batch.unpersist()
 
     def _filters(self, batch: DataFrame, number: int, segment: str) -> None:
         """Few and small beside what they stand for, so they are joined here."""
@@ -395,12 +393,7 @@ class _History:
         return msgspec.msgpack.decode(place.read_bytes(), type=list[_Part]) if place.exists() else []
 
     def _save(self, number: int, rest: list[_Part]) -> None:
-        aside = self._feed.folder / "parts.new"
-        with aside.open("wb") as file:
-            file.write(msgspec.msgpack.encode(rest[-MAX_PARTS:]))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._place(number))
+        put(self._place(number), msgspec.msgpack.encode(rest[-MAX_PARTS:]))
         self._place(number - 2).unlink(missing_ok=True)  # batch number - 1 is done, or this one were not
 
 

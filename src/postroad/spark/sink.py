@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from postroad.client.blocking import Client, connect
+from postroad.client.blocking import Client
 from postroad.errors import BugError, UnavailableError, UsageError
 from postroad.events import Value
 from postroad.spark.columns import EVENTS
@@ -128,9 +128,8 @@ def publish(job: Job, name: str, batches: Iterator[pa.RecordBatch]) -> Written:
     partition = _task().partitionId()
     brokers = job.options.brokers
     address = brokers[int.from_bytes(_hash(f"{partition}")) % len(brokers)]
-    secret = job.options.secret or None
     rows = repeated = 0
-    with connect(address, name="spark", token=secret, timeout=job.options.timeout_s) as client:
+    with job.options.access.connect(address) as client:
         for batch in batches:
             events = list(_events(batch, job))
             while events:
@@ -155,7 +154,7 @@ def _hash(text: str) -> bytes:
 
 def _begin(client: Client, prefix: bytes, job: Job) -> tuple[int, int]:
     """The id, without the prefix, of the first row of this publisher; and how many rows are there already."""
-    give_up = time.monotonic() + job.options.timeout_s
+    give_up = time.monotonic() + job.options.access.timeout_s
     while True:
         try:
             last = bytes.fromhex(client.request("publisher.last", prefix=prefix.hex())["last"])

@@ -13,12 +13,12 @@ batch begins at the same place again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,14 +30,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from postroad.client.blocking import Client, connect
+from postroad.client.blocking import Client, Subscription
 from postroad.durable.token import CheckpointToken
 from postroad.errors import PostroadError, StorageError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap
 from postroad.ids import is_history, parse_pubend, pubend_text
 from postroad.spark.columns import EVENTS, event_columns
 from postroad.spark.lake import SCHEMAS
-from postroad.spark.options import OLDEST, ReadOptions, read_options
+from postroad.spark.options import OLDEST, Access, ReadOptions, read_options
 from postroad.spark.pushdown import Pushed, pushed
 from postroad.spark.rows import day
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
@@ -68,10 +68,10 @@ class PostroadSource(DataSource):
         return SCHEMAS["events"]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(read_options(self.options), _columns(schema))
+        return BatchReader(read_options(self.options, stream=False), _columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(read_options(self.options), _columns(schema))
+        return StreamReader(read_options(self.options, stream=True), _columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from postroad.spark.sink import batch_writer
@@ -88,7 +88,7 @@ class PushingSource(PostroadSource):
     """The same with filters pushed down, which Spark must be told to allow (`register`)."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return PushingReader(read_options(self.options), _columns(schema))
+        return PushingReader(read_options(self.options, stream=False), _columns(schema))
 
 
 def _columns(schema: StructType) -> dict[str, str]:
@@ -119,8 +119,7 @@ class Range(InputPartition):
     where: str
     columns: tuple[tuple[str, str], ...]
     on_loss: str
-    timeout_s: float
-    secret: str
+    access: Access
 
 
 def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -130,10 +129,11 @@ def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
     first = True
     after, until = (CheckpointToken({part.pubend: tick}).to_json() for tick in (part.after, part.until))
     with (
-        connect(part.address, name="spark", token=part.secret or None, timeout=part.timeout_s) as client,
+        part.access.connect(part.address) as client,
         _patient(client, part, after, until) as events,
     ):
-        for item in _together(chain.from_iterable(events.batches())):
+        batches = _steadily(client, events, (pubend_text(part.pubend),), part.access.timeout_s)
+        for item in _together(chain.from_iterable(batches)):
             if not isinstance(item, Gap):
                 yield _chosen(event_columns(item), part.columns)
             elif first and part.after <= OLDEST:
@@ -147,6 +147,20 @@ def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
                     " goes on without them"
                 )
             first = False
+
+
+def _steadily(
+    client: Client, events: Subscription, pubends: Collection[str], patience_s: float
+) -> Iterator[list[EventBatch | Gap]]:
+    """What comes; UnavailableError when nothing did for so long because a broker that has it is away."""
+    while True:
+        try:
+            yield from events.batches(patience_s)
+            return
+        except TimeoutError:
+            away = sorted({*client.request("heads")["away"]} & {*pubends})
+        if away:
+            raise UnavailableError(f"the broker of pubend {away[0]} is away: its events cannot be read now")
 
 
 def _together(items: Iterable[EventBatch | Gap]) -> Iterator[EventBatch | Gap]:
@@ -167,9 +181,9 @@ def _together(items: Iterable[EventBatch | Gap]) -> Iterator[EventBatch | Gap]:
         yield EventBatch.concatenate(held)
 
 
-def _patient(client: Client, part: Range, after: str, until: str) -> Any:
+def _patient(client: Client, part: Range, after: str, until: str) -> Subscription:
     """A broker that has just started does not know every pubend yet."""
-    give_up = time.monotonic() + part.timeout_s
+    give_up = time.monotonic() + part.access.timeout_s
     while True:
         try:
             return client.read(until, after=after, topic=part.topic, where=part.where)
@@ -216,22 +230,19 @@ class Planner:
         self._homes: dict[int, str] | None = None  # broker number -> address
 
     def client(self) -> Client:
-        one = self.options
-        return connect(
-            ",".join(one.brokers),
-            name="spark",
-            token=one.secret or None,
-            timeout=one.timeout_s,
-            window=256 * KIB,
-        )
+        return self.options.access.connect(",".join(self.options.brokers), window=WINDOW)
 
-    def heads(self, clients: Iterable[Client]) -> Offset:
+    def heads(self, clients: Iterable[Client]) -> tuple[Offset, Offset]:
+        """How far pubends are; and how far those were known whose brokers are away."""
         found: Offset = {}
+        away: Offset = {}
         for client in clients:
-            for pubend, tick in client.request("heads")["heads"].items():
+            answer = client.request("heads")
+            for pubend, tick in answer["heads"].items():
                 if tick > 0 and self.concerned(parse_pubend(pubend)):
-                    found[pubend] = max(tick, found.get(pubend, 0))
-        return found
+                    which = away if pubend in answer["away"] else found
+                    which[pubend] = max(tick, which.get(pubend, 0))
+        return found, {pubend: tick for pubend, tick in away.items() if pubend not in found}
 
     def concerned(self, pubend: int) -> bool:
         """Whether this pubend can have events of the topic."""
@@ -242,12 +253,11 @@ class Planner:
         """Clients of all brokers that answer, by address."""
         found: dict[str, Client] = {}
         failed: PostroadError | None = None
+        access = self.options.access
         for address in self.options.brokers:
-            patience = self.options.timeout_s if len(self.options.brokers) == 1 else KNOCK_S
+            patience = access.timeout_s if len(self.options.brokers) == 1 else KNOCK_S
             try:
-                found[address] = connect(
-                    address, name="spark", token=self.options.secret or None, timeout=patience
-                )
+                found[address] = access.connect(address, timeout_s=patience)
             except UnavailableError as error:
                 failed = error
         if not found and failed is not None:
@@ -289,8 +299,7 @@ class Planner:
                     where=found.where,
                     columns=tuple(self.columns.items()),
                     on_loss=one.on_loss,
-                    timeout_s=one.timeout_s,
-                    secret=one.secret,
+                    access=one.access,
                 )
                 for low, high in pairwise(marks)
             ]
@@ -324,11 +333,12 @@ class BatchReader(Planner, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         clients = self.everywhere()
         try:
-            end = self.heads(clients.values())
+            there, away = self.heads(clients.values())
         finally:
             for client in clients.values():
                 client.close()
         one = self.options
+        end = there | away  # what a broker has that is away is waited for: it may not be left out
         if one.until is not None:
             end = {pubend_text(pubend): tick for pubend, tick in one.until.items()}
         elif one.until_us is not None:
@@ -361,8 +371,9 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not self.options.durable:
             return self.start()
         token = CheckpointToken.from_json(self._with_subscription(""))
-        since = self.start().get(SINCE, OLDEST)
-        return _offset({pubend: tick for pubend, tick in token.items() if self.concerned(pubend)}, since)
+        held = {pubend: tick for pubend, tick in token.items() if self.concerned(pubend)}
+        # It may have gone on from where the option says, and holds what comes before that too if it is new.
+        return _maximum(self.start(), _offset(held))
 
     def _with_subscription(self, upto: str) -> str:
         """Acknowledge `upto`, if it is something; the token after which the durable subscription goes on.
@@ -393,7 +404,7 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def prepareForTriggerAvailableNow(self) -> None:
         clients = self.everywhere()
         try:
-            self._target = self.heads(clients.values())
+            self._target = self.heads(clients.values())[0]
         finally:
             for client in clients.values():
                 client.close()
@@ -405,7 +416,7 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return end if most is None else self._reach(start, start, end, most)[0]
         time.sleep(max(0.0, self._looked + PACE_S - time.monotonic()))
         self._looked = time.monotonic()
-        end = _maximum(start, self.heads([self._connected()]))
+        end = _maximum(start, self.heads([self._connected()])[0])
         passed = self._quiet[1] if self._quiet[0] == start else start
         if end == passed:
             return start
@@ -428,7 +439,7 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
         with self._connected().read(
             _token(end).to_json(), after=after.to_json(), topic=one.topic, where=one.where
         ) as events:
-            for items in events.batches():
+            for items in _steadily(self._connected(), events, end, one.access.timeout_s):
                 for item in items:
                     if isinstance(item, Gap):
                         rows += 1 if item.start > OLDEST else 0
