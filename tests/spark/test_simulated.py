@@ -28,6 +28,7 @@ from postroad.spark.audit import DEFAULT_LATE_US, Subscribed, as_rows, audit
 from postroad.spark.compact import compact
 from postroad.spark.lake import Lake
 from postroad.spark.landing import _TABLES, _decoded, _Part, _whole
+from postroad.spark.topology import latest, tracking_settings
 from postroad.tracking.bulletins import FILTERS
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
@@ -242,9 +243,12 @@ def test_live_bulk_and_simulator_tell_the_same(
     assert len(live) == len(ids)
     lake = simulated.land(Lake(spark, tmp_path / "lake"))
     file = ids_file(tmp_path / "ids", ids)
-    bulk = rows_of(lake, file, simulated.config)
+    config = tracking_settings(latest(lake).values())
+    for name in ("skew_us", "jitter_us", "routing"):
+        assert getattr(config, name) == getattr(simulated.config, name), "the lake knows what a trace needs"
+    bulk = rows_of(lake, file, config)
     compact(lake, "filters")
-    after = rows_of(lake, file, simulated.config)
+    after = rows_of(lake, file, config)
     true = extra = 0
     for identity in ids:
         text = str(MessageId.from_bytes(identity))

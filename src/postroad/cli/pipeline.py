@@ -8,14 +8,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postroad.cli.connection import DEFAULT_BROKER, BrokerOption, TokenOption
+from postroad.cli.connection import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenOption,
+)
 from postroad.errors import UsageError
 from postroad.units import duration_us, size
 
@@ -36,13 +45,22 @@ LOCAL = "local[*]"
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Work on the lake, with Spark.", no_args_is_help=True)
-    group.command("land")(land)
-    group.command("trace")(trace)
-    group.command("compact")(compact)
-    group.command("audit")(audit)
-    group.command("plan")(plan)
-    group.command("sweep")(sweep)
+    for command in (land, trace, compact, audit, plan, sweep):
+        group.command(command.__name__)(_with_spark(command))
     app.add_typer(group, name="pipeline")
+
+
+def _with_spark(command: Callable[..., None]) -> Callable[..., None]:
+    """Said in one line where Spark is not installed; help is there all the same."""
+
+    @wraps(command)
+    def checked(**arguments: Any) -> None:
+        from postroad.spark.session import check_installed
+
+        check_installed()
+        command(**arguments)
+
+    return checked
 
 
 @contextmanager
@@ -53,6 +71,7 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
     from postroad.spark.progress import watched
     from postroad.spark.session import make_session
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is put away
     with Console(stderr=True).status("starting Spark"):
         spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
     try:
@@ -60,6 +79,13 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
             yield spark
     finally:
         spark.stop()
+
+
+def _free(*places: Path | None) -> None:
+    """UsageError if there is something already: said before Spark has worked for it."""
+    for place in places:
+        if place is not None and place.exists():
+            raise UsageError(f"{place} exists already: choose another place, or remove it")
 
 
 def _tell(result: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -71,15 +97,26 @@ def land(
     once: Annotated[bool, typer.Option("--once", help="Land what there is now, then end.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     token: TokenOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
     master: MasterOption = LOCAL,
     remote: RemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Keep a lake of events, filters, attachments, topology and deliveries up to date from a network."""
+    from postroad.client.addresses import parse_addresses
     from postroad.spark.lake import SCHEMAS, Lake
     from postroad.spark.landing import land as landed
+    from postroad.spark.options import Access
 
     stop = threading.Event()
+    parse_addresses(broker)
+    if tls_key and not tls_cert:
+        raise UsageError("a TLS key needs its certificate: add --tls-cert")
+    access = Access(token=token or "", tls_ca=tls_ca or "", tls_cert=tls_cert or "", tls_key=tls_key or "")
+    if lake.exists() and not lake.is_dir():
+        raise UsageError(f"{lake} is no folder: a lake is one")
 
     def told(line: str) -> None:
         if not as_json:
@@ -88,14 +125,20 @@ def land(
     def trouble(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    def interrupted(*_: object) -> None:
+        if stop.is_set():  # for the second time
+            raise KeyboardInterrupt
+        stop.set()
+
     with _spark("landing", master, remote) as spark:
         place = Lake(spark, lake)
         before = {table: set(place.segments(table)) for table in SCHEMAS}
         if not once:
             # Spark's own handler talks to its JVM from within whatever is being said to it.
-            signal.signal(signal.SIGINT, lambda *_: stop.set())
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, interrupted)
             logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped
-        landed(place, broker, once=once, token=token or "", told=told, trouble=trouble, stop=stop)
+        landed(place, broker, access=access, once=once, told=told, trouble=trouble, stop=stop)
         added = {table: len(set(place.segments(table)) - held) for table, held in before.items()}
     segments = {table: count for table, count in sorted(added.items()) if count}
     listed = ", ".join(f"{count} of {table}" for table, count in segments.items())
@@ -109,25 +152,35 @@ def trace(
         Path, typer.Option("--ids", metavar="FILE", help="One id a line, or Parquet with a column `id`.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Parquet: one row per id.")],
-    skew: Annotated[str, typer.Option(help="The brokers' tracking.skew.")] = "250 ms",
-    jitter: Annotated[str, typer.Option(help="The brokers' tracking.jitter.")] = "500 ms",
-    routing: Annotated[str, typer.Option(help="The brokers' tracking.routing.")] = "all",
+    skew: Annotated[
+        str | None, typer.Option(help="Instead of the brokers' tracking.skew, as in the lake.")
+    ] = None,
+    jitter: Annotated[str | None, typer.Option(help="Instead of the brokers' tracking.jitter.")] = None,
+    routing: Annotated[str | None, typer.Option(help="Instead of the brokers' tracking.routing.")] = None,
     master: MasterOption = LOCAL,
     remote: RemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Trace any number of messages: origin, route, receivers and the doubt of each."""
-    from postroad.spark.lake import Lake, write_folder
+    from postroad.spark.lake import Lake, check_lake, write_folder
+    from postroad.spark.topology import latest, tracking_settings
     from postroad.spark.trace import read_ids
     from postroad.spark.trace import trace as traced
     from postroad.tracking.settings import TrackingConfig
 
-    config = TrackingConfig(skew_us=duration_us(skew), jitter_us=duration_us(jitter), routing=routing)
-    if out.exists():
-        raise UsageError(f"{out} exists already: choose another place, or remove it")
+    given: dict[str, Any] = {} if routing is None else {"routing": routing}
+    given |= {} if skew is None else {"skew_us": duration_us(skew)}
+    given |= {} if jitter is None else {"jitter_us": duration_us(jitter)}
+    TrackingConfig(**given)  # says what cannot be
+    if not ids.exists():
+        raise UsageError(f"there is no file {ids} to read ids from")
+    check_lake(lake, "filters", "attachments")
+    _free(out)
     with _spark("tracing", master, remote) as spark:
         began = time.monotonic()
-        found = traced(Lake(spark, lake), read_ids(spark, ids), config=config)
+        place = Lake(spark, lake)
+        config = replace(tracking_settings(latest(place).values()), **given)
+        found = traced(place, read_ids(spark, ids), config=config)
         write_folder(found.write.parquet, out)
         seconds = time.monotonic() - began
         verdicts = {
@@ -154,11 +207,16 @@ def compact(
     as_json: JsonOption = False,
 ) -> None:
     """Join part-full filters, drop states that were replaced, and turn many small files into few."""
+    from postroad.spark.compact import check_accuracy
     from postroad.spark.compact import compact as compacted
-    from postroad.spark.lake import SCHEMAS, Lake
+    from postroad.spark.lake import SCHEMAS, Lake, check_lake, table_folder
 
+    check_lake(lake)
+    check_accuracy(accuracy)
+    for name in table or ():
+        table_folder(lake, name)
     with _spark("compacting", master, remote) as spark:
-        place = Lake(spark, lake).check()
+        place = Lake(spark, lake)
         done = [compacted(place, name, accuracy=accuracy) for name in table or SCHEMAS]
     lines = [
         f"{one.table}: {one.segments} segments into one, {one.rows_before:,} rows into {one.rows_after:,},"
@@ -193,10 +251,14 @@ def audit(
     """Compare what every durable subscription should have got with what it was given."""
     from postroad.spark.audit import KINDS, SUBSCRIPTIONS, as_rows, read_subscriptions
     from postroad.spark.audit import audit as audited
-    from postroad.spark.lake import Lake, write_folder
-    from postroad.spark.report import write_report
+    from postroad.spark.lake import Lake, check_lake, write_folder
+    from postroad.spark.report import collect, unseen_text, write_report
 
     late_us = duration_us(late)
+    check_lake(lake, "events", "deliveries")
+    _free(out)
+    if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
+        raise UsageError(f"{report} is no place for a file")
     subscribed = read_subscriptions(subscriptions or lake / SUBSCRIPTIONS)
     with _spark("auditing", master, remote) as spark:
         place = Lake(spark, lake)
@@ -208,14 +270,19 @@ def audit(
                 found.faults.write.parquet(f"{path}/faults")
                 found.summary.write.parquet(f"{path}/summary")
                 found.timeline.write.parquet(f"{path}/timeline")
+                found.losses.write.parquet(f"{path}/losses")
 
             write_folder(write, out)
+        unseen = as_rows(found.unseen)
         if report is not None:
-            write_report(report, place, found, late_us=late_us)
+            write_report(report, collect(place, found, late_us=late_us))
     totals = {name: sum(row[name] for row in summary) for name in ("due", "delivered", "pending", *KINDS)}
     text = ", ".join(f"{count:,} {name}" for name, count in totals.items())
     written = f"; {report}" if report is not None else ""
-    _tell({"totals": totals, "subscriptions": summary}, f"{text}{written}", as_json=as_json)
+    if unseen:
+        print(unseen_text(unseen), file=sys.stderr)
+    result = {"totals": totals, "subscriptions": summary, "unseen": unseen}
+    _tell(result, f"{text}{written}", as_json=as_json)
 
 
 def plan(
@@ -230,9 +297,14 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Propose settings for every broker from what was observed, with the reason for each."""
-    from postroad.spark.lake import Lake
+    from postroad.spark.compact import check_accuracy
+    from postroad.spark.lake import Lake, check_lake
     from postroad.spark.plan import as_toml, observe, propose, write_plans
 
+    check_lake(lake, "filters", "attachments")
+    check_accuracy(accuracy)
+    size(memory)
+    _free(out)
     with _spark("planning", master, remote) as spark:
         observed = observe(Lake(spark, lake))
     proposals = [propose(one, accuracy=accuracy, memory=size(memory)) for one in observed]
@@ -266,6 +338,7 @@ def sweep(
         brokers=[int(one) for one in _list(brokers, int)],
         tracking=_list(tracking, str),
     )
+    _free(out)
     with _spark("simulating", master, remote) as spark:
         write_folder(swept(spark, runs).write.parquet, out)
         rows = spark.read.parquet(str(out)).filter("rule <> ''").orderBy("seed").collect()

@@ -15,6 +15,9 @@ by gaps it was told, by what it acknowledged. Later events are *pending*: it is 
 Given again in a later session is no fault: the subscriber resumed from an older token (*redelivered*).
 Members of a shared subscription get what others did not finish, so order is not asked of those. Queues and
 best-effort links have no reports yet; they will be further rows of the same tables.
+
+An audit sees what the lake has. Reports that a broker could not write, and what was released before it was
+landed, are counted as *unseen*: what seems missing there may have been delivered.
 """
 
 from __future__ import annotations
@@ -37,12 +40,14 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("missing", "duplicated", "reordered", "late", "unwanted")
 DEFAULT_LATE_US: Final = 10 * SECOND_US
+LOSSES: Final = (*KINDS, "gaps", "redelivered")
 SELECTORS_PER_SCAN: Final = 50  # a plan with more grows unwieldy
 MAX_SUBSCRIPTIONS: Final = 100_000
 STEPS: Final = 60  # of the time axis
 PERCENTILES: Final = (0.5, 0.95, 0.99)
 SUBSCRIPTIONS: Final = "subscriptions.jsonl"  # in the lake's folder
 LANDING: Final = "postroad-landing"  # names of landing's own subscriptions, which hold storage, begin so
+_TIME_US: Final = "CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) * 1000"  # of a message id
 _SUMMED: Final = ("due", "delivered", "pending", "gaps", "redelivered", *KINDS)
 
 
@@ -57,26 +62,30 @@ class Subscribed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_subscriptions(path: Path) -> list[Subscribed]:
-    """From a file of JSON lines; UsageError says which line cannot be."""
+    """Those that can be audited, from a file of JSON lines."""
     try:
-        lines = path.read_bytes().splitlines()
+        found = [one for one in noted_subscriptions(path) if not one.name.startswith(LANDING)]
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}): make it with `postroad subs --json`, or name another"
         ) from None
+    if not 1 <= len(found) <= MAX_SUBSCRIPTIONS:
+        raise UsageError(f"{path} has {len(found)} subscriptions, 1 to {MAX_SUBSCRIPTIONS} can be audited")
+    return found
+
+
+def noted_subscriptions(path: Path) -> list[Subscribed]:
+    """All in a file of JSON lines, the last of each name; UsageError says which line cannot be."""
     found: dict[str, Subscribed] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
             one = msgspec.json.decode(line, type=Subscribed)
             Selector.parse(one.topic, one.where)
-        except (msgspec.DecodeError, UsageError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
             raise UsageError(f"line {number} of {path} is no subscription: {error}") from None
-        if not one.name.startswith(LANDING):
-            found[one.name] = one
-    if not 1 <= len(found) <= MAX_SUBSCRIPTIONS:
-        raise UsageError(f"{path} has {len(found)} subscriptions, 1 to {MAX_SUBSCRIPTIONS} can be audited")
+        found[one.name] = one
     return list(found.values())
 
 
@@ -87,7 +96,9 @@ class Audit:
     faults: DataFrame  # kind, subscriber, id, pubend, tick, broker, at_us, latency_us
     summary: DataFrame  # per subscriber: how many of everything, latency percentiles
     timeline: DataFrame  # per step of time: deliveries and latency percentiles
+    losses: DataFrame  # per step of time: faults by kind, gaps that were told, deliveries made again
     flows: DataFrame  # per origin and delivering broker: deliveries
+    unseen: DataFrame  # per broker: what the lake does not have of it
 
 
 def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEFAULT_LATE_US) -> Audit:
@@ -130,18 +141,17 @@ def audit(lake: Lake, subscriptions: Iterable[Subscribed], *, late_us: int = DEF
     faults = _together(
         frame.select(F.lit(kind).alias("kind"), *columns) for kind, frame in kinds.items()
     ).persist()
-    counted = {
-        "due": due,
-        "delivered": first,
-        "pending": pending,
-        "gaps": reported.filter("what = 'gap'"),
-        "redelivered": given.filter("nth > 1 AND nth_in_session = 1"),
-    }
+    gaps = reported.filter("what = 'gap'")
+    again = given.filter("nth > 1 AND nth_in_session = 1")
+    counted = {"due": due, "delivered": first, "pending": pending, "gaps": gaps, "redelivered": again}
+    low, step_us = _steps(first)
     return Audit(
         faults=faults,
         summary=_summary(lake, subscribed, counted, faults, first),
-        timeline=_timeline(first),
+        timeline=_timeline(first, low, step_us),
+        losses=_losses(faults, gaps, again, low, step_us),
         flows=first.groupBy("origin", "broker").count(),
+        unseen=_unseen(lake.read("deliveries")),
     )
 
 
@@ -152,9 +162,7 @@ def _given(reported: DataFrame, subscribed: list[Subscribed]) -> DataFrame:
 
     shared = [one.name for one in subscribed if one.shared]
     order = ("at_us", "number", "position")
-    told = reported.filter("what = 'event'").withColumn(
-        "time_us", F.expr("CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) * 1000")
-    )
+    told = reported.filter("what = 'event'").withColumn("time_us", F.expr(_TIME_US))
     ever = Window.partitionBy("subscriber", "id").orderBy(*order)
     once = Window.partitionBy("subscriber", "broker", "session", "id").orderBy(*order)
     before = (
@@ -241,16 +249,24 @@ def _summary(
     return joined.na.fill(0, list(_SUMMED)).orderBy("subscriber")
 
 
-def _timeline(first: DataFrame) -> DataFrame:
-    """Steps of equal length over all there is."""
-    from pyspark.sql import functions as F
-
+def _steps(first: DataFrame) -> tuple[int, int]:
+    """Where the time axis begins, and the length of its equal steps."""
     span = first.selectExpr("min(at_us) AS low", "max(at_us) AS high").first()
     low, high = (0, 0) if span is None or span.low is None else (int(span.low), int(span.high))
-    step_us = max((high - low) // STEPS + 1, 1)
+    return low, max((high - low) // STEPS + 1, 1)
+
+
+def _step(at_us: str, low: int, step_us: int) -> str:
+    """The beginning of the step of a time; whatever is earlier is in the first one."""
+    return f"greatest({at_us} - {low}L, 0L) DIV {step_us}L * {step_us}L + {low}L"
+
+
+def _timeline(first: DataFrame, low: int, step_us: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
     share = ", ".join(map(str, PERCENTILES))
     return (
-        first.withColumn("at", F.expr(f"(at_us - {low}L) DIV {step_us}L * {step_us}L + {low}L"))
+        first.withColumn("at", F.expr(_step("at_us", low, step_us)))
         .groupBy("at")
         .agg(
             *_aggregates(
@@ -261,6 +277,35 @@ def _timeline(first: DataFrame) -> DataFrame:
         )
         .orderBy("at")
     )
+
+
+def _losses(faults: DataFrame, gaps: DataFrame, again: DataFrame, low: int, step_us: int) -> DataFrame:
+    """A missing event counts at the time it was published, the rest when a broker sent it or told of it."""
+    found = [
+        faults.selectExpr(f"coalesce(at_us, {_TIME_US}) AS at_us", "kind AS what"),
+        gaps.selectExpr("at_us", "'gaps' AS what"),
+        again.selectExpr("at_us", "'redelivered' AS what"),
+    ]
+    placed = _together(found).selectExpr(f"{_step('at_us', low, step_us)} AS at", "what")
+    return placed.groupBy("at").pivot("what", list(LOSSES)).count().na.fill(0).orderBy("at")
+
+
+def _unseen(reports: DataFrame) -> DataFrame:
+    """Per broker: holes in the numbers of its reports, spans that were released before landing read them."""
+    numbered = reports.filter("number > 0").selectExpr("broker", "number DIV 4294967296 AS boot", "number")
+    holes = numbered.groupBy("broker", "boot").agg(
+        *_aggregates(reports="max(number) - min(number) + 1 - count(DISTINCT number)")
+    )
+    gone = reports.filter(f"what = 'gap' AND startswith(subscriber, '{LANDING}')").selectExpr(
+        "broker", "0L AS reports", "1L AS spans", "tick - start_tick AS ticks"
+    )
+    parts = [holes.selectExpr("broker", "reports", "0L AS spans", "0L AS ticks"), gone]
+    counted = (
+        _together(parts)
+        .groupBy("broker")
+        .agg(*_aggregates(reports="sum(reports)", spans="sum(spans)", seconds="sum(ticks) / 1e6D"))
+    )
+    return counted.filter("reports > 0 OR spans > 0").orderBy("broker")
 
 
 def _aggregates(**named: str) -> list[Column]:

@@ -63,13 +63,19 @@ def _quoted(path: str) -> str:
 
 
 def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "postroad"
+    """A folder of this user's: whatever is there is run."""
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base) / "postroad"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / f"postroad-{os.getuid()}"
-        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # a home that cannot be written, or none
+        pass
+    folder = Path(tempfile.gettempdir()) / f"postroad-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise UnavailableError(f"{folder} is another user's: set XDG_CACHE_HOME to a folder of your own")
     return folder
 
 

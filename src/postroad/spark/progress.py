@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from postroad.errors import PostroadError, StorageError, from_name
 
@@ -21,7 +21,10 @@ _REASON: Final = re.compile(r"(?:Caused by: )?[\w.$]+(?:Exception|Error): (.*)")
 
 @contextmanager
 def watched(spark: SparkSession, doing: str) -> Iterator[None]:
-    """A bar on stderr with tasks, rows and rows a second of what runs now; failures become one line."""
+    """A bar on stderr with tasks, rows and rows a second of what runs now; failures become one line.
+
+    A Spark Connect server tells bytes that were read instead of rows.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -37,7 +40,7 @@ def watched(spark: SparkSession, doing: str) -> Iterator[None]:
         def poll() -> None:
             began, before = time.monotonic(), 0
             while not ended.wait(POLL_S):
-                done, total, rows = _running(spark)
+                done, total, rows = running(spark)
                 if not total:
                     continue
                 now = time.monotonic()
@@ -47,17 +50,31 @@ def watched(spark: SparkSession, doing: str) -> Iterator[None]:
                 rate = rows / (now - began) if now > began else 0.0
                 progress.update(bar, completed=done, total=total, rows=f"{rows:,} rows, {rate:,.0f}/s")
 
+        def hear(stages: Iterable[Any] | None, **_: object) -> None:
+            found = list(stages or ())
+            done, total, size = (
+                sum(getattr(one, name) for one in found)
+                for name in ("num_completed_tasks", "num_tasks", "num_bytes_read")
+            )
+            if total:
+                progress.update(bar, completed=done, total=total, rows=f"{size:,} bytes read")
+
+        remote = type(spark).__module__.startswith("pyspark.sql.connect")
         thread = threading.Thread(target=poll, name="progress", daemon=True)
-        thread.start()
+        if remote:
+            spark.registerProgressHandler(cast(Any, hear))
+        else:
+            thread.start()
         try:
             with plain_errors():
                 yield
         finally:
             ended.set()
-            thread.join()
+            if not remote:
+                thread.join()
 
 
-def _running(spark: SparkSession) -> tuple[int, int, int]:
+def running(spark: SparkSession) -> tuple[int, int, int]:
     """(tasks done, tasks, rows so far) of the stages that run now; nothing where Spark does not tell."""
     try:
         stages: Any = spark.sparkContext._jsc.sc().statusStore().activeStages()
@@ -68,7 +85,7 @@ def _running(spark: SparkSession) -> tuple[int, int, int]:
             sum(max(one.inputRecords(), one.shuffleReadRecords()) for one in found),
         )
     except Exception:
-        # Spark Connect has no such door, and a session that ends closes it under us. It is only a picture.
+        # A session that ends closes this door under us. It is only a picture.
         return 0, 0, 0
 
 

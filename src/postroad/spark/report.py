@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import cos, floor, pi, sin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import StorageError, UnavailableError
-from postroad.spark.audit import KINDS, Audit, as_rows
+from postroad.spark.audit import KINDS, LOSSES, Audit, as_rows
 from postroad.spark.lake import SCHEMAS, Lake
+from postroad.spark.topology import Place, latest, link_loads
 from postroad.units import MILLISECOND_US, SECOND_US
 
 if TYPE_CHECKING:
@@ -22,6 +25,15 @@ if TYPE_CHECKING:
 MAX_FAULTS: Final = 500  # listed on the page; the tables have all
 MAX_BARS: Final = 30  # subscriptions in a plot, the worst first
 INK, GOOD, BAD, SOFT = "#1f2d3d", "#2a9d8f", "#e76f51", "#8d99ae"
+COLOURS: Final = {
+    "missing": "#d1495b",
+    "duplicated": "#8e6bbf",
+    "reordered": "#3a6ea5",
+    "late": "#e9a03b",
+    "unwanted": "#5c6b7a",
+    "gaps": "#e7a08a",
+    "redelivered": "#2a9d8f",
+}
 LINES: Final = (("median", "#2a9d8f"), ("95 %", "#e9a03b"), ("99 %", "#e76f51"))
 _STYLE: Final = """
 :root { color-scheme: light; }
@@ -38,105 +50,85 @@ section { padding: 18px 20px; margin-bottom: 18px; overflow-x: auto; } svg { max
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid #e6eaef; white-space: nowrap; }
 th { color: #66758a; font-weight: 600; } th.t, td.t { text-align: left; }
+p.warn { background: #fdf0ed; border-left: 4px solid #d1495b; padding: 10px 14px; border-radius: 6px; }
 details { margin-top: 10px; } summary { cursor: pointer; color: #3a6ea5; font-size: 13px; }
 """
 
 
-def write_report(path: Path, lake: Lake, audit: Audit, *, late_us: int) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the page tells, as rows."""
+
+    summary: list[dict[str, Any]]
+    timeline: list[dict[str, Any]]
+    losses: list[dict[str, Any]]
+    faults: list[dict[str, Any]]  # the first of them
+    unseen: list[dict[str, Any]]
+    places: dict[str, Place]
+    flows: dict[tuple[str, str], int]  # (origin, delivering broker) -> deliveries
+    storage: list[tuple[str, int, int, int, int]]  # table, segments, files, rows, bytes
+    late_us: int
+
+
+def collect(lake: Lake, audit: Audit, *, late_us: int) -> Findings:
+    """The audit, worked out."""
+    return Findings(
+        summary=as_rows(audit.summary),
+        timeline=as_rows(audit.timeline),
+        losses=as_rows(audit.losses),
+        faults=as_rows(audit.faults.orderBy("kind", "subscriber", "tick").limit(MAX_FAULTS)),
+        unseen=as_rows(audit.unseen),
+        places=latest(lake),
+        flows={(row["origin"], row["broker"]): row["count"] for row in as_rows(audit.flows)},
+        storage=[_stored(lake, table) for table in SCHEMAS],
+        late_us=late_us,
+    )
+
+
+def _stored(lake: Lake, table: str) -> tuple[str, int, int, int, int]:
+    segments = lake.segments(table)
+    place = lake.path / table
+    sizes = [
+        path.stat().st_size for name in segments for path in (place / f"segment={name}").rglob("*.parquet")
+    ]
+    return table, len(segments), len(sizes), lake.read(table, segments).count(), sum(sizes)
+
+
+def write_report(path: Path, found: Findings) -> None:
     """The page appears whole or not at all."""
-    page = render(lake, audit, late_us=late_us)
+    page = render(found)
     aside = path.with_name(f".{path.name}.aside")
     try:
         aside.write_text(page, encoding="utf-8")
         aside.replace(path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
-def render(lake: Lake, audit: Audit, *, late_us: int) -> str:
-    summary, timeline = as_rows(audit.summary), as_rows(audit.timeline)
-    faults = as_rows(audit.faults.orderBy("kind", "subscriber", "tick").limit(MAX_FAULTS))
-    topology = latest_topology(as_rows(lake.read("topology")))
-    flows = {(row["origin"], row["broker"]): row["count"] for row in as_rows(audit.flows)}
-    links = link_loads(topology, flows)
-    parts = [
-        _tiles(summary),
-        _section("Completeness", _completeness(summary), _summary_table(summary)),
-        _section("Latency over time", _latency(timeline), _timeline_table(timeline)),
-        _section("Deliveries over time", _rate(timeline), _timeline_table(timeline)),
-        _section("Busiest paths", _map(topology, links), _links_table(topology, links, flows)),
-        _section(
-            "Faults",
-            f"<p>Late means more than {_ms(late_us)} after publication.</p>"
-            if faults
-            else "<p>None found.</p>",
-            _table(
-                ("kind", "subscriber", "id", "pubend", "tick", "broker", "latency"),
-                [
-                    (
-                        *(row["kind"], row["subscriber"], row["id"], row["pubend"], row["tick"]),
-                        *(row["broker"] or "", _ms(row["latency_us"])),
-                    )
-                    for row in faults
-                ],
-                text=(0, 1, 2, 3, 5),
-            ),
-        ),
-        _section("Storage", "", _storage(lake)),
-        "<p class='sub'>Brokers do not report queues, nor losses and repairs of best-effort links, yet.</p>",
+def render(found: Findings) -> str:
+    """The page."""
+    links = link_loads(found.places, found.flows)
+    sections = [
+        ("Completeness", _completeness(found.summary), _summary_table(found.summary)),
+        ("Latency over time", _latency(found.timeline), _timeline_table(found.timeline)),
+        ("Deliveries over time", _rate(found.timeline), _timeline_table(found.timeline)),
+        ("Busiest paths", _map(found.places, links), _links_table(found.places, links, found.flows)),
+        ("Losses and repairs", _losses(found), _losses_table(found.losses)),
+        ("Faults", _faults_text(found), _faults_table(found.faults)),
+        ("Storage of the lake", _storage(found.storage), _storage_table(found.storage)),
     ]
     return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Postroad audit</title>"
-        f"<style>{_STYLE}</style></head><body><main><h1>Delivery audit</h1>{_subtitle(timeline)}"
-        + "".join(parts)
-        + "</main></body></html>\n"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'><title>Postroad audit</title>"
+        f"<style>{_STYLE}</style></head><body><main><h1>Delivery audit</h1>{_subtitle(found)}"
+        + _tiles(found.summary)
+        + "".join(_section(*one) for one in sections)
+        + "<p class='sub'>Brokers do not report queues, nor losses and repairs of best-effort links, yet.</p>"
+        "</main></body></html>\n"
     )
-
-
-# ---- the topology
-
-
-def latest_topology(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, dict[str, int]]]:
-    """broker -> (name, its links with their costs), as each last said."""
-    found: dict[str, tuple[str, dict[str, int]]] = {}
-    for row in sorted(rows, key=lambda row: (row["at_us"], row["number"])):
-        links = {link["broker"]: link["cost"] for link in row["links"]}
-        found[row["broker"]] = (row["name"], links)
-    return found
-
-
-def link_loads(
-    topology: Mapping[str, tuple[str, Mapping[str, int]]], flows: Mapping[tuple[str, str], int]
-) -> dict[tuple[str, str], int]:
-    """Deliveries that went over each link, along the cheapest paths from origins to delivering brokers."""
-    loads: dict[tuple[str, str], int] = {}
-    for origin in sorted({origin for origin, _ in flows}):
-        parents = _cheapest(topology, origin)
-        for (source, target), count in sorted(flows.items()):
-            if source != origin:
-                continue
-            here = target
-            while here in parents:
-                link = (min(here, parents[here]), max(here, parents[here]))
-                loads[link] = loads.get(link, 0) + count
-                here = parents[here]
-    return loads
-
-
-def _cheapest(topology: Mapping[str, tuple[str, Mapping[str, int]]], origin: str) -> dict[str, str]:
-    parents: dict[str, str] = {}
-    costs = {origin: 0}
-    queue = [(0, origin)]
-    while queue:
-        cost, here = heapq.heappop(queue)
-        if cost > costs[here] or here not in topology:
-            continue
-        for other, step in sorted(topology[here][1].items()):
-            if other not in costs or cost + step < costs[other]:
-                costs[other] = cost + step
-                parents[other] = here
-                heapq.heappush(queue, (cost + step, other))
-    return parents
 
 
 # ---- plots
@@ -172,7 +164,7 @@ def _completeness(summary: Sequence[Mapping[str, Any]]) -> str:
     axes.barh(names, shares, color=[GOOD if share >= 100 else BAD for share in shares])
     for at, (row, share) in enumerate(zip(worst, shares, strict=True)):
         missing = f"  {row['missing']} missing" if row["missing"] else ""
-        axes.text(101, at, f"{share:.4g} %{missing}", va="center", fontsize=9, color=INK)
+        axes.text(101, at, f"{_percent(share)}{missing}", va="center", fontsize=9, color=INK)
     axes.set_xlim(0, 125)
     axes.set_xticks([0, 25, 50, 75, 100])
     axes.set_xlabel("share of what was due that arrived, in %")
@@ -180,25 +172,31 @@ def _completeness(summary: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _latency(timeline: Sequence[Mapping[str, Any]]) -> str:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if not timeline:
+        return ""
     figure, axes = _figure(9.6, 3.2)
-    times: Any = [datetime.fromtimestamp(row["at"] / SECOND_US, UTC) for row in timeline]
+    times: Any = [_moment(row["at"]) for row in timeline]
     for at, (name, color) in enumerate(LINES):
         values = [max(row["latency_us"][at], 1) / MILLISECOND_US for row in timeline]
         axes.plot(times, values, color=color, label=name, linewidth=1.8, marker=".", markersize=4)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("milliseconds")
     axes.grid(axis="y", color="#e6eaef")
-    if timeline:
-        axes.legend(frameon=False, ncols=3, loc="upper left", fontsize=9)
+    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
     figure.autofmt_xdate(rotation=0, ha="center")
     return _svg(figure)
 
 
 def _rate(timeline: Sequence[Mapping[str, Any]]) -> str:
+    if not timeline:
+        return ""
     figure, axes = _figure(9.6, 2.6)
-    times: Any = [datetime.fromtimestamp(row["at"] / SECOND_US, UTC) for row in timeline]
+    times: Any = [_moment(row["at"]) for row in timeline]
     rates = [row["deliveries"] * SECOND_US / row["step_us"] for row in timeline]
     axes.fill_between(times, rates, color=GOOD, alpha=0.25)
     axes.plot(times, rates, color=GOOD, linewidth=1.8)
@@ -209,18 +207,56 @@ def _rate(timeline: Sequence[Mapping[str, Any]]) -> str:
     return _svg(figure)
 
 
-def _map(topology: Mapping[str, tuple[str, Mapping[str, int]]], links: Mapping[tuple[str, str], int]) -> str:
-    from math import cos, pi, sin
+def _losses(found: Findings) -> str:
+    """What went wrong above the axis, what was made good below."""
+    shown = [kind for kind in LOSSES if any(row[kind] for row in found.losses)]
+    if not shown:
+        return "<p>Nothing was lost, late or out of order, and nothing had to be sent again.</p>"
+    figure, axes = _figure(9.6, 3.0)
+    step: Any = timedelta(microseconds=found.timeline[0]["step_us"] if found.timeline else SECOND_US)
+    times: Any = [_moment(row["at"]) for row in found.losses]
+    below = [0] * len(times)
+    for kind in shown:
+        good = kind == "redelivered"
+        counts = [-row[kind] if good else row[kind] for row in found.losses]
+        label = {"gaps": "told as gaps", "redelivered": "repaired: sent again"}.get(kind, kind)
+        bottom = [0] * len(times) if good else below
+        axes.bar(times, counts, step, bottom=bottom, align="edge", color=COLOURS[kind], label=label)
+        below = below if good else [one + count for one, count in zip(below, counts, strict=True)]
+    axes.axhline(0, color=SOFT, linewidth=0.8)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    axes.set_ylabel("in each step of time")
+    ends = [*times, *(_moment(row["at"]) for row in found.timeline)]
+    axes.set_xlim(min(ends), max(ends) + step)
+    axes.legend(frameon=False, ncols=len(shown), loc="lower left", bbox_to_anchor=(0, 1), fontsize=9)
+    figure.autofmt_xdate(rotation=0, ha="center")
+    return _svg(figure)
 
+
+def _storage(storage: Sequence[tuple[str, int, int, int, int]]) -> str:
+    figure, axes = _figure(9.6, 0.7 + 0.32 * len(storage))
+    tables = [one[0] for one in storage][::-1]
+    sizes = [one[-1] / 1e6 for one in storage][::-1]
+    axes.barh(tables, sizes, color=GOOD)
+    for at, size in enumerate(sizes):
+        axes.text(size, at, f"  {size:,.3g} MB", va="center", fontsize=9, color=INK)
+    axes.set_xlim(0, max([*sizes, 1e-6]) * 1.15)
+    axes.set_xlabel("MB on disk")
+    return _svg(figure)
+
+
+def _map(topology: Mapping[str, Place], links: Mapping[tuple[str, str], int]) -> str:
     if not topology:
         return "<p>No broker has told its links yet.</p>"
-    figure, axes = _figure(7.2, 5.2)
+    figure, axes = _figure(9.6, 5.2)
     brokers = sorted(topology)
     places = {
         broker: (cos(2 * pi * at / len(brokers)), sin(2 * pi * at / len(brokers)))
         for at, broker in enumerate(brokers)
     }
-    drawn = {(min(one, two), max(one, two)) for one in brokers for two in topology[one][1] if two in places}
+    drawn = {
+        (min(one, two), max(one, two)) for one in brokers for two in topology[one].links if two in places
+    }
     busiest = max([*links.values(), 1])
     for one, two in sorted(drawn):
         load = links.get((one, two), 0)
@@ -234,7 +270,7 @@ def _map(topology: Mapping[str, tuple[str, Mapping[str, int]]], links: Mapping[t
     for broker, (x, y) in places.items():
         axes.scatter([x], [y], s=620, color="#ffffff", edgecolors=INK, linewidths=1.5, zorder=2)
         axes.text(
-            x, y, topology[broker][0] or broker, fontsize=9, ha="center", va="center", zorder=3, color=INK
+            x, y, topology[broker].name or broker, fontsize=9, ha="center", va="center", zorder=3, color=INK
         )
     axes.set_axis_off()
     axes.margins(0.15)
@@ -244,23 +280,44 @@ def _map(topology: Mapping[str, tuple[str, Mapping[str, int]]], links: Mapping[t
 # ---- text and tables
 
 
-def _subtitle(timeline: Sequence[Mapping[str, Any]]) -> str:
-    if not timeline:
-        return "<p class='sub'>No deliveries were reported.</p>"
-    first = datetime.fromtimestamp(timeline[0]["at"] / SECOND_US, UTC)
-    last = datetime.fromtimestamp((timeline[-1]["at"] + timeline[-1]["step_us"]) / SECOND_US, UTC)
-    return f"<p class='sub'>{first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC</p>"
+def _subtitle(found: Findings) -> str:
+    said = "No deliveries were reported."
+    if found.timeline:
+        first, last = found.timeline[0]["at"], found.timeline[-1]["at"] + found.timeline[-1]["step_us"]
+        said = f"{_moment(first):%Y-%m-%d %H:%M:%S} to {_moment(last):%Y-%m-%d %H:%M:%S} UTC"
+    warning = unseen_text(found.unseen)
+    return f"<p class='sub'>{said}</p>" + (f"<p class='warn'>{html.escape(warning)}</p>" if warning else "")
+
+
+def unseen_text(unseen: Sequence[Mapping[str, Any]]) -> str:
+    """A warning, if the lake does not have everything."""
+    reports, spans = (sum(row[name] for row in unseen) for name in ("reports", "spans"))
+    if not reports and not spans:
+        return ""
+    where = ", ".join(row["broker"] for row in unseen)
+    return (
+        f"The lake is not complete: {reports:,} delivery reports and {spans:,} spans of time of brokers"
+        f" {where} never came to it. What seems missing there may have been delivered."
+    )
 
 
 def _share(row: Mapping[str, Any]) -> float:
     return 1 - row["missing"] / row["due"] if row["due"] else 1.0
 
 
+def _percent(share: float) -> str:
+    """Rounded down: only what is whole is 100 %."""
+    return f"{floor(share * 1e4) / 1e4:g} %"
+
+
 def _tiles(summary: Sequence[Mapping[str, Any]]) -> str:
     total = {name: sum(row[name] for row in summary) for name in ("due", "delivered", "pending", *KINDS)}
     share = _share(total) * 100
-    tiles = [("good" if share >= 100 else "bad", f"{share:.6g} %", "of what was due arrived")]
+    tiles = [("good" if share >= 100 else "bad", _percent(share), "of what was due arrived")]
     tiles.append(("", f"{total['delivered']:,}", f"deliveries to {len(summary)} subscriptions"))
+    slowest = max((row["latency_us"][2] for row in summary if row["latency_us"]), default=None)
+    if slowest is not None:
+        tiles.append(("", _ms(slowest), "99 % arrive within, at the slowest subscription"))
     tiles += [("bad" if total[kind] else "good", f"{total[kind]:,}", kind) for kind in KINDS]
     tiles.append(("", f"{total['pending']:,}", "pending"))
     return (
@@ -306,7 +363,7 @@ def _summary_table(summary: Sequence[Mapping[str, Any]]) -> str:
 def _timeline_table(timeline: Sequence[Mapping[str, Any]]) -> str:
     body = [
         (
-            f"{datetime.fromtimestamp(row['at'] / SECOND_US, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3],
+            _clock(row["at"]),
             row["deliveries"],
             *(_ms(one) for one in row["latency_us"]),
         )
@@ -316,12 +373,12 @@ def _timeline_table(timeline: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _links_table(
-    topology: Mapping[str, tuple[str, Mapping[str, int]]],
+    topology: Mapping[str, Place],
     links: Mapping[tuple[str, str], int],
     flows: Mapping[tuple[str, str], int],
 ) -> str:
     def name(broker: str) -> str:
-        return topology[broker][0] if broker in topology else broker
+        return topology[broker].name if broker in topology else broker
 
     ranked = sorted(links.items(), key=lambda item: (-item[1], item[0]))
     over = _table(
@@ -335,17 +392,46 @@ def _links_table(
     )
 
 
-def _storage(lake: Lake) -> str:
-    body = []
-    for table in SCHEMAS:
-        files = [
-            path
-            for segment in lake.segments(table)
-            for path in (lake.path / table / f"segment={segment}").rglob("*.parquet")
-        ]
-        size = sum(path.stat().st_size for path in files)
-        body.append((table, len(lake.segments(table)), len(files), f"{size / 1e6:,.3f} MB"))
-    return _table(("table", "segments", "files", "size"), body, text=(0,))
+def _losses_table(losses: Sequence[Mapping[str, Any]]) -> str:
+    body = [(_clock(row["at"]), *(row[kind] for kind in LOSSES)) for row in losses]
+    return _table(("from", *LOSSES), body, text=(0,))
+
+
+def _faults_text(found: Findings) -> str:
+    count = sum(row[kind] for row in found.summary for kind in KINDS)
+    if not count:
+        return "<p>None found.</p>"
+    listed = f"; the first {len(found.faults):,} are listed" if count > len(found.faults) else ""
+    late = _ms(found.late_us)
+    return f"<p>{count:,} found{listed}. Late means more than {late} after publication.</p>"
+
+
+def _faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
+    head = ("kind", "subscriber", "id", "pubend", "tick", "broker", "latency")
+    body = [
+        (
+            *(row["kind"], row["subscriber"], row["id"], row["pubend"], str(row["tick"])),
+            *(row["broker"] or "", _ms(row["latency_us"])),
+        )
+        for row in faults
+    ]
+    return _table(head, body, text=(0, 1, 2, 3, 5))
+
+
+def _storage_table(storage: Sequence[tuple[str, int, int, int, int]]) -> str:
+    body = [
+        (table, segments, files, rows, f"{size / 1e6:,.3f} MB", f"{size / rows:,.1f}" if rows else "")
+        for table, segments, files, rows, size in storage
+    ]
+    return _table(("table", "segments", "files", "rows", "size", "bytes a row"), body, text=(0,))
+
+
+def _moment(at_us: int) -> datetime:
+    return datetime.fromtimestamp(at_us / SECOND_US, UTC)
+
+
+def _clock(at_us: int) -> str:
+    return f"{_moment(at_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
 def _ms(value_us: int | None) -> str:

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,6 +46,17 @@ _ON_THIS_MACHINE: Final = {
 }
 
 
+def check_installed() -> None:
+    """UnavailableError where Postroad was installed without what the pipeline needs."""
+    for name in ("pyspark", "pyarrow"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise UnavailableError(
+                f"the pipeline needs Spark, and there is no {name}: pip install 'postroad[spark]'"
+            ) from None
+
+
 def make_session(
     *,
     master: str = LOCAL,
@@ -55,11 +67,10 @@ def make_session(
     """A session, or the one there is; UnavailableError says in one line why there can be none."""
     if remote and master != LOCAL:
         raise UsageError("--master and --remote exclude each other")
-    try:
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise UnavailableError("the pipeline needs Spark: pip install 'postroad[spark]'") from None
+    check_installed()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
     # Executors on this machine must be of the same Python, or nothing that is sent to them can be read.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _check_reachable(remote or master)

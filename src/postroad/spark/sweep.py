@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -61,7 +62,7 @@ def grid(
     if not 1 <= len(runs) <= MAX_RUNS:
         raise UsageError(f"a sweep of {len(runs)} runs, 1 to {MAX_RUNS} can be made")
     for run in runs:
-        if not 1 <= run.brokers <= MAX_BROKERS or run.minutes <= 0:
+        if not 1 <= run.brokers <= MAX_BROKERS or not 0 < run.minutes < inf:
             raise UsageError(f"a run has 1 to {MAX_BROKERS} brokers and takes some time, not {run}")
         if run.tracking not in ("none", "exact", "bloom"):
             raise UsageError(f"tracking is none, exact or bloom, not {run.tracking!r}")
