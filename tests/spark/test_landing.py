@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,9 @@ from tests.spark.test_source import publish
 
 import postroad
 from postroad.errors import UsageError
-from postroad.overlay.durable_desk import PAGE_ROWS
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
 from postroad.spark.lake import Lake
-from postroad.spark.landing import _Feed, _look_around, land
-from postroad.spark.options import Access
+from postroad.spark.landing import land
 from postroad.spark.report import collect, write_report
 
 QUICK = '[tracking]\npersist = "1 s"\n'
@@ -139,31 +135,6 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
     finally:
         driver.end()
     assert landed(lake) == list(range(80))
-
-
-def test_all_subscriptions_are_noted(brokers: Brokers, tmp_path: Path) -> None:
-    """P7: more than one answer of a broker has; one that is gone stays; a damaged list is not replaced."""
-    broker = brokers.start("b1")
-    names = [f"n{number:04}" for number in range(PAGE_ROWS + 1)]
-
-    async def subscribe() -> None:
-        async with postroad.connect(broker.address) as client, AsyncExitStack() as held:
-            await asyncio.gather(
-                *(held.enter_async_context(client.subscribe("t", durable=name)) for name in names)
-            )
-
-    asyncio.run(subscribe())
-    feed = _Feed(str(tmp_path), f"{broker.address},127.0.0.1:1", Access(timeout_s=5), "#", "d", "events")
-    file = tmp_path / SUBSCRIPTIONS
-    file.write_text('{"name": "gone", "topic": "x", "since_us": 7}\n\n{"name": "n0001", "since_us": 9}\n')
-    assert _look_around(feed, file).startswith("away: 127.0.0.1:1; ")
-    found = {one.name: one for one in read_subscriptions(file)}
-    assert sorted(found) == ["gone", *names]
-    assert (found["gone"].since_us, found["n0001"].since_us, found["n0001"].topic) == (7, 9, "t")
-    file.write_bytes(b'{"name": "gone"}\n{"na\xff')
-    with pytest.raises(UsageError, match=r"line 2 of .* is no subscription"):
-        _look_around(feed, file)
-    assert file.read_bytes().endswith(b"\xff")
 
 
 def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path) -> None:

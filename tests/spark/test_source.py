@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,14 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.process.conftest import Brokers, wait_until
+from tests.process.conftest import Brokers
 from tests.process.test_durable_release import configured
 
 import postroad
 import postroad.spark
-from postroad.errors import UnavailableError, UsageError
-from postroad.spark.audit import SUBSCRIPTIONS
-from postroad.spark.landing import _Feed, _look_around
-from postroad.spark.options import OLDEST, Access, read_options, write_options
+from postroad.errors import UsageError
+from postroad.spark.options import Access, read_options, write_options
 from postroad.spark.pushdown import Pushed, pushed
-from postroad.spark.source import SINCE, BatchReader, StreamReader
 
 KEEP = '[durable]\nkeep = "1 h"\n'
 
@@ -143,97 +138,6 @@ def test_options_that_cannot_be_are_refused() -> None:
     access = Access(token="secret", tls_ca="a", tls_cert="b", tls_key="c", timeout_s=7)
     assert read_options(access.options(), stream=True).access == access
     assert "secret" not in repr(access)
-
-
-def test_ranges_of_time_and_of_ticks(brokers: Brokers, tmp_path: Path) -> None:
-    """P1: a batch read has what lies between two times, or two tokens, and waits for nothing to come."""
-    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
-
-    def numbers(**options: str) -> int:
-        reader = BatchReader(read_options({"brokers": broker.address, **options}, stream=False), {"id": ""})
-        return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
-
-    publish(broker.address, range(10))
-    with postroad.sync.connect(broker.address) as client:
-        token = json.dumps(client.request("heads")["heads"])
-    middle = datetime.fromtimestamp(max(json.loads(token).values()) / 1e6 + 0.001, UTC).isoformat()
-    time.sleep(0.01)
-    publish(broker.address, range(10, 30))
-    assert numbers() == 30
-    assert (numbers(endingTime=middle), numbers(startingTime=middle)) == (10, 20)
-    assert (numbers(endingToken=token), numbers(startingToken=token)) == (10, 20)
-    assert numbers(startingTime=middle, endingTime=datetime.now(UTC).isoformat()) == 20
-    assert numbers(startingTime="2020-01-01", endingTime="2099-01-01", partitions="5") == 30
-    assert numbers(startingTime="2099-01-01") == 0
-    assert numbers(startingTime="2099-01-01", endingTime="2020-01-01") == 0
-    with pytest.raises(UsageError, match="in the future"):
-        numbers(endingToken=json.dumps({name: tick + 10**13 for name, tick in json.loads(token).items()}))
-
-
-def test_a_durable_stream_begins_where_the_option_says(brokers: Brokers, tmp_path: Path) -> None:
-    """P1: at the token at first, then where the subscription is; any number of times the same."""
-    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
-    publish(broker.address, range(10))
-    with postroad.sync.connect(broker.address) as client:
-        (pubend, middle), *_ = client.request("heads")["heads"].items()
-    publish(broker.address, range(10, 20))
-    given = {"brokers": broker.address, "topic": "orders/#", "durable": "spark"}
-    token = json.dumps({pubend: middle})
-    for _ in range(2):  # as of a query that was killed in its first batch
-        reader = StreamReader(read_options(given | {"startingToken": token}, stream=True), {"id": ""})
-        begun = reader.initialOffset()
-        assert begun == {SINCE: OLDEST, pubend: middle}
-        end = reader.latestOffset(begun, ReadAllAvailable())
-        assert read_all(reader, begun, end) == 10
-        reader.stop()
-    reader.commit(end)
-    assert reader.initialOffset()[pubend] == end[pubend], "what is done is not read again"
-    reader.stop()
-
-
-def test_a_broker_that_is_away_does_not_hold_up_the_others(brokers: Brokers, tmp_path: Path) -> None:
-    """P1, P11: a stream goes on with what can be read and has the rest later; a batch read fails."""
-    extra = configured(tmp_path, KEEP)
-    one = brokers.start("b1", extra=extra)
-    two = brokers.start("b2", one.address, extra=extra)
-    given = {"brokers": f"{one.address},{two.address}", "topic": "orders/#", "timeout": "2"}
-    stream_options = read_options(given | {"durable": "spark"}, stream=True)
-    with postroad.sync.connect(one.address) as client, postroad.sync.connect(two.address) as other:
-        far = other.request("status")["durable_pubends"][0]["pubend"]
-        wait_until(lambda: far in client.request("heads")["heads"], "they have met", 60)
-        start = StreamReader(stream_options, {"id": ""}).initialOffset()
-        publish(one.address, range(10))
-        publish(two.address, range(10, 30))
-        head = other.request("heads")["heads"][far]
-        wait_until(lambda: client.request("heads")["heads"][far] >= head, "it has heard of them", 60)
-        planned = StreamReader(stream_options, {"id": ""})
-        planned.prepareForTriggerAvailableNow()
-        both = planned.latestOffset(start, ReadAllAvailable())
-        two.kill()
-        wait_until(lambda: client.request("heads")["away"] == [far], "it is missed", 60)
-
-        reader = StreamReader(stream_options, {"id": ""})
-        end = reader.latestOffset(start, ReadAllAvailable())
-        assert end[far] == start[far]
-        assert read_all(reader, start, end) == 10
-        with pytest.raises(UnavailableError, match=f"the broker of pubend {far} is away"):
-            read_all(reader, start, both)
-        batch = BatchReader(read_options(given, stream=False), {"id": ""})
-        with pytest.raises(UnavailableError, match=f"the broker of pubend {far} is away"):
-            [list(batch.read(part)) for part in batch.partitions()]
-        feed = _Feed(str(tmp_path), one.address, Access(timeout_s=5), "#", "d", "events")
-        assert _look_around(feed, tmp_path / SUBSCRIPTIONS).startswith(f"away: {far[:8]}; ")
-        two.start()
-        wait_until(lambda: client.request("heads")["away"] == [], "it is back", 60)
-        assert read_all(reader, end, both) == 20
-        assert _look_around(feed, tmp_path / SUBSCRIPTIONS) == ""
-        reader.stop()
-        planned.stop()
-
-
-def read_all(reader: StreamReader, start: dict[str, int], end: dict[str, int]) -> int:
-    parts = reader.partitions(start, end)
-    return sum(batch.num_rows for part in parts for batch in reader.read(part))
 
 
 def test_filters_become_a_selector() -> None:
