@@ -189,6 +189,8 @@ def test_mistakes_are_told_before_spark_works(
         ("audit", "--lake", lake): "has no events yet",
         ("plan", "--lake", lake): "has no filters yet",
         ("sweep", "--out", lake): "exists already",
+        ("sweep", "--out", file, "--master", "nonsense"): "--master is local[*]",
+        ("plan", "--lake", lake, "--remote", "x"): "--remote is sc://",
     }.items():
         code, out, err = run(capsys, *words)
         assert (code, out, err.count("\n")) == (2, "", 1), words

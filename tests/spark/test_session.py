@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from postroad.errors import UnavailableError, UsageError
 from postroad.spark import java
-from postroad.spark.session import make_session
+from postroad.spark.session import check_engine, make_session
 
 
 def test_work_in_python_runs_in_this_interpreter(spark: SparkSession) -> None:
@@ -78,9 +78,21 @@ def test_no_java_at_all_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "\n" not in str(raised.value)
 
 
-def test_master_and_remote_exclude_each_other() -> None:
+def test_an_engine_that_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10, P11: said at once, and not by a stack of Java's."""
     with pytest.raises(UsageError, match="exclude"):
         make_session(master="spark://x:1", remote="sc://x")
+    for master in ("nonsense", "", "local[0]", "local[x]", "spark://x", "spark://", "mesos://x:1", "yarn "):
+        with pytest.raises(UsageError, match="--master is local"):
+            make_session(master=master)
+    with pytest.raises(UsageError, match="--remote is sc://HOST:PORT, not 'x:15002'"):
+        make_session(remote="x:15002")
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="HADOOP_CONF_DIR"):
+        check_engine("yarn", "")
+    for master in ("local", "local[2]", "local[*]", "local[2,4]", "spark://a:1,b:2", "k8s://https://x:1"):
+        check_engine(master, "")
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,10 @@ def _with_spark(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def checked(**arguments: Any) -> None:
-        from postroad.spark.session import check_installed
+        from postroad.spark.session import check_engine, check_installed
 
         check_installed()
+        check_engine(arguments["master"], arguments["remote"])
         command(**arguments)
 
     return checked

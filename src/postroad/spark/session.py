@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local[*]"
 CONNECT_S: Final = 5
+_MASTER: Final = re.compile(
+    r"local(\[([1-9]\d*|\*)(,\d+)?\])?|local-cluster\[.*\]|yarn|k8s://.+|spark://[^/,;:]+:\d+(,[^/,;:]+:\d+)*"
+)
 _PLACES: Final = re.compile(r"(?:spark|sc)://([^/;]+).*")  # of a standalone master, or of Spark Connect
 _QUIET: Final = Path(__file__).with_name("log4j2.properties")
 _SETTINGS: Final = {
@@ -57,6 +60,18 @@ def check_installed() -> None:
             ) from None
 
 
+def check_engine(master: str, remote: str) -> None:
+    """Spark itself says it in many lines, and after a while."""
+    if remote and master != LOCAL:
+        raise UsageError("--master and --remote exclude each other")
+    if remote and not remote.startswith("sc://"):
+        raise UsageError(f"--remote is sc://HOST:PORT, not {remote!r}")
+    if _MASTER.fullmatch(master) is None:
+        raise UsageError(f"--master is local[*], spark://HOST:PORT, yarn or k8s://..., not {master!r}")
+    if master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(os.environ):
+        raise UsageError("--master yarn needs HADOOP_CONF_DIR or YARN_CONF_DIR: the cluster's settings")
+
+
 def make_session(
     *,
     master: str = LOCAL,
@@ -65,8 +80,7 @@ def make_session(
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A session, or the one there is; UnavailableError says in one line why there can be none."""
-    if remote and master != LOCAL:
-        raise UsageError("--master and --remote exclude each other")
+    check_engine(master, remote)
     check_installed()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
