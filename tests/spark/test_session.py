@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postroad.errors import UnavailableError, UsageError
-from postroad.spark import java
+from postroad.spark import java, session
 from postroad.spark.session import check_engine, make_session
 
 
@@ -93,6 +94,15 @@ def test_an_engine_that_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         check_engine("yarn", "")
     for master in ("local", "local[2]", "local[*]", "local[2,4]", "spark://a:1,b:2", "k8s://https://x:1"):
         check_engine(master, "")
+
+
+def test_something_else_than_spark_connect_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11: such as a broker's port; Spark's client would ask for a quarter of an hour."""
+    monkeypatch.setattr(session, "CONNECT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"{place} answers, but not as Spark Connect"):
+            make_session(remote=f"sc://{place}")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import UnavailableError, UsageError
 
@@ -125,10 +125,25 @@ def _check_reachable(url: str) -> None:
         host, _, port = place.partition(":")
         try:
             with socket.create_connection((host, int(port or 15002)), timeout=CONNECT_S):
-                return
+                pass
+            if url.startswith("sc:"):
+                _check_connect(f"{host}:{port or 15002}", url)
+            return
         except (OSError, ValueError) as error:
             failures.append(f"{place}: {error}")
     raise UnavailableError(f"no Spark at {url}: {'; '.join(failures)}")
+
+
+def _check_connect(place: str, url: str) -> None:
+    """What is no Spark Connect server is asked again and again by its client, for a quarter of an hour."""
+    if "use_ssl=true" in url or ";token=" in url:  # which is by TLS
+        return
+    grpc: Any = import_module("grpc")
+    with grpc.insecure_channel(place) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CONNECT_S)
+        except grpc.FutureTimeoutError:
+            raise UnavailableError(f"no Spark at {url}: {place} answers, but not as Spark Connect") from None
 
 
 def _first_line(error: Exception) -> str:
