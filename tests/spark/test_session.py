@@ -9,17 +9,29 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from postroad.errors import UnavailableError, UsageError
 from postroad.spark import java, session
+from postroad.spark.python import worker_python
 from postroad.spark.session import check_engine, make_session
 
 
 def test_work_in_python_runs_in_this_interpreter(spark: SparkSession) -> None:
-    found = spark.range(2).rdd.map(lambda _: sys.executable).distinct().collect()
-    assert found == [sys.executable]
+    """And has PySpark from where it is installed, compiled, not from Spark's zip: it starts in a quarter."""
+    found = spark.range(2).rdd.map(lambda _: (sys.executable, pyspark.__file__)).distinct().collect()
+    assert found == [(sys.executable, pyspark.__file__)]
+
+
+def test_the_path_of_workers_keeps_all_but_the_zip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    zips = "/x/pyspark/python/lib/pyspark.zip:/x/pyspark/python/lib/py4j-src.zip"
+    shown = [worker_python(), "-c", "import os; print(os.environ['PYTHONPATH'])"]
+    for given, kept in {"": "", zips: "", f"{zips}:/a b::/c": "/a b:/c", "/a.zip:/b": "/a.zip:/b"}.items():
+        monkeypatch.setenv("PYTHONPATH", given)
+        answer = subprocess.run(shown, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert answer.stdout == f"{kept}\n"
 
 
 def test_a_machine_without_java_gets_one_from_the_package_index(

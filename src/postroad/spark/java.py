@@ -45,9 +45,13 @@ def java_home() -> Path:
         return given  # of an earlier session
     java, version = _find()
     new = version >= _WARNS_FROM
-    script = _WRAPPER.format(java=_quoted(str(java)), allow=_ALLOW if new else "", gone=_GONE if new else "")
-    home = _cache() / f"java-{version}-{crc32(script.encode()):08x}"
-    target = home / "bin" / "java"
+    script = _WRAPPER.format(java=quoted(str(java)), allow=_ALLOW if new else "", gone=_GONE if new else "")
+    return cached_script(f"java-{version}", "bin/java", script).parents[1]
+
+
+def cached_script(name: str, place: str, script: str) -> Path:
+    """A program of this user's with this text, which is made once."""
+    target = _cache() / f"{name}-{crc32(script.encode()):08x}" / place
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two processes may come here at once: each writes its own file, and the last rename stands.
@@ -55,10 +59,10 @@ def java_home() -> Path:
             file.write(script)
         Path(file.name).chmod(0o755)
         Path(file.name).rename(target)
-    return home
+    return target
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
     return "'" + path.replace("'", "'\\''") + "'"
 
 

@@ -158,7 +158,8 @@ def _keep(
             if sum(job.batches for job in jobs) > before:
                 pause_s = FIRST_PAUSE_S
             if trouble is not None:
-                trouble(f"{error}; trying again in {pause_s:g} s")
+                why = "this machine is so busy that Python starts too slowly" if _slow_start(error) else error
+                trouble(f"{why}; trying again in {pause_s:g} s")
         stop.wait(pause_s)
         pause_s = min(2 * pause_s, MAX_PAUSE_S)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import UnavailableError, UsageError
+from postroad.spark.python import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,8 +86,7 @@ def make_session(
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # Executors on this machine must be of the same Python, or nothing that is sent to them can be read.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _choose_python(local=not remote and master.startswith("local"))
     _check_reachable(remote or master)
     chosen = dict(_SETTINGS)
     builder = SparkSession.Builder().appName(name)
@@ -113,6 +113,13 @@ def make_session(
         if type(error).__module__.startswith("py4j"):
             raise UnavailableError(f"no Spark at {remote or master}: {_first_line(error)}") from None
         raise
+
+
+def _choose_python(*, local: bool) -> None:
+    """Executors must be of the same Python, or nothing that is sent to them can be read."""
+    ours = worker_python()
+    if os.environ.get("PYSPARK_PYTHON", "") in ("", str(ours), sys.executable):
+        os.environ["PYSPARK_PYTHON"] = str(ours) if local else sys.executable
 
 
 def _check_reachable(url: str) -> None:
@@ -148,6 +155,8 @@ def _check_connect(place: str, url: str) -> None:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip(" :") for line in str(error).splitlines()]
+    if "stopped SparkContext" in str(error):  # it gave up asking
+        return "no master of Spark answers there"
     return next((line for line in lines if "Exception" in line), lines[0] if lines else repr(error))
 
 
