@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
+import secrets
 import ssl
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
@@ -71,7 +71,7 @@ class Client:
     """A connection to the network. Made by `connect`."""
 
     def __init__(self, settings: ClientSettings, *, tls: ssl.SSLContext | None = None) -> None:
-        self._core = ClientCore(settings, draw=random.randrange)
+        self._core = ClientCore(settings, draw=secrets.randbelow)  # a program may have seeded `random`
         self._outbox = self._core.outbox
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
