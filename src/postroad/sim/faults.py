@@ -50,6 +50,7 @@ class Faults:
         self._chance = world.random("faults")
         self._going_on = True
         self._left: set[str] = set()  # brokers that stopped for good
+        self._failing: set[str] = set()  # those whose log takes no more until they are started anew
         self.counts: Counter[str] = Counter()
         self._kinds: list[tuple[str, int, Callable[[], bool]]] = [
             ("cut", 4, self._cut),
@@ -85,6 +86,8 @@ class Faults:
         for process in self._processes:
             process.spare()
             process.disk.capacity = max(process.disk.capacity, DISK_BYTES)
+            if process.running and process.name in self._failing:
+                process.crash(silently=False, style=CrashStyle())
             if not process.running and process.name not in self._left:
                 process.start()
 
@@ -199,6 +202,7 @@ class Faults:
             return False
         if step == "failing":
             until = self._later(SECOND_US, 20 * SECOND_US)
+            self._failing.add(process.name)
             self._world.at(until, lambda: self._replace(process))
         else:
             self._restart_later(process)
@@ -216,6 +220,7 @@ class Faults:
 
     def _replace(self, process: Process) -> None:
         if self._going_on and process.running:
+            self._failing.discard(process.name)
             process.stop()
             self._restart_later(process)
 
