@@ -91,7 +91,9 @@ def test_a_broker_that_is_away_does_not_hold_up_the_others(brokers: Brokers, tmp
     with postroad.sync.connect(one.address) as client, postroad.sync.connect(two.address) as other:
         far = other.request("status")["durable_pubends"][0]["pubend"]
         wait_until(lambda: far in client.request("heads")["heads"], "they have met", 60)
-        start = StreamReader(stream_options, {"id": ""}).initialOffset()
+        first = StreamReader(stream_options, {"id": ""})
+        start = first.initialOffset()
+        first.stop()
         publish(one.address, range(10))
         publish(two.address, range(10, 30))
         head = other.request("heads")["heads"][far]

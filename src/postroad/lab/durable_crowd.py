@@ -222,8 +222,9 @@ class Crowd:
             self.resume()
 
     def remove(self, count: int) -> None:
-        """The last ones leave for good, and nothing is kept for them. Nothing is published after that:
-        brokers that have too much to do would be long in deleting."""
+        """The last ones leave for good, and nothing is kept for them. Meanwhile nothing is published: brokers
+        that have too much to do would be long in deleting."""
+        publishing = self.publishing
         self.pause()
         gone = self.subscribers[len(self.subscribers) - count :]
         del self.subscribers[len(self.subscribers) - count :]
@@ -233,6 +234,8 @@ class Crowd:
         for one in gone:
             one.broker.request("subs.delete", name=one.name)  # answered when it is on disk
             self._turn(0)  # the others still have to answer their brokers in time
+        if publishing:
+            self.resume()
 
     def leave(self, one: Subscriber) -> None:
         if one.session is not None:
