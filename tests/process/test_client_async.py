@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
+import struct
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -316,3 +318,22 @@ def test_a_reader_that_asked_for_it_is_disconnected_instead(brokers: Brokers) ->
                     pass
 
     run(work())
+
+
+def test_a_connection_that_is_reset_before_a_word_is_told_as_one_that_is_closed() -> None:
+    """A broker that refuses a certificate after the handshake closes or resets, as the timing has it."""
+
+    async def test() -> None:
+        async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            writer.transport.abort()
+
+        server = await asyncio.start_server(reset, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(postroad.UnavailableError, match="without a word; perhaps it serves TLS"):
+                await postroad.connect(f"127.0.0.1:{port}", timeout=5)
+
+    run(test())

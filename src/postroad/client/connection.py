@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         error = UnavailableError(f"the connection broke: {exc}") if exc is not None else None
-        if error is None and not self._splitter.begun:
+        if not self._splitter.begun and (exc is None or isinstance(exc, ConnectionError)):  # closed, or reset
             error = UnavailableError(tls_unheard(self._tls, known=self._known))
         self._lost(self, error)
         if not self.over.done():
