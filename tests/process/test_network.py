@@ -225,7 +225,8 @@ def test_a_stalled_link_is_given_up_and_replaced(brokers: Any, proxied: Callable
 
 
 def test_the_publishing_broker_dies_and_the_gap_is_told(brokers: Any) -> None:
-    """Killed with its memory: what came is in order and unique, what is missing is not silently so."""
+    """Killed with its memory: what came is in order, what is missing is not silently so. What it had passed
+    on without telling the publisher is sent again, and its next process cannot know."""
 
     async def test() -> None:
         b1, b2 = brokers.line(2)
@@ -246,9 +247,11 @@ def test_the_publishing_broker_dies_and_the_gap_is_told(brokers: Any) -> None:
             await publish(one, "one", 600, 700)
             await events.until(lambda: events.seen[-1:] == [("one", 699)])
             numbers = [n for _, n in events.seen]
-            assert numbers == sorted(set(numbers))
+            back = [at for at in range(1, len(numbers)) if numbers[at] <= numbers[at - 1]]
+            assert len(back) <= 1  # to what was not accepted yet
+            assert list(dict.fromkeys(numbers)) == sorted(set(numbers))
             assert numbers[-100:] == list(range(600, 700))
-            assert len(numbers) == 700 or events.gaps
+            assert len(set(numbers)) == 700 or events.gaps
             events.stop()
 
     run(test())
