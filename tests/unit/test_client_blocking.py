@@ -23,7 +23,7 @@ def test_who_waits_while_another_thread_closes_is_told_so() -> None:
 
     def call() -> None:
         try:
-            thread.call(wait())
+            thread.call(wait)
         except postroad.PostroadError as error:
             told.append(error)
 
@@ -45,7 +45,7 @@ def test_calls_that_come_while_it_stops_are_answered() -> None:
         def call(thread: _LoopThread = thread, ended: list[object] = ended) -> None:
             try:
                 while True:
-                    thread.call(asyncio.sleep(0))
+                    thread.call(asyncio.sleep, 0)
             except postroad.UsageError as error:
                 ended.append(error)
 

@@ -14,8 +14,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from datetime import datetime
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import uvloop
 
@@ -29,6 +30,7 @@ from postroad.tracking.verdict import TraceResult
 
 PUBLISH_CHUNK: Final = 1024
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -60,22 +62,35 @@ class _LoopThread:
         finally:
             self._loop.close()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait for its result. An interrupt (Ctrl-C) ends the wait and the work."""
-        with self._lock:
-            if self.over:
-                work.close()
-                raise _ClosedError
-            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def call(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run it there and wait for its result. An interrupt (Ctrl-C) ends the wait and the work.
+
+        The coroutine is made there too: an interrupt could leave one made here with nobody to await it.
+        """
+        answer: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            try:
+                tasks.append(self._loop.create_task(work(*args, **kwargs)))
+            except Exception as error:  # the arguments are not those of the work
+                answer.set_exception(error)
+            else:
+                tasks[0].add_done_callback(partial(_tell, answer))
+
         try:
-            return future.result()
+            with self._lock:
+                if self.over:
+                    raise _ClosedError
+                self._loop.call_soon_threadsafe(begin)
+            return answer.result()
         except CancelledError:
             raise _ClosedError from None
         except BaseException:
-            future.cancel()
+            self.call_soon(lambda: [task.cancel() for task in tasks])
             raise
 
-    def call_soon(self, work: Callable[[], None]) -> None:
+    def call_soon(self, work: Callable[[], object]) -> None:
         with self._lock:
             if not self.over:  # else nobody can be told any more
                 self._loop.call_soon_threadsafe(work)
@@ -86,6 +101,16 @@ class _LoopThread:
                 self.over = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+def _tell(answer: Future[T], done: asyncio.Task[T]) -> None:
+    """What became of the work, to the thread that waits for it."""
+    if done.cancelled():
+        answer.cancel()
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
 
 
 def connect(
@@ -101,7 +126,7 @@ def connect(
     client = aio.connect(address, name=name, token=token, tls=tls, timeout=timeout, window=window)
     thread = _LoopThread()
     try:
-        thread.call(client._open())
+        thread.call(client._open)
     except BaseException:
         thread.stop()
         raise
@@ -133,13 +158,13 @@ class Client:
         if kind is None:
             self.close()
         else:
-            self._end(self._client._shut())
+            self._end(self._client._shut)
 
     def close(self) -> None:
         """Wait until what was published is accepted, then go. Raises what flush would."""
-        self._end(self._client.close())
+        self._end(self._client.close)
 
-    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+    def _end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             with contextlib.suppress(_ClosedError):
                 self._thread.call(work)
@@ -149,7 +174,7 @@ class Client:
     def publish(
         self, topic: str, payload: Payload = b"", attributes: Attributes | None = None, *, mode: str = "plain"
     ) -> Receipt:
-        return self._thread.call(self._client.publish(topic, payload, attributes, mode=mode))
+        return self._thread.call(self._client.publish, topic, payload, attributes, mode=mode)
 
     def publish_many(
         self,
@@ -164,12 +189,12 @@ class Client:
         count = 0
         while chunk := list(itertools.islice(source, PUBLISH_CHUNK)):
             some = None if given is None else list(itertools.islice(given, len(chunk)))
-            count += self._thread.call(self._client.publish_many(chunk, mode=mode, ids=some))
+            count += self._thread.call(self._client.publish_many, chunk, mode=mode, ids=some)
         return count
 
     def flush(self) -> None:
         """Wait until everything published so far is accepted; raises if something was not taken."""
-        self._thread.call(self._client.flush())
+        self._thread.call(self._client.flush)
 
     def subscribe(
         self,
@@ -201,22 +226,22 @@ class Client:
             buffer=buffer,
         )
         inner._call_soon = self._thread.call_soon
-        self._thread.call(inner._open())
+        self._thread.call(inner._open)
         return Subscription(inner, self._thread, timeout)
 
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
         """The durable events between two checkpoint tokens, filtered; then it ends."""
         inner = self._client.read(until, after=after, topic=topic, where=where)
-        self._thread.call(inner._open())
+        self._thread.call(inner._open)
         return Subscription(inner, self._thread, None)
 
     def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
-        return self._thread.call(self._client.request(what, **arguments))
+        return self._thread.call(self._client.request, what, **arguments)
 
     def trace(self, message: MessageId | str) -> TraceResult:
         """The path of a message: origin, route and receivers, each with its probability of being wrong."""
-        return self._thread.call(self._client.trace(message))
+        return self._thread.call(self._client.trace, message)
 
 
 class Subscription:
@@ -234,7 +259,7 @@ class Subscription:
 
     def ack(self, event: Event | None = None, *, upto: str = "") -> None:
         """As the async client's: returns when the acknowledgement is on the broker's disk."""
-        self._thread.call(self._inner.ack(event, upto=upto))
+        self._thread.call(self._inner.ack, event, upto=upto)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -248,12 +273,12 @@ class Subscription:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(_ClosedError):
-            self._thread.call(self._inner.__aexit__(kind, error, trace))
+            self._thread.call(self._inner.__aexit__, kind, error, trace)
 
     def close(self) -> None:
         """Unsubscribe. What was not read is dropped; what was is acknowledged, unless `ack` is "manual"."""
         with contextlib.suppress(_ClosedError):
-            self._thread.call(self._inner.close())
+            self._thread.call(self._inner.close)
 
     def __iter__(self) -> Iterator[Event | Gap]:
         while True:
@@ -272,7 +297,7 @@ class Subscription:
         """
         source = self._inner.batches()
         with contextlib.suppress(_ClosedError):
-            while (items := self._thread.call(self._more(source, timeout))) is not None:
+            while (items := self._thread.call(self._more, source, timeout)) is not None:
                 yield items
 
     async def _more(
@@ -291,7 +316,7 @@ class Subscription:
     def _take(self, timeout: float | None) -> Event | Gap | None:
         while (event := self._inner._take()) is None:
             try:
-                item = self._thread.call(self._some(timeout))
+                item = self._thread.call(self._some, timeout)
             except _ClosedError:
                 return None
             if not isinstance(item, EventBatch):
