@@ -17,7 +17,7 @@ FOUND = (
     (103, 2.0),  # L never superseded cached knowledge that was filtered too narrowly: nacked for ever
     (115, 2.0),  # the same, with the stale knowledge at an intermediate broker
     (20133, 1.6),  # a full cache forgot first what adjoined the gap: asked for again, lost again, for ever
-    (50170, 1.0),  # a confirmation did not name a broker that came within reach while it waited
+    (50170, 1.0),  # routes led over a half-open link until its keepalive ended it: not owed until then
 )
 
 
