@@ -66,9 +66,8 @@ class _Progress:
     """One pubend."""
 
     told: int  # everything up to here was offered
-    open: dict[int, int] = field(
-        default_factory=dict
-    )  # ticks offered and not acknowledged, in order -> which
+    # Ticks offered and not acknowledged, in order -> which of those offered it is.
+    open: dict[int, int] = field(default_factory=dict)
     done: list[Span] = field(default_factory=list)  # acknowledged earlier, and to be offered again
     left: int = 0  # events in those
     offered: int = 0  # events, those that were done before among them
