@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from postroad.client import effects as fx
 from postroad.client.core import ClientCore
@@ -38,6 +38,8 @@ RETRY_US: Final = (
 )  # an application that failed tries again after, from .. to
 AWAY_US: Final = (50 * MILLISECOND_US, 20 * SECOND_US)  # one that crashed is back after
 MAX_UNSETTLED: Final = 500  # events of a publisher; it pauses when it has that many
+
+Item = TypeVar("Item")  # what a subscription hands out
 
 
 class Life:
@@ -275,7 +277,97 @@ class DurablePublisher(Application):
                     self._ledger.events[id].sent.setdefault(pubend, self.world.now_us)
 
 
-class DurableSubscriber(Application):
+class Worker(Application, Generic[Item]):
+    """One that takes what its subscription hands it at its own speed, and acknowledges it in its own way."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        *,
+        name: str,
+        addresses: tuple[str, ...],
+        window: int,
+        consume: int,
+    ) -> None:
+        """`consume` is the rate in bytes a second at which a slow one works, 0 for at once."""
+        super().__init__(world, network, name=name, addresses=addresses, window=window)
+        self._consume = consume
+        self._number = 0  # of the subscription in this process; 0: none
+        self._queue: deque[tuple[Item, int]] = deque()  # with the bytes they took
+        self._working = False
+        self._finished = False  # it leaves nothing unacknowledged any more
+
+    def hurry(self) -> None:
+        self._consume = 0
+        self._work()
+
+    def finish(self) -> None:
+        """The end of all work: what it has, and what it still gets, is acknowledged at once."""
+        self._finished = True
+        self._say()
+
+    def _forget(self) -> None:
+        self._number, self._working = 0, False
+        self._queue.clear()
+
+    def _receive(self, item: Item, size: int) -> None:
+        self._queue.append((item, size))
+        self._work()
+
+    def _work(self) -> None:
+        """Take what has come, at once or in its own time."""
+        while self._queue and self.life is not None and not self._consume and not self._working:
+            self._take(self.life)
+        if self._queue and self.life is not None and not self._working:
+            self._working = True
+            self._work_later(self.life, max(1, self._queue[0][1]) * SECOND_US // self._consume)
+
+    def _work_later(self, life: Life, delay_us: int) -> None:
+        def work() -> None:
+            if life is self.life:
+                self._working = False
+                if self._queue:
+                    self._take(life)
+                self._work()
+
+        self.world.after(delay_us, work)
+
+    def _take(self, life: Life) -> None:
+        item, size = self._queue.popleft()
+        self._consider(item)
+        life.core.consumed(size)
+        if self._finished:
+            self._say()
+        else:
+            self._perhaps_say()
+        if life is self.life:
+            life.perform(life.core.flush())
+
+    def _end(self, what: str, error: Exception | None, *, expected: bool) -> None:
+        """As an application would: what it has not read is gone with its subscription, it begins again."""
+        self.world.note(self.name, f"{what} was ended: {error}")
+        if not expected:
+            raise Violation("ended", f"{what} was ended: {error}", (self.name,))
+        self._die(silently=False)
+        self._back_after(RETRY_US)
+
+    # -- what the two kinds do
+
+    def _consider(self, item: Item) -> None:
+        """The work itself."""
+        raise NotImplementedError
+
+    def _perhaps_say(self) -> None:
+        """Acknowledge, if it is its habit to do so now."""
+        raise NotImplementedError
+
+    def _say(self) -> None:
+        """Acknowledge all that it has considered."""
+        raise NotImplementedError
+
+
+class DurableSubscriber(Worker[EventBatch | Gap]):
     """A durable subscription, and an application that reads it."""
 
     def __init__(
@@ -289,18 +381,10 @@ class DurableSubscriber(Application):
         window: int,
         consume: int,
     ) -> None:
-        """`consume` is the rate in bytes a second at which a slow one works, 0 for at once."""
-        super().__init__(world, network, name=name, addresses=addresses, window=window)
+        super().__init__(world, network, name=name, addresses=addresses, window=window, consume=consume)
         self.reader = reader
-        self._consume = consume
-        self._number = 0  # of the subscription in this process; 0: none
-        self._queue: deque[tuple[EventBatch | Gap, int]] = deque()
         self._token: dict[int, int] = {}  # everything handed out is consumed
         self._unsaid = 0  # items handed out since the last acknowledgement or transaction
-        self._working = False
-
-    def hurry(self) -> None:
-        self._consume = 0
 
     # -- one process
 
@@ -309,9 +393,9 @@ class DurableSubscriber(Application):
         self._token = dict(self.reader.committed)
 
     def _forget(self) -> None:
+        super()._forget()
         self.reader.end()
-        self._number, self._unsaid, self._working = 0, 0, False
-        self._queue.clear()
+        self._unsaid = 0
 
     def _down(self) -> None:
         self.reader.away()
@@ -348,50 +432,19 @@ class DurableSubscriber(Application):
                 for pubend, tick in token.items():
                     self._token.setdefault(pubend, tick)
             case fx.Delivered(batch=batch, size=size):
-                self._queue.append((batch, size))
-                self._work()
+                self._receive(batch, size)
             case fx.Missed(gap=gap, size=size):
-                self._queue.append((gap, size))
-                self._work()
+                self._receive(gap, size)
             case fx.Ended(error=error):
-                self._ended(error)
+                self._end(self.reader.name, error, expected=self.reader.may_end(error))
             case _:
                 pass
 
-    def _ended(self, error: Exception | None) -> None:
-        self.world.note(self.name, f"{self.reader.name} was ended: {error}")
-        if not self.reader.may_end(error):
-            raise Violation("ended", f"{self.reader.name} was ended: {error}", (self.name,))
-        # As an application would: what it has not read is gone with its subscription, it begins again.
-        self._die(silently=False)
-        self._back_after(RETRY_US)
-
     # -- reading
 
-    def _work(self) -> None:
-        """Take what has come, at once or in its own time."""
-        while self._queue and self.life is not None and not self._consume and not self._working:
-            self._take()
-        if self._queue and self.life is not None and not self._working:
-            self._working = True
-            self._work_later(self.life, max(1, self._queue[0][1]) * SECOND_US // self._consume)
-
-    def _work_later(self, life: Life, delay_us: int) -> None:
-        def work() -> None:
-            if life is self.life:
-                self._working = False
-                self._take()
-                self._work()
-
-        self.world.after(delay_us, work)
-
-    def _take(self) -> None:
-        life = self.life
-        if life is None:
-            return
-        if self._unsaid and self.reader.ack == "auto":
-            self._acknowledge()  # who asks for more is done with what it had
-        item, size = self._queue.popleft()
+    def _consider(self, item: EventBatch | Gap) -> None:
+        if self.reader.ack == "auto":
+            self._say()  # who asks for more is done with what it had
         if isinstance(item, Gap):
             pubend, end = int(parse_pubend(item.pubend)), item.end
             self.reader.gap(pubend, item.start, item.end)
@@ -400,21 +453,19 @@ class DurableSubscriber(Application):
             self.reader.events(item)
         self._token[pubend] = max(end, self._token.get(pubend, 0))
         self._unsaid += 1
-        life.core.consumed(size)
-        if self.reader.ack != "auto" and (self._unsaid >= 20 or self._chance.random() < 0.3):
-            self._acknowledge()
-        if self.reader.ack == "auto" and not self._queue:
-            self._acknowledge()  # it asks for more, and waits
-        if life is self.life:
-            life.perform(life.core.flush())
 
-    def _acknowledge(self) -> None:
+    def _perhaps_say(self) -> None:
+        if self.reader.ack == "auto":
+            said = not self._queue  # it asks for more, and waits
+        else:
+            said = self._unsaid >= 20 or self._chance.random() < 0.3
+        if said:
+            self._say()
+
+    def _say(self) -> None:
+        if not self._unsaid:
+            return
         self._unsaid = 0
         self.reader.commit(self._token, self.world.now_us)
         if self.life is not None and self._number:
             self.life.perform(self.life.core.acknowledge(self._number, token=self._token)[1])
-
-    def finish(self) -> None:
-        """The end of all work: everything it has is acknowledged."""
-        if self._unsaid:
-            self._acknowledge()

@@ -13,7 +13,6 @@ and at the end every event was acknowledged by somebody, or lies in a gap.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,7 +22,7 @@ from postroad.errors import StorageError, UnavailableError
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import parse_pubend, pubend_text
 from postroad.selectors import Selector
-from postroad.sim.applications import RETRY_US, Application, Life
+from postroad.sim.applications import Life, Worker
 from postroad.sim.durable import Records
 from postroad.sim.ledger import NEVER, Published
 from postroad.sim.network import Connection, Network
@@ -198,7 +197,7 @@ class Group:
         )
 
 
-class Consumer(Application):
+class Consumer(Worker[list[Place]]):
     """One of those who divide the events of a group. It works at its own speed, acknowledges each event by
     itself, in order if the group has a key, and wants half of that confirmed."""
 
@@ -213,25 +212,12 @@ class Consumer(Application):
         window: int,
         consume: int,
     ) -> None:
-        """`consume` is the rate in bytes a second at which a slow one works, 0 for at once."""
-        super().__init__(world, network, name=name, addresses=addresses, window=window)
+        super().__init__(world, network, name=name, addresses=addresses, window=window, consume=consume)
         self.group = group
-        self._consume = consume
-        self._number = 0  # of the subscription in this process; 0: none
         self.connected = False  # it was told that it has begun, and nothing else since
-        self._queue: deque[tuple[list[Place], int]] = deque()  # with the bytes they took
         self._done: list[Place] = []  # to be acknowledged
         self._confirming: dict[int, list[_Given]] = {}  # by ticket
-        self._working = False
         group.consumers.append(self)
-
-    def hurry(self) -> None:
-        self._consume = 0
-        self._work()
-
-    def finish(self) -> None:
-        """The end of all work: everything it has is acknowledged."""
-        self._acknowledge(confirm=True)
 
     def holds_on(self, life: Life, connection: Connection) -> bool:
         """It has what it was given on this connection."""
@@ -241,8 +227,8 @@ class Consumer(Application):
     # -- one process
 
     def _forget(self) -> None:
-        self._number, self._working, self.connected = 0, False, False
-        self._queue.clear()
+        super()._forget()
+        self.connected = False
         self._done.clear()
         self._confirming.clear()
 
@@ -285,7 +271,8 @@ class Consumer(Application):
                 for one in self._confirming.pop(ticket, []):
                     one.confirmed = one.confirmed or error is None
             case fx.Ended(error=error):
-                self._ended(error)
+                expected = isinstance(error, UnavailableError | StorageError)
+                self._end(self.group.name, error, expected=expected)
             case _:
                 pass
 
@@ -294,50 +281,24 @@ class Consumer(Application):
         if life is None or life.connection is None:
             return
         places = self.group.give(self, life, self.network.connection(life.connection), batch)
-        self._queue.append((places, size))
-        self._work()
+        self._receive(places, size)
 
     def _missed(self, gap: Gap, size: int) -> None:
         self.group.gap(int(parse_pubend(gap.pubend)), gap.start, gap.end)
         if self.life is not None:
             self.life.core.consumed(size)
 
-    def _ended(self, error: Exception | None) -> None:
-        self.world.note(self.name, f"{self.group.name} was ended: {error}")
-        if not isinstance(error, UnavailableError | StorageError):
-            raise Violation("ended", f"{self.group.name} was ended: {error}", (self.name,))
-        self._die(silently=False)
-        self._back_after(RETRY_US)
-
     # -- work
 
-    def _work(self) -> None:
-        while self._queue and self.life is not None and not self._consume and not self._working:
-            self._take()
-        if self._queue and self.life is not None and not self._working:
-            self._working = True
-            self._work_later(self.life, max(1, self._queue[0][1]) * SECOND_US // self._consume)
+    def _consider(self, item: list[Place]) -> None:
+        self._done += item
 
-    def _work_later(self, life: Life, delay_us: int) -> None:
-        def work() -> None:
-            if life is self.life:
-                self._working = False
-                self._take()
-                self._work()
-
-        self.world.after(delay_us, work)
-
-    def _take(self) -> None:
-        life = self.life
-        if life is None or not self._queue:
-            return
-        places, size = self._queue.popleft()
-        self._done += places
-        life.core.consumed(size)
+    def _perhaps_say(self) -> None:
         if len(self._done) >= 20 or self._chance.random() < 0.5:
             self._acknowledge(confirm=self._chance.random() < 0.5)
-        if life is self.life:
-            life.perform(life.core.flush())
+
+    def _say(self) -> None:
+        self._acknowledge(confirm=True)
 
     def _acknowledge(self, *, confirm: bool) -> None:
         """All of it, or where the order does not matter a part."""
