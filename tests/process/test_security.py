@@ -212,6 +212,9 @@ def test_why_a_certificate_is_not_taken_is_said(brokers: Any, certificates: Any,
     said(mutual, f"no connection to {elsewhere.address}: its certificate is not trusted: IP address mismatch")
     said(without, f"no connection to {mutual.address}: ")
     assert "certificate" in without.log.read_text().split(f"no connection to {mutual.address}: ")[1]
+    handshake = "refused a connection in its TLS handshake: "
+    said(mutual, f"{handshake}TLS: PEER_DID_NOT_RETURN_A_CERTIFICATE")
+    said(mutual, f"{handshake}its certificate is not trusted: certificate has expired")
 
 
 def test_tls_on_one_side_only_is_said(brokers: Any, certificates: Any, until: Any) -> None:
@@ -238,3 +241,4 @@ def test_tls_on_one_side_only_is_said(brokers: Any, certificates: Any, until: An
     said(plain, f"no connection to {secure.address}: it closed the connection without a word")
     said(plain, "the other side speaks TLS and this one does not")
     said(other, f"no connection to {plain.address}: it does not speak TLS")
+    said(secure, "refused a connection in its TLS handshake: it does not speak TLS")

@@ -206,6 +206,8 @@ def test_without_spark_one_line_says_what_to_install(
     assert (code, err.count("\n")) == (1, 1)
     assert "pip install 'postroad[spark]'" in err
     assert run(capsys, "land", "--help")[0] == 0
+    assert cli.main(["bench", "pipeline"]) == 1
+    assert "pip install 'postroad[spark]'" in capsys.readouterr().err
 
 
 def test_the_bar_has_tasks_rows_and_rates(spark: SparkSession) -> None:

@@ -129,6 +129,9 @@ def pipeline(
 
     from rich.console import Console
 
+    from postroad.spark.session import check_installed
+
+    check_installed()
     from postroad.bench.pipeline import aims, run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

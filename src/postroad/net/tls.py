@@ -11,6 +11,21 @@ from typing import Any
 
 from postroad.config import TlsConfig
 from postroad.errors import UsageError
+from postroad.net.log import complain
+
+
+class _Accepted(ssl.SSLObject):
+    """Our side of a connection somebody opened. The event loop drops one whose handshake fails without a
+    word, and those who run a broker want to know why nobody can connect."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            complain("warning", f"refused a connection in its TLS handshake: {reason(error)}")
+            raise
 
 
 def server_context(tls: TlsConfig) -> ssl.SSLContext | None:
@@ -18,6 +33,7 @@ def server_context(tls: TlsConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslobject_class = _Accepted
     _load_pair(context, tls)
     if tls.require_client_certificate:
         _load_ca(context, tls.ca)
@@ -40,8 +56,8 @@ def client_context(tls: TlsConfig) -> ssl.SSLContext | None:
 
 
 def reason(error: ssl.SSLError) -> str:
-    """Why a TLS connection to somebody failed, for people."""
-    if error.reason == "WRONG_VERSION_NUMBER":
+    """Why a TLS connection to or from somebody failed, for people."""
+    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
         return "it does not speak TLS"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
