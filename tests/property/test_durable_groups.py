@@ -18,6 +18,7 @@ from postroad.durable.outputs import Deliver, DeliverGap
 from postroad.errors import UsageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
+from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
 from postroad.storage.effects import Save
 from postroad.wire.frames import Kind
 
@@ -27,7 +28,8 @@ P = 7 << 32
 def batch(start: int, keys: list[str]) -> EventBatch:
     builder, ids = BatchBuilder(), IdSource(1, 9)
     for key in keys:
-        builder.add(ids.next(1), "t", {"k": key} if key else {}, b"", DEFAULT_LIMITS)
+        payload = bytes(200 * (key == "x"))
+        builder.add(ids.next(1), "t", {"k": key} if key else {}, payload, DEFAULT_LIMITS)
     made = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
     return made.with_ticks(start + 1, kind=Kind.KNOWLEDGE, pubend=P, start=start, channel=0)
 
@@ -64,6 +66,9 @@ class World:
             assert isinstance(one, Assign)
             ticks = one.batch.headers["tick"][one.rows].tolist()
             assert self.room[one.consumer] > 0, "it has no credit"
+            self.room[one.consumer] -= len(
+                one.batch.select(one.rows, kind=Kind.DELIVERY, pubend=P, start=0, end=ticks[-1], channel=1)
+            )
             for tick in ticks:
                 assert tick not in self.done, "given out again after it was acknowledged"
                 assert all(tick not in held for held in self.held.values()), "at two consumers"
@@ -118,7 +123,7 @@ class World:
 
     def credit(self) -> None:
         if self.held:
-            self.room[self.random.choice(sorted(self.held))] = self.random.choice([0, 1, 500])
+            self.room[self.random.choice(sorted(self.held))] = self.random.choice([0, 1, 100, 150, 500])
             self.take(self.group.assign())
 
     def reset(self) -> None:
@@ -176,14 +181,7 @@ def divide(world: World, random: Random) -> None:
 def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
     """Though the consumer that was there first has all keys in flight, and its window is filled again."""
     room: dict[int, int] = dict.fromkeys(range(1, 5), 1 << 20)
-    group = SharedSubscription(
-        5,
-        key="k",
-        new_tag=count(1).__next__,
-        available=room.__getitem__,
-        saved=lambda _: 0,
-        matched=lambda _: None,
-    )
+    group = group_with(room, key="k")
     made = batch(0, [f"k{number % 50}" for number in range(3_000)])
     held: dict[int, list[int]] = {consumer: [] for consumer in room}
     done: dict[int, list[int]] = {consumer: [] for consumer in room}
@@ -209,15 +207,68 @@ def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
     assert min(map(len, done.values())) > 600, {consumer: len(ticks) for consumer, ticks in done.items()}
 
 
-def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
-    group = SharedSubscription(
-        5, key="", new_tag=count(1).__next__, available=lambda _: 1, saved=lambda _: 0, matched=lambda _: None
+def group_with(room: dict[int, int], key: str = "") -> SharedSubscription:
+    return SharedSubscription(
+        5,
+        key=key,
+        new_tag=count(1).__next__,
+        available=room.__getitem__,
+        saved=lambda _: 0,
+        matched=lambda _: None,
     )
+
+
+def test_gaps_wait_for_credit_and_for_somebody_who_stays() -> None:
+    """Each is a frame, which may be begun only while there is credit; one before it may have used it up."""
+    room = {1: 1, 2: 0, 3: 1_000}
+    group = group_with(room)
+    group.join(1)
+    group.join(2)
+
+    def told(given: list[Assign | AssignGap]) -> list[tuple[int, int]]:
+        gaps = [one for one in given if isinstance(one, AssignGap)]
+        for one in gaps:
+            room[one.consumer] -= FRAME_HEADER_BYTES
+        return [(one.consumer, one.end) for one in gaps]
+
+    assert told(group.offer(DeliverGap(subscribers=(5,), pubend=P, start=0, end=9))) == [(1, 9)]
+    assert told(group.offer(DeliverGap(subscribers=(5,), pubend=P, start=9, end=12))) == []
+    made = batch(12, ["", ""])
+    (left,) = group.offer(Deliver(subscribers=(5,), pubend=P, start=12, end=14, batch=made)) or [None]
+    assert left is None
+    room[1] = 1
+    assert told(group.assign()) == [(1, 12)]
+    assert group.leave(1) == []
+    assert group.leave(2) == []
+    given = group.join(3)
+    assert told(given) == [(3, 9), (3, 12)], "of which the last who left had not been told"
+    assert isinstance(given[-1], Assign)
+    group.check()
+
+
+def test_a_frame_begins_with_credit_however_large_the_one_before() -> None:
+    """Events of two batches in turn: what overdraws the credit of a consumer comes last."""
+    room = {1: 0, 2: 0}
+    group = group_with(room, key="k")
+    group.join(1)
+    first, second = batch(0, ["a", "b", "x"]), batch(3, ["c", "d"])
+    assert group.offer(Deliver(subscribers=(5,), pubend=P, start=0, end=3, batch=first)) == []
+    assert group.offer(Deliver(subscribers=(5,), pubend=P, start=3, end=5, batch=second)) == []
+    room[1] = 2 * FRAME_HEADER_BYTES + 5 * EVENT_HEADER_BYTES
+    for one in group.assign():
+        assert isinstance(one, Assign)
+        assert room[1] > 0
+        room[1] -= len(one.batch.select(one.rows, kind=Kind.DELIVERY, pubend=P, start=0, end=9, channel=1))
+
+
+def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
+    group = group_with({1: 1, 2: 1})
     assert group.offer(DeliverGap(subscribers=(5,), pubend=P, start=0, end=9)) == []
     assert group.join(1) == [AssignGap(consumer=1, pubend=P, start=0, end=9)]
     group.join(2)
     told = group.offer(DeliverGap(subscribers=(5,), pubend=P, start=9, end=12))
     assert [one.consumer for one in told] == [1, 2]
     assert group.token() == {P: 12}
+    group.check()
     with pytest.raises(UsageError):
         group.join(2)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.errors import BugError
 from postroad.events.attributes import Value
 from postroad.events.batch import EventBatch
+from postroad.kernel.layout import FRAME_HEADER_BYTES
 
 MAX_WINDOW: Final = 256  # events in flight at one consumer
 
@@ -48,10 +49,7 @@ class _Consumer:
 
 
 class Division:
-    """`available(c)`: bytes that a consumer has room for."""
-
-    def __init__(self, *, available: Callable[[int], int]) -> None:
-        self._available = available
+    def __init__(self) -> None:
         self._consumers: dict[int, _Consumer] = {}
         self._loose: deque[Event] = deque()  # those without a key that wait, by number
         self._queues: dict[Value, deque[Event]] = {}  # those with one, by key
@@ -171,12 +169,14 @@ class Division:
 
     # ---- giving out
 
-    def assign(self) -> dict[tuple[int, int], list[Event]]:
-        """Give out what can be, oldest first: (consumer, batch) -> events."""
-        given: dict[tuple[int, int], list[Event]] = {}
+    def assign(self, room: Mapping[int, int]) -> list[tuple[int, list[Event]]]:
+        """Give out what can be, oldest first, to consumers with room for so many bytes: for each frame, whose
+        it is and its events, which are of one batch. Frames begin while there is room, as credit has it."""
+        given: list[tuple[int, list[Event]]] = []
         if not self.waiting or not self._consumers:
             return given
-        free = _Free(self._consumers, self._available, self._share)
+        free = _Free(self._consumers, room, self._share)
+        frames: dict[int, list[Event]] = {}  # the last one of each consumer
         order: list[tuple[int, int]] = []  # heap: (number of the oldest event, whose it is)
         for source in (_ANYBODY, _NOBODY, *self._consumers):
             self._look(source, order)
@@ -187,8 +187,13 @@ class Division:
             if consumer is None or event is None or not free.has_room(consumer):
                 continue
             if event.number == number:
+                frame = frames.get(consumer)
+                if frame is None or frame[0].batch is not event.batch:
+                    frame = frames[consumer] = []
+                    given.append((consumer, frame))
+                    free.give(consumer, FRAME_HEADER_BYTES)
+                frame.append(event)
                 self._give(consumer, event, free)
-                given.setdefault((consumer, id(event.batch)), []).append(event)
                 if source == _NOBODY:
                     self._look(consumer, order)  # the key is its own now
             self._look(source, order)
@@ -275,12 +280,10 @@ class _Free:
 
     __slots__ = ("_consumers", "_keyed", "_left", "_loose", "_share")
 
-    def __init__(
-        self, consumers: Mapping[int, _Consumer], available: Callable[[int], int], share: int
-    ) -> None:
+    def __init__(self, consumers: Mapping[int, _Consumer], room: Mapping[int, int], share: int) -> None:
         self._consumers = consumers
         self._share = share
-        self._left = {number: available(number) for number in consumers}  # bytes
+        self._left = dict(room)  # bytes
         self._loose = [(len(one.in_flight), number) for number, one in consumers.items()]
         heapq.heapify(self._loose)  # counts may be out of date: too low, never too high
         self._keyed = self._loose.copy()  # those that may be given another key

@@ -28,12 +28,13 @@ from postroad.durable.outputs import Deliver, DeliverGap, Message
 from postroad.durable.spans import Span, union
 from postroad.errors import BugError, UsageError
 from postroad.events.batch import EventBatch
-from postroad.kernel.layout import EVENT_HEADER_BYTES
+from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
 from postroad.storage.effects import Save, StorageEffect
 from postroad.units import MIB
 
 TABLE: Final = "durable.groups"
 MAX_CONSUMERS: Final = 1_024
+MAX_GAPS: Final = 1_024  # that one consumer was not told of yet; the oldest are forgotten
 MAX_HELD: Final = 4_096  # events of one group, given out or not; then the group takes no more
 MAX_HELD_BYTES: Final = 16 * MIB  # likewise
 
@@ -124,11 +125,13 @@ class SharedSubscription:
         self.subscriber = subscriber
         self._key = key  # attribute that orders; "" for none
         self._new_tag = new_tag
+        self._available = available
         self._saved = saved
         self._matched = matched
-        self._division = Division(available=available)
+        self._division = Division()
         self._progress: dict[int, _Progress] = {}
-        self._gaps: deque[DeliverGap] = deque(maxlen=MAX_CONSUMERS)  # while there is no consumer to tell
+        self._gaps: deque[DeliverGap] = deque(maxlen=MAX_GAPS)  # while there is no consumer to tell
+        self._untold: dict[int, deque[DeliverGap]] = {}  # consumer -> those that wait for its credit
         self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
         self._saving: tuple[int, tuple[int, ...]] | None = None  # the save on its way: tag, pubends
         self._numbers = 0
@@ -140,17 +143,17 @@ class SharedSubscription:
         if consumer in self._division or len(self.consumers) >= MAX_CONSUMERS:
             raise UsageError(f"consumer {consumer} cannot join: it is here, or {MAX_CONSUMERS} are")
         self._division.join(consumer)
-        gaps, self._gaps = list(self._gaps), deque(maxlen=MAX_CONSUMERS)
-        told: Assigned = [
-            AssignGap(consumer=consumer, pubend=one.pubend, start=one.start, end=one.end) for one in gaps
-        ]
-        return told + self.assign()
+        self._untold[consumer], self._gaps = self._gaps, deque(maxlen=MAX_GAPS)
+        return self.assign()
 
     def leave(self, consumer: int) -> Assigned:
         """A consumer is gone: what it did not acknowledge goes to others."""
         if consumer not in self._division:
             return []
         self.redelivered += self._division.leave(consumer)
+        untold = self._untold.pop(consumer)
+        if not self._untold:
+            self._gaps = untold
         return self.assign()
 
     @property
@@ -188,12 +191,9 @@ class SharedSubscription:
         if progress.done and progress.done[-1][1] <= message.start:
             progress.done, progress.left = [], 0
         if isinstance(message, DeliverGap):
-            if not self.consumers:
-                self._gaps.append(message)
-            return [
-                AssignGap(consumer=one, pubend=message.pubend, start=message.start, end=message.end)
-                for one in self.consumers
-            ]
+            for waiting in self._untold.values() or (self._gaps,):
+                waiting.append(message)
+            return self.assign()
         batch = message.batch
         if batch is None:
             return []
@@ -214,15 +214,25 @@ class SharedSubscription:
 
     def assign(self) -> Assigned:
         """Give out what can be, oldest first; also to be called when a consumer has room again."""
-        return [
+        if not self._division.waiting and not any(self._untold.values()):
+            return []
+        room = {consumer: self._available(consumer) for consumer in self._untold}
+        told: Assigned = []
+        for consumer, gaps in self._untold.items():
+            while gaps and room[consumer] > 0:
+                gap = gaps.popleft()
+                told.append(AssignGap(consumer=consumer, pubend=gap.pubend, start=gap.start, end=gap.end))
+                room[consumer] -= FRAME_HEADER_BYTES
+        told += (
             Assign(
                 consumer=consumer,
                 pubend=events[0].pubend,
                 batch=events[0].batch,
                 rows=np.array(sorted(event.row for event in events), np.uint32),
             )
-            for (consumer, _), events in self._division.assign().items()
-        ]
+            for consumer, events in self._division.assign(room)
+        )
+        return told
 
     def ack(self, consumer: int, pubend: int, ticks: Iterable[int]) -> None:
         """A consumer is done with these events. What it does not hold (any more) is ignored."""

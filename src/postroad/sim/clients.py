@@ -296,6 +296,7 @@ class Subscriber(Client):
         """`consume` is the rate in bytes a second at which a slow one works, 0 for at once."""
         super().__init__(world, network, ledger, name=name, addresses=addresses, window=window)
         self._broker_name = broker_name
+        self._slow = consume > 0  # and has little room, also when it hurries
         self._consume = consume
         self._buffer = buffer
         self._wanted: dict[int, Selector] = {}  # what it wants, by a number of its own
@@ -353,7 +354,7 @@ class Subscriber(Client):
             connection=self.connection,
             number=number,
             selector=selector,
-            slow=self._consume > 0,
+            slow=self._slow,
             asked_us=self.world.now_us,
         )
         self._number_of[key] = number
