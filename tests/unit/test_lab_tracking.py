@@ -8,19 +8,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from postroad.bench.tracking import SECOND_NS, aims, compared, least_bits, noise, side_by_side, stored
+from postroad.bench.tracking import (
+    BESIDE,
+    BESIDE_CPU,
+    BESIDE_P99,
+    SECOND_NS,
+    aims,
+    compared,
+    least_bits,
+    noise,
+    side_by_side,
+    stored,
+)
+from postroad.bench.workloads import Beside
 from postroad.cli import main
 from postroad.lab.experiments import EXPERIMENTS
 from postroad.lab.tracking_table2 import RATE, TABLE, Row, measured_storage, paper_storage, toml
 from postroad.net.configure import configure
 from postroad.tracking.settings import TrackingConfig
 
-BESIDE = "beside_p99_over_none_percent_interval"
 _CHANCE = np.random.default_rng(7)
 # Ten seconds of 400 events, of which one is slow for all.
 _LEFT = np.arange(4000) * SECOND_NS // 400
 LATENCIES = np.stack([_LEFT, _CHANCE.integers(100_000, 900_000, 4000)], axis=1)
 LATENCIES[_LEFT // SECOND_NS == 4, 1] *= 5
+NONE = Beside(LATENCIES, np.full(10, 0.05))
 BY_NAME = {row.name: row for row in TABLE}
 
 
@@ -86,33 +98,41 @@ def test_what_counts_is_the_difference_within_a_round() -> None:
     assert row["p99_us_over_none_percent_quartiles"] == pytest.approx([2.0, 2.0])
     assert row["cpu_us_per_event_over_none_percent"] == pytest.approx(5.0)
     assert row["rounds"] == 5
-    nothing = {"workload": "none again", **compared(base, base), **side_by_side(LATENCIES, LATENCIES)}
+    nothing = {"workload": "none again", **compared(base, base), **side_by_side(NONE, NONE)}
     assert noise([row | {"workload": "bloom"}, nothing])["noise of p99_us, percent"].startswith("+0.0,")
 
 
 def test_side_by_side_what_disturbs_all_of_them_says_nothing() -> None:
     """p99 of all events, and an interval that is narrow where seconds are alike, wide where they are not."""
-    same = side_by_side(LATENCIES, LATENCIES)
-    assert same["beside_p99_over_none_percent"] == 0
-    assert same["beside_p99_over_none_percent_interval"] == [0, 0]
-    dear = side_by_side(LATENCIES * (1, 1.02), LATENCIES)
-    assert dear["beside_p99_over_none_percent"] == pytest.approx(2.0)
-    assert dear["beside_p99_over_none_percent_interval"] == pytest.approx([2.0, 2.0])
+    same = side_by_side(NONE, NONE)
+    assert same["beside_cpu_us_per_event"] == pytest.approx(125.0)
+    dear = side_by_side(Beside(LATENCIES * (1, 1.02), NONE.cpu * 1.02), NONE)
+    for name in BESIDE:
+        assert same[name] == 0
+        assert same[f"{name}_interval"] == [0, 0]
+        assert dear[name] == pytest.approx(2.0)
+        assert dear[f"{name}_interval"] == pytest.approx([2.0, 2.0])
     alone = LATENCIES.copy()
     alone[alone[:, 0] < SECOND_NS, 1] *= 20  # one second of one broker only
-    low, high = side_by_side(alone, LATENCIES)["beside_p99_over_none_percent_interval"]
+    cpu = NONE.cpu.copy()
+    cpu[0] *= 3
+    row = side_by_side(Beside(alone, cpu), NONE)
+    low, high = row[f"{BESIDE_P99}_interval"]
     assert low <= 0 < 100 < high
+    low, high = row[f"{BESIDE_CPU}_interval"]
+    assert low <= 0 < 40 < high
 
 
 @pytest.mark.parametrize(
-    ("interval", "said"), [((-1.0, 2.0), "met"), ((4.0, 9.0), "missed"), ((-5.0, 9.0), "not shown")]
+    ("interval", "said"), [((-1.0, 2.0), "met"), ((6.0, 9.0), "missed"), ((-5.0, 9.0), "not shown")]
 )
 def test_an_aim_is_met_only_where_the_figures_are_sure(interval: tuple[float, float], said: str) -> None:
-    common = {"cpu_us_per_event_over_none_percent": 1.0, "beside_p99_over_none_percent": 1.0}
+    common = {name: value for one in BESIDE for name, value in ((one, 1.0), (f"{one}_interval", interval))}
     rows = [
-        {"workload": name, "stored_bits_per_key": bits, **common, BESIDE: list(interval)}
+        {"workload": name, "stored_bits_per_key": bits, **common}
         for name, bits in (("exact", 172.0), ("bloom", 15.9))
     ]
-    p99, *others = aims(rows)
+    p99, cpu, *others = aims(rows)
     assert p99[3].startswith(said)
-    assert [one[3] for one in others] == ["met"] * 3
+    assert cpu[3].startswith(said)
+    assert [one[3] for one in others] == ["met"] * 2

@@ -7,11 +7,11 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,7 +112,9 @@ def _open_loop(system: System, seconds: float, task: Task, brokers: int) -> Figu
         return _loaded(running, seconds, task)
 
 
-def _loaded(running: Running, seconds: float, task: Task) -> Figures:
+def _loaded(
+    running: Running, seconds: float, task: Task, each_second: Callable[[], None] = lambda: None
+) -> Figures:
     first = msgspec.structs.replace(task, what="publish", address=running.addresses[0])
     last = msgspec.structs.replace(task, what="subscribe", address=running.addresses[-1])
     with _loading(last) as receiver, _loading(first) as sender:
@@ -125,7 +127,10 @@ def _loaded(running: Running, seconds: float, task: Task) -> Figures:
         pids = running.pids()
         time.sleep(max(0.0, begin - time.monotonic()))
         before, load_before = cpu_seconds(pids), cpu_seconds((receiver.pid, sender.pid))
-        time.sleep(max(0.0, end - time.monotonic()))
+        while (left := end - time.monotonic()) > 0:
+            each_second()
+            time.sleep(min(1.0, left))
+        each_second()
         used = cpu_seconds(pids) - before
         load_used = cpu_seconds((receiver.pid, sender.pid)) - load_before
         got, sent = _hear(receiver), _hear(sender)
@@ -165,19 +170,29 @@ def latency_at(system: System, running: Running, seconds: float) -> Figures:
     return _loaded(running, seconds, _paced(system))
 
 
-def beside(
-    system: System, running: Sequence[Running], seconds: float, rate: int
-) -> list[npt.NDArray[np.int64]]:
-    """Servers loaded at once, each at that rate: per server (when it left, how long it took) in ns.
+class Beside(NamedTuple):
+    """What one of several servers did that were loaded at once."""
+
+    latencies: npt.NDArray[np.int64]  # per event (when it left, how long it took) in ns
+    cpu: npt.NDArray[np.float64]  # seconds it used in each second, about
+
+
+def beside(system: System, running: Sequence[Running], seconds: float, rate: int) -> list[Beside]:
+    """Servers loaded at once, each at that rate.
 
     An event goes to one of them, the next to another, in an order that changes with each time around.
     """
     task = msgspec.structs.replace(
         _paced(system), beside=tuple(one.addresses[0] for one in running), rate=rate * len(running)
     )
+    pids = [one.pids() for one in running]
+    used: list[list[float]] = []
     with TemporaryDirectory(prefix="postroad-bench-") as folder:
-        _loaded(running[0], seconds, msgspec.structs.replace(task, folder=folder))
-        return [np.load(Path(folder) / f"latency-{number}.npy") for number in range(len(running))]
+        task = msgspec.structs.replace(task, folder=folder)
+        _loaded(running[0], seconds, task, lambda: used.append([cpu_seconds(own) for own in pids]))
+        latencies = [np.load(Path(folder) / f"latency-{number}.npy") for number in range(len(running))]
+    cpu = np.diff(np.array(used), axis=0)
+    return [Beside(taken, cpu[:, number]) for number, taken in enumerate(latencies)]
 
 
 def topics(system: System, seconds: float, brokers: int = 1) -> Figures:

@@ -289,8 +289,9 @@ class BloomTracking(Recorder):
     def tick(self, now_us: int) -> list[TrackingEffect]:
         if now_us < self._wake_us:
             return []
-        if now_us >= self._noted_us + GATHER_US:
-            self._add_pending(now_us)
+        due = bool(self._due) and self._due[0][0] <= now_us
+        if due or now_us >= self._noted_us + GATHER_US:
+            self._add_pending(now_us)  # also what is stored now holds all that happened before
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
             self._waiting.discard(name)

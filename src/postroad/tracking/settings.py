@@ -15,7 +15,7 @@ from postroad.tracking.bloom import Shape, filter_for, filter_rate
 from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
 DAY_US: Final = 86_400 * SECOND_US
-GATHER_US: Final = 20 * MILLISECOND_US  # ids are collected for this long before they go into filters
+GATHER_US: Final = 100 * MILLISECOND_US  # ids are collected for this long before they go into filters
 STRATEGIES: Final = ("none", "exact", "bloom")
 ROUTING: Final = ("all", "neighbours", "set")
 DELIVERIES: Final = ("origin", "subscriber")
