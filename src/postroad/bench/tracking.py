@@ -12,7 +12,7 @@ time, an event for one, the next for another: what disturbs the machine disturbs
 millisecond. p99 is that of all their events. How sure they are, the bootstrap says: seconds are drawn again
 and again, the same for both, and 95% of the differences so found lie within the interval given.
 
-Filters are stored so often (PERSIST) that each round pays for it.
+In rounds, filters are stored so often (PERSIST) that each pays for it; side by side all is by default.
 
 What is stored depends on no machine, so it is counted by running the strategy alone on a virtual clock, for
 longer than anybody wants to wait.
@@ -24,8 +24,8 @@ import gzip
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -153,27 +153,21 @@ def system(options: Sequence[str], settings: str, config: str = "") -> System:
 def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row]:
     """A row per strategy, and one more for `none`."""
     names = (STRATEGIES[0], AGAIN, *STRATEGIES[1:])
+    often = f'[tracking]\npersist = "{PERSIST}"\n'
     figures: dict[str, list[workloads.Figures]] = {name: [] for name in names}
-    systems: dict[str, System] = {}
-    with ExitStack() as stack:
-        served: list[tuple[str, Running]] = []
-        for name in names:
-            tell(f"starting {name}")
-            strategy = name.split()[0]
-            settings = f"plain mode, tracking none, exact or bloom, stored every {PERSIST}"
-            config = f'[tracking]\npersist = "{PERSIST}"\n'
-            systems[name] = system(("--tracking", strategy), settings, config)
-            served.append((name, stack.enter_context(serving(systems[name]))))
+    with _served(names, often, tell) as served:
         for turn in range(rounds):
             # Who comes first differs from round to round, so that being first is nobody's advantage.
             at = turn % len(served)
-            for name, running in served[at:] + served[:at]:
+            for name, tried, running in served[at:] + served[:at]:
                 tell(f"round {turn + 1} of {rounds}: {name}")
-                figures[name].append(workloads.latency_at(systems[name], running, seconds))
+                figures[name].append(workloads.latency_at(tried, running, seconds))
+    with _served(names, "", tell) as served:
         together_s = max(BESIDE_LEAST_S, 2 * rounds * seconds)
         tell(f"side by side, for {together_s:g} s")
+        systems = {name: tried for name, tried, _ in served}
         taken = workloads.beside(
-            systems[names[0]], [running for _, running in served], together_s, BESIDE_RATE
+            systems[names[0]], [running for _, _, running in served], together_s, BESIDE_RATE
         )
     rows: list[Row] = []
     for name, own in zip(names, taken, strict=True):
@@ -193,6 +187,21 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
             row["stored_bits_per_key"] = held.bits_per_key
         rows.append(row)
     return rows
+
+
+@contextmanager
+def _served(
+    names: Sequence[str], config: str, tell: Callable[[str], None]
+) -> Iterator[list[tuple[str, System, Running]]]:
+    """A broker for each name, all of them running."""
+    settings = f"plain mode, tracking none, exact or bloom, in rounds stored every {PERSIST}"
+    with ExitStack() as stack:
+        served: list[tuple[str, System, Running]] = []
+        for name in names:
+            tell(f"starting {name}")
+            tried = system(("--tracking", name.split()[0]), settings, config)
+            served.append((name, tried, stack.enter_context(serving(tried))))
+        yield served
 
 
 def side_by_side(own: Beside, none: Beside) -> Row:
