@@ -22,9 +22,10 @@ KEEP = '[durable]\nkeep = "1 h"\n'  # so that what is published before the first
 SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "600m"}
 
 
-def fill(folder: Path, files: int, lines: int) -> None:
-    (folder / "in").mkdir()
-    for file in range(files):
+def fill(folder: Path, files: int, lines: int, *, before: int = 0) -> None:
+    """So many more files, after those that were there `before`."""
+    (folder / "in").mkdir(exist_ok=True)
+    for file in range(before, before + files):
         text = "\n".join(str(file * lines + line) for line in range(lines))
         (folder / "in" / f"{file}.txt").write_text(text)
 
