@@ -328,8 +328,9 @@ class Broker:
                 now_us=now_us,
             )
         elif type(item) is Closed:
+            lost = self._links.peer(item.connection) is not None  # nobody has said goodbye
             self._links.closed(item.connection, now_us)
-            self._down(item.connection, now_us)
+            self._down(item.connection, now_us, lost=lost)
         elif type(item) is DialFailed:
             self._links.dial_failed(item.address, now_us)
         elif type(item) is FiltersRead:
@@ -446,7 +447,7 @@ class Broker:
         self._flooding.up(peer, now_us)
         self._tracer.tracking.linked(peer.broker, now_us)
 
-    def _down(self, connection: int, now_us: int) -> None:
+    def _down(self, connection: int, now_us: int, *, lost: bool = False) -> None:
         peer = self._peers.pop(connection, None)
         if peer is None:
             return
@@ -454,7 +455,8 @@ class Broker:
             self._flooding.down(peer, now_us)
             self._routing.neighbour_down(peer.broker)
             self._tracer.tracking.unlinked(peer.broker, now_us)
-            self._out.append(Note("info", f"the link with broker {peer.name!r} is down"))
+            text = f"the link with broker {peer.name!r} is {'lost' if lost else 'down'}"
+            self._out.append(Note("warning" if lost else "info", text))
             return
         self._tracer.closed(peer.connection)
         self._retiring.closed(peer.connection)

@@ -289,6 +289,14 @@ def test_a_broker_that_was_stopped_comes_back(brokers: Any, until: Callable[...,
     until(lambda: len(status(b2)["links"]) == 1, "linked again")
 
 
+def test_a_neighbour_that_is_lost_is(brokers: Any, until: Callable[..., None]) -> None:
+    b1 = brokers.start("b1")
+    b2 = brokers.start("b2", b1.address)
+    until(lambda: len(status(b2)["links"]) == 1, "linked")
+    b1.kill()
+    until(lambda: " warning b2 the link with broker 'b1' is lost" in b2.log.read_text(), "it is said")
+
+
 def test_a_neighbour_that_stops_is_no_cause_for_alarm(brokers: Any, until: Callable[..., None]) -> None:
     b1 = brokers.start("b1")
     b2 = brokers.start("b2", b1.address)

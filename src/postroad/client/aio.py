@@ -37,6 +37,7 @@ from postroad.tracking.verdict import TraceResult
 from postroad.units import SECOND_US, size
 
 CLOSE_S: Final = 2.0
+MAX_TIMEOUT_S: Final = 1_000_000_000
 
 Payload = bytes | str
 Attributes = Mapping[str, Value]
@@ -57,6 +58,8 @@ def connect(
     `postroad.tls(...)`. A call that needs a broker fails once there has been none for `timeout` seconds.
     `window` bounds what arrives and is not yet consumed, over all subscriptions of this client.
     """
+    if not 0 <= timeout <= MAX_TIMEOUT_S:
+        raise UsageError(f"a timeout is between 0 and {MAX_TIMEOUT_S:,} seconds, not {timeout}")
     settings = ClientSettings(
         addresses=parse_addresses(address),
         name=name or f"client-{os.getpid()}",
