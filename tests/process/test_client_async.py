@@ -15,6 +15,7 @@ import postroad
 from postroad.events import EventBatch
 
 from .conftest import everywhere
+from .test_network import linked
 
 if TYPE_CHECKING:
     from .conftest import Brokers, FaultProxy
@@ -129,6 +130,7 @@ def test_an_address_of_several_goes_on_at_another_when_one_dies(brokers: Brokers
     second = brokers.start("b2", first.address)
 
     async def work() -> None:
+        await linked(first, second)
         both = f"{first.address},{second.address}"
         async with (
             postroad.connect(both) as client,
