@@ -289,7 +289,7 @@ def test_a_broker_that_was_stopped_comes_back(brokers: Any, until: Callable[...,
     until(lambda: len(status(b2)["links"]) == 1, "linked again")
 
 
-def test_a_neighbour_that_is_lost_is(brokers: Any, until: Callable[..., None]) -> None:
+def test_a_neighbour_that_is_lost_is_a_warning(brokers: Any, until: Callable[..., None]) -> None:
     b1 = brokers.start("b1")
     b2 = brokers.start("b2", b1.address)
     until(lambda: len(status(b2)["links"]) == 1, "linked")

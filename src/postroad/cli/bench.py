@@ -94,8 +94,8 @@ def tracking(rounds: Rounds = 15, seconds: Seconds = 3.0, as_json: Json = False)
     """What tracking costs: latency and CPU with the strategies none, exact and bloom, and bits stored.
 
     Many short rounds; what counts is the difference from none within a round. Then all brokers side by side,
-    which is what p99 is judged by. A second broker without tracking shows how much is noise. Bits are those
-    of one message in one history; a broker that delivers a message once has two.
+    which is what p99 and CPU are judged by. A second broker without tracking shows how much is noise. Bits
+    are those of one message in one history; a broker that delivers a message once has two.
     """
     import signal
 
