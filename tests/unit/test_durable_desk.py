@@ -88,6 +88,38 @@ def test_the_lag_after_a_replay() -> None:
     assert lag(net, 0) == 10
 
 
+def test_the_lag_of_a_past_that_was_not_gone_through_is_at_least_what_is_known() -> None:
+    """Who leaves in the middle of a replay: nobody has counted the rest; its age is known all the same."""
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    net.wait(1)
+    since = net.now_us
+    publisher.send(publisher.durable("t", *numbers(0, 20)))
+    net.wait(2)
+    reader = Reader(net, 1)
+    net.cut(0, 1)
+    reader.begin("s", ack="auto", since_us=since)
+    reader.gone()
+    net.link(0, 1)
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(20, 23)))
+    for _ in range(2):
+        net.wait(1)
+        (row,) = answer(net, 1, name="s")["subscriptions"]
+        assert (row["lag_events"], row["lag_at_least"]) == (3, True)
+        assert row["lag_s"] > 5
+        assert "at least 3 events" in _line(row)
+        net.kill(1)
+        net.start(1)
+        net.link(0, 1)
+    reader = Reader(net, 1)
+    reader.begin("s", ack="auto", since_us=since)
+    net.wait(2)
+    (row,) = answer(net, 1, name="s")["subscriptions"]
+    assert (row["lag_events"], row["lag_at_least"]) == (23, False)
+    assert reader.got() == numbers(0, 23)
+
+
 def test_the_lag_after_moving() -> None:
     net = DurableNet(2, [(0, 1)])
     publisher, reader = DurableClient(net, 0), Reader(net, 0)
@@ -189,15 +221,21 @@ def test_all_are_listed_page_by_page(limit: str, monkeypatch: pytest.MonkeyPatch
 
 def test_what_moved_says_where_and_is_deleted_there() -> None:
     net = DurableNet(2, [(0, 1)])
-    first = Reader(net, 0)
+    publisher, first = DurableClient(net, 0), Reader(net, 0)
     first.begin("s", ack="auto")
     net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    assert lag(net, 0) == 5
     second = Reader(net, 1)
     second.begin("s", ack="auto")
     net.wait(1)
     rows = [answer(net, at)["subscriptions"][0] for at in (0, 1)]
-    assert [(row["moved"], row["moved_to"]) for row in rows] == [(True, "b1"), (False, "")]
-    assert "moved to b1" in _line(rows[0])
+    assert [(row["moved"], row["moved_to"], row["lag_events"]) for row in rows] == [
+        (True, "b1", 0),
+        (False, "", 5),
+    ]
+    assert _line(rows[0]).endswith("moved to b1  ack auto")
     for _ in range(2):
         refused = ask(net, 0, "subs.delete", name="s")
         assert refused is not None

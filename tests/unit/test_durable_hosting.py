@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import count, pairwise
 
+import pytest
+
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.hosting import SILENCE_US, Hosting
+from postroad.durable.hosting import KEPT_US, SILENCE_US, Hosting
 from postroad.durable.knowledge import EVERYTHING, NOTHING, Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
 from postroad.durable.subscriptions import Subscriptions
@@ -222,6 +224,33 @@ def test_tokens_advance_over_silence() -> None:
     assert messages(out) == [(100, 200, [])]
     kept = rig.host.subscriptions.by_id(other)
     assert kept.token() == CheckpointToken({P: 200})
+
+
+def replayed(rig: Rig, *answers: Segment) -> int:
+    """A subscription whose broker keeps its token goes through (50, 100], as far as the answers go, and
+    leaves at once. Where its token is ten seconds later."""
+    one = rig.attach(token={P: 50}, ack="auto")
+    rig.carry(rig.host.answer(P, list(answers), rig.now))
+    assert rig.session is not None
+    rig.host.detach(rig.session)
+    rig.learn(Segment(100, 200, EVERYTHING))
+    rig.now += 2 * KEPT_US
+    rig.carry(rig.host.tick(rig.now))
+    return rig.host.subscriptions.by_id(one).token().tick(P)
+
+
+def test_who_leaves_after_a_past_without_anything_for_it_holds_no_storage() -> None:
+    assert replayed(Rig(), Segment(50, 100, EVERYTHING)) == 200
+
+
+def test_who_leaves_in_the_middle_of_its_past_holds_the_rest() -> None:
+    assert replayed(Rig(), Segment(50, 70, EVERYTHING)) == 70
+
+
+@pytest.mark.parametrize("first", [segment(50, "a"), Segment(50, 51, NOTHING, lost=True)])
+def test_what_was_told_and_not_acknowledged_is_held(first: Segment) -> None:
+    """An event, or a gap: it may have crashed before it took notice."""
+    assert replayed(Rig(), first, Segment(51, 100, EVERYTHING)) == 50
 
 
 def goes_on(rig: Rig, token: int) -> int:

@@ -88,7 +88,8 @@ def _line(row: dict[str, Any]) -> str:
         state = f"{row['consumers']} consumer{'' if row['consumers'] == 1 else 's'}"
     if row["moved"]:
         state = f"moved to {row['moved_to']}" if row["moved_to"] else "moved"
-    lag = f"{row['lag_events']} events, {row['lag_s']:.1f} s behind"
+    least = "at least " if row["lag_at_least"] else ""
+    lag = "" if row["moved"] else f"{least}{row['lag_events']} events, {row['lag_s']:.1f} s behind"
     parts = (row["name"], row["topic"] or "#", row["where"], state, f"ack {row['ack']}", lag)
     return "  ".join(part for part in parts if part)
 

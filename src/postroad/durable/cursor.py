@@ -50,6 +50,7 @@ class Cursor:
     quiet: int
     begun: int  # where this connection went on
     last_event: int = 0  # the newest event or gap it was sent on this connection
+    last_gap: int = 0  # the newest gap it was sent on any
     held: int = 0  # events in `_unacked`
     _known: int = 0  # those of them that the PFS counted
     _unacked: deque[Told] = field(default_factory=deque)  # above `released`
@@ -126,6 +127,18 @@ class Cursor:
     def consumed(self) -> int:
         """Events at or below `released` that the PFS counted: `matched` as it is after a restart."""
         return self.matched - self._known
+
+    @property
+    def settled(self) -> int:
+        """It acknowledged all that there was for it up to here."""
+        if self._unacked or self.last_gap > self.released:
+            return self.released
+        return max(self.released, self.counted)
+
+    @property
+    def whole(self) -> bool:
+        """All of its past was filtered for it, here or for a message to it: the lag is known."""
+        return max(self.released, self.counted) >= self.since
 
     @property
     def oldest(self) -> int:

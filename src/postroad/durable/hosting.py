@@ -410,6 +410,7 @@ class Hosting:
             cursor = self.subscriptions.by_id(number).cursors[pubend]
             cursor.last_event = last
             if isinstance(message, DeliverGap):
+                cursor.last_gap = max(cursor.last_gap, end)
                 cursor.skipped(end, message.events)
                 cursor.heard(end)
             elif told is not None:

@@ -3,7 +3,8 @@
 A subscription that matches nothing would hold storage for ever if its token stayed where it was. Subscribers
 that keep their own token are told how far there was nothing. A token kept here is moved on without a message:
 of a subscriber that is connected when all that it was sent is acknowledged; of one that is away as long as
-the persistent filtering subsystem proves that there was nothing for it.
+the persistent filtering subsystem proves that there was nothing for it. What lies before that subsystem knew
+the subscription, and was not gone through when it left, is held for it.
 """
 
 from __future__ import annotations
@@ -48,17 +49,21 @@ def advance_kept(subscriptions: Subscriptions, pubends: Mapping[int, Followed]) 
             held = pubends.get(pubend)
             if held is None or not held.filtering.recovered:
                 continue
-            latest = held.constream.latest_delivered
-            if latest > cursor.released and _is_silent(held, one.id, cursor):
-                cursor.heard(latest)
-                subscriptions.release(one, pubend, latest)
+            end = _silent_to(held, one.id, cursor)
+            if end > cursor.released:
+                cursor.heard(end)
+                subscriptions.release(one, pubend, end)
                 advanced += 1
     return advanced
 
 
-def _is_silent(held: Followed, number: int, cursor: Cursor) -> bool:
-    """All that the subscription has not acknowledged is silence."""
+def _silent_to(held: Followed, number: int, cursor: Cursor) -> int:
+    """Up to here all that the subscription has not acknowledged is silence."""
+    latest = held.constream.latest_delivered
     if number in held.constream:
-        return cursor.released >= cursor.last_event
-    away = number not in held.catchups
-    return away and cursor.released >= cursor.since and held.filtering.silent(number, cursor.released)
+        return latest if cursor.released >= cursor.last_event else cursor.released
+    if number in held.catchups:
+        return cursor.released
+    settled = cursor.settled
+    silent = settled >= cursor.since and held.filtering.silent(number, settled)
+    return latest if silent else min(settled, latest)

@@ -477,17 +477,20 @@ class Subscriptions:
         events = behind = 0
         for pubend, cursor in subscription.cursors.items():
             lag = cursor.lag(matched(subscription.id, pubend))
-            if lag:
-                events += lag
+            events += lag
+            if lag or not cursor.whole:
                 behind = max(behind, now_us - cursor.oldest)
         return events, behind
 
     def status(
         self, one: Subscription, now_us: int, matched: Callable[[int, int], int], done: int = 0
     ) -> dict[str, object]:
-        """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one."""
-        events, behind = self.lag(one, now_us, matched)
+        """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one. How far
+        one that moved is behind is known where it is."""
+        moved = one.moved_at is not None
+        events, behind = (0, 0) if moved else self.lag(one, now_us, matched)
         events = max(0, events - done)
+        whole = moved or all(cursor.whole for cursor in one.cursors.values())
         return {
             "name": one.name,
             "topic": one.selector.topic,
@@ -496,9 +499,10 @@ class Subscriptions:
             "shared": one.shared,
             "key": one.key,
             "connected": one.session is not None,
-            "moved": one.moved_at is not None,
+            "moved": moved,
             "lag_events": events,
-            "lag_s": behind / SECOND_US if events else 0.0,
+            "lag_at_least": not whole,
+            "lag_s": 0.0 if whole and not events else behind / SECOND_US,
             "released": {pubend_text(p): c.released for p, c in sorted(one.cursors.items())},
         }
 

@@ -365,9 +365,9 @@ class DurableHosting:
             raise UsageError("only a shared subscription is ordered by a key")
         if message.since_us > now_us + FUTURE_US:
             raise UsageError("a subscription cannot begin in the future: `since` is a time that has passed")
+        one = self.hosting.subscriptions.get(message.durable)
         if not message.token:
-            known = self.hosting.subscriptions.get(message.durable)
-            if known is not None or message.since_us <= 0:
+            if one is not None or message.since_us <= 0:
                 return None
             since_us = min(message.since_us, now_us)
             return CheckpointToken(dict.fromkeys(self._routing.durable_streams(), since_us))
@@ -377,8 +377,12 @@ class DurableHosting:
                 raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
             self._check_time(pubend, tick, now_us)
         # To begin with the first tick of everything would be to repeat everything.
-        known_here = {*self._routing.durable_streams(), *self.hosting.followed_before()}
-        if token and not token.keys() & known_here and message.durable not in self.hosting.subscriptions:
+        known_here = {
+            *self._routing.durable_streams(),
+            *self.hosting.followed_before(),
+            *(() if one is None else one.cursors),
+        }
+        if token and not token.keys() & known_here:
             raise UnavailableError("the token names only streams that are not known here, or not yet")
         return token
 
