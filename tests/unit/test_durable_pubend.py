@@ -258,6 +258,15 @@ def test_publishers_are_refused_when_the_disk_is_behind() -> None:
     rig.pubend.check()
 
 
+def test_where_all_is_released_nothing_is_kept() -> None:
+    rig = Rig()
+    rig.write(rig.pubend.stage([rig.batch(3)], NOW + 1000).effects)
+    assert rig.pubend.kept_bytes > 0
+    for _ in range(2):  # the first one asks for the checkpoint
+        rig.write(rig.pubend.release(NOW + 1003))
+    assert rig.pubend.kept_bytes == 0
+
+
 def test_sizes_find_the_floor() -> None:
     """D8 by size."""
     rig = Rig()

@@ -416,7 +416,9 @@ class DurablePubend:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of records not released, at most one mark too many."""
+        """Bytes of records not released, at most one mark too many; 0 if all are."""
+        if self.floor >= self._logged:
+            return 0
         below = [size for tick, size in self._marks if tick <= self.floor]
         return self._size - (below[-1] if below else 0)
 
