@@ -327,3 +327,30 @@ def test_a_broker_killed_when_all_was_stored_has_lost_nothing(brokers: Brokers, 
     broker.start()
     with postroad.sync.connect(broker.address) as client:
         check(client.trace(identity), ["b1"])
+
+
+def test_a_trace_goes_on_behind_a_broker_that_was_killed_before_it_stored(brokers: Brokers) -> None:
+    """T6: kill -9 of the broker between; it does not know any more, who delivered the message does."""
+    line = brokers.line(3)
+
+    async def before() -> list[MessageId]:
+        await linked(*line)
+        return await send_across(line, 3)
+
+    ids = asyncio.run(before())
+    line[1].kill()
+    line[1].start()
+
+    async def after() -> None:
+        await linked(*line)
+        async with postroad.connect(line[0].address) as client:
+            trail = await client.trace(ids[0])
+        assert [(step.broker, step.source) for step in trail.route] == [("b1", None), ("b3", "b2")]
+        assert [(one.subscriber.split("#")[0], one.broker) for one in trail.receivers] == [("reader", "b3")]
+        assert all(step.doubt < 0.01 for step in (*trail.route, *trail.receivers))
+        assert (trail.verdict, [broker for broker, _ in trail.missing]) == ("partial", ["b2"])
+
+    asyncio.run(after())
+    shown = postroad_trace(str(ids[0]), "--broker", line[0].address).stdout
+    assert "b3, from b2" in shown
+    assert "partial: b2: its record of that time is not whole" in shown

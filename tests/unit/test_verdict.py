@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from math import comb
 
 import pytest
+from msgspec import structs
 
 from postroad.errors import PeerError
 from postroad.ids import MessageId
 from postroad.tracking.messages import (
     MAX_SIGHTINGS,
     Finding,
+    Forwarding,
     Receiver,
     Sighting,
     TraceAnswer,
     TraceItem,
     TraceQuestion,
 )
-from postroad.tracking.render import tree
+from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
-from postroad.tracking.trace import Trace
+from postroad.tracking.trace import Ask, Trace, TraceLimits
 from postroad.tracking.verdict import TraceResult, judge, share
 
 TIME_MS = 1_700_000_000_000
@@ -38,6 +40,21 @@ def received(count: int, fpp: float) -> tuple[Receiver, ...]:
 
 def sighting(neighbour: int, fpp: float = 1e-3) -> Sighting:
     return Sighting(origin=1, neighbour=neighbour, fpp=fpp)
+
+
+def traced(
+    findings: Mapping[int, Finding], limits: TraceLimits | None = None
+) -> tuple[TraceResult, list[int]]:
+    """What a trace of brokers that answer so finds, and whom it asked."""
+    trace = Trace([bytes(IDENTITY)], reachable=findings, limits=limits, now_us=0)
+    asks: list[Ask] = trace.start(0)
+    asked: list[int] = []
+    while asks:
+        ask = asks.pop(0)
+        asked.append(ask.broker)
+        asks += trace.answered(ask.broker, TraceAnswer(findings=(findings[ask.broker],)), 0)
+    (result,) = trace.results({})
+    return result, asked
 
 
 @pytest.mark.parametrize("fpp", [0.0, 1e-3, 0.9])
@@ -98,6 +115,105 @@ def test_only_a_whole_record_contradicts(source: Finding, contradicted: bool) ->
     findings = {1: Finding(published=0.0), 2: source, 3: Finding(routed=(sighting(2, 1e-6),))}
     doubts = {step.broker: step.doubt for step in judged(findings).route}
     assert (doubts["00000003"] == 1.0) is contradicted
+
+
+def line(*middle: Finding) -> dict[int, Finding]:
+    """1 published it; then these brokers; the last but one delivered it, and the last is behind that one."""
+    count = len(middle) + 3
+    found = dict(enumerate([Finding(published=0.0), *middle], 1))
+    found[count - 1] = Finding(routed=(sighting(count - 2, 1e-6),), delivered=received(1, 0.0), candidates=1)
+    found[count] = Finding(routed=(sighting(count - 1, 1e-6),), delivered=received(1, 0.0), candidates=1)
+    return {
+        broker: structs.replace(one, neighbours=tuple(n for n in (broker - 1, broker + 1) if n in found))
+        for broker, one in found.items()
+    }
+
+
+@pytest.mark.parametrize("silent", [Finding(lost="died"), Finding(forgotten=True, begins_ms=TIME_MS + 1)])
+def test_a_trace_goes_on_behind_a_broker_that_does_not_know_any_more(silent: Finding) -> None:
+    """T6: it may have routed the message. Found: what was delivered behind it was missing."""
+    for missing in (1, 2):
+        result, asked = traced(line(*[silent] * missing))
+        assert asked == list(range(1, missing + 4)), "each once, in order"
+        last = missing + 1
+        steps = [(int(step.broker, 16), step.source and int(step.source, 16)) for step in result.route]
+        assert steps == [(1, None), (last + 1, last), (last + 2, last + 1)]
+        assert [int(one.broker, 16) for one in result.receivers] == [last + 1, last + 2]
+        assert all(step.doubt < 1e-3 for step in result.route)
+        assert result.verdict == "partial"
+        assert all(f"{broker:08x}: " in result.explanation for broker in range(2, last + 1))
+
+
+def test_it_is_drawn_below_the_broker_that_does_not_know_any_more() -> None:
+    result, _ = traced(line(Finding(lost="died")))
+    assert tree(result).splitlines()[1:] == [
+        "published by 00000005 at 00000001 (certain)",
+        "00000003, from 00000002 (certain)",
+        "├─ → s0 (certain)",
+        "└─ 00000004 (certain)",
+        "   └─ → s0 (certain)",
+        "partial: 00000002: died",
+    ]
+    assert '"00000002" [shape=box, style=dashed];' in dot(result)
+    assert '"00000002" -> "00000003"' in dot(result)
+    assert [(one["broker"], one["from"]) for one in result.to_json()["route"]][1] == ("00000003", "00000002")
+
+
+@pytest.mark.parametrize("silent", [Finding(), Finding(begins_ms=TIME_MS + 1)])
+def test_a_trace_ends_at_a_broker_that_would_know(silent: Finding) -> None:
+    """It routed nothing, or began later: nobody behind it is asked."""
+    assert traced(line(silent))[1] == [1, 2]
+
+
+def test_the_limits_hold_where_nobody_knows_any_more() -> None:
+    """Thirty brokers that all died: the trace floods no further than it may."""
+    findings = line(*[Finding(lost="died")] * 30)
+    result, asked = traced(findings, TraceLimits(brokers=10))
+    assert (asked, result.verdict) == (list(range(1, 11)), "partial")
+    assert "more than 10 brokers" in result.explanation
+    result, asked = traced(findings, TraceLimits(rounds=5))
+    assert (asked, result.verdict) == (list(range(1, 6)), "partial")
+    assert "more than 5 rounds" in result.explanation
+
+
+def test_an_origin_that_does_not_know_any_more_is_not_followed_hop_by_hop() -> None:
+    """Everybody is asked then, at once."""
+    findings = line(Finding(lost="died"), Finding(lost="died")) | {1: Finding(lost="died", neighbours=(2,))}
+    result, asked = traced(findings, TraceLimits(rounds=2))
+    assert asked == [1, *findings]
+    assert [int(one.broker, 16) for one in result.receivers] == [4, 5]
+
+
+def test_who_sent_it_to_a_broker_that_does_not_know_any_more_is_no_dead_end() -> None:
+    """1 -> 2 -> 3, which died, -> 4: somebody had to send it to 3, and 5, beside it, may lie."""
+    findings = {
+        1: Finding(published=1e-3, neighbours=(2, 5)),
+        2: Finding(routed=(sighting(1),), neighbours=(1, 3)),
+        3: Finding(lost="died", neighbours=(2, 4)),
+        4: Finding(routed=(sighting(3),), delivered=received(1, 1e-3), candidates=1, neighbours=(3,)),
+        5: Finding(routed=(sighting(1),), neighbours=(1,)),
+    }
+    doubts = {int(step.broker, 16): step.doubt for step in traced(findings)[0].route}
+    assert doubts[2] == pytest.approx(5e-3 / (5e-3 + 0.5))
+    assert doubts[5] == pytest.approx(5e-3 / (5e-3 + 0.01))
+    alone = findings | {4: Finding(routed=(sighting(3),), neighbours=(3,))}
+    doubts = {int(step.broker, 16): step.doubt for step in traced(alone)[0].route}
+    assert doubts[4] == pytest.approx(5e-3 / (5e-3 + 0.01)), "its own claim is no second one"
+    whole = {6: Finding(neighbours=(2,)), 2: Finding(routed=(sighting(6),), neighbours=(1, 3, 6))}
+    doubts = {int(step.broker, 16): step.doubt for step in traced(findings | whole)[0].route}
+    assert doubts[2] == 1.0, "who it names says no"
+
+
+def test_the_broker_in_the_id_may_have_it_from_one_that_does_not_know_any_more() -> None:
+    """Published at 2 while 1, in the id, was away; 3 died and may have sent it on to 1."""
+    gone = {2: Finding(published=0.0, neighbours=(3,)), 3: Finding(lost="died", neighbours=(1, 2))}
+    result, _ = traced(gone)
+    assert [int(broker, 16) for broker, _ in result.missing] == [1, 3]
+    sure = gone | {
+        2: Finding(published=0.0, forwarded=(Forwarding(neighbour=3, fpp=0.0),), neighbours=(1, 3))
+    }
+    sure[3] = Finding(neighbours=(1, 2))
+    assert traced(sure)[0].missing == ()
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,14 @@ def _branches(result: TraceResult, broker: str, indent: str, listed: set[int]) -
 
 
 def dot(result: TraceResult) -> str:
-    """The path as a DOT graph; what is doubtful is dashed."""
+    """The path as a DOT graph; what is doubtful is dashed, as is who passed it on and does not know of it."""
     lines = ["digraph trace {", "  rankdir=LR;", f"  label={_quoted(result.id)};"]
     publisher = _quoted(f"publisher {result.publisher:08x}")
     lines.append(f"  {publisher} [shape=cds];")
     brokers = dict.fromkeys([result.origin, *(step.broker for step in result.route)])
     lines += [f"  {_quoted(broker)} [shape=box];" for broker in brokers]
+    silent = dict.fromkeys(step.source for step in result.route if step.source and step.source not in brokers)
+    lines += [f"  {_quoted(broker)} [shape=box, style=dashed];" for broker in silent]
     confirmed = 1.0 if result.origin_doubt is None else result.origin_doubt
     lines.append(_edge(publisher, _quoted(result.origin), confirmed))
     for step in result.route:

@@ -6,7 +6,9 @@ asks all of Ka at once, one question per broker with everything wanted of it, so
 trips as the message took hops. A broker looks into its routing history first and into its delivery histories
 only if that, or its publisher history, claims the message. The next Ka are the neighbours such a broker had
 at that time: all, or those to which it recorded to have forwarded it (both optimisations of 3.3); and
-whoever it says it got the message from.
+whoever it says it got the message from. A broker that claims nothing ends that way, unless its record of that
+time is not whole, because a process died with it or retention dropped it: it may have routed the message, so
+all its neighbours are asked.
 
 If the broker in the id has no record of it, does not answer, or its record of that time is not whole, all
 reachable brokers are asked, for any origin: the publisher may have gone on at another broker.
@@ -37,7 +39,7 @@ from postroad.tracking.messages import (
     TraceItem,
     TraceQuestion,
 )
-from postroad.tracking.verdict import Missing, TraceResult, judge
+from postroad.tracking.verdict import Missing, TraceResult, judge, onward
 from postroad.units import SECOND_US
 
 NO_ANSWER: Final = "did not answer in time"
@@ -83,12 +85,7 @@ class _Path:
 
     def take(self, broker: int, finding: Finding) -> None:
         self.findings[broker] = finding
-        if finding.published is None and not finding.routed:
-            return
-        if finding.forwarded is None or finding.lost:
-            self.explore |= set(finding.neighbours)
-        else:
-            self.explore |= {forwarding.neighbour for forwarding in finding.forwarded}
+        self.explore |= onward(finding)
         self.explore |= {sighting.neighbour for sighting in finding.routed}
         self.explore -= self.explored
 
@@ -192,10 +189,10 @@ class Trace:
         """Fill the queue with one question per broker; False when there is nothing left to ask."""
         wanted: dict[int, list[_Path]] = {}
         for path in self._paths:
-            if not path.explore and path.origin_missing and not path.everywhere:
+            if path.origin_missing and not path.everywhere:
                 path.everywhere = True
                 # Those asked before were asked for one origin only.
-                path.explore = set(self._reachable - path.failed.keys())
+                path.explore = (path.explore | self._reachable) - path.failed.keys()
                 path.explored = set(path.failed)
             for broker in sorted(path.explore):
                 path.explored.add(broker)

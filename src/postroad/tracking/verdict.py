@@ -116,8 +116,8 @@ def judge(
     # What could not be asked matters only if the message may have gone there, as it may wherever a trace
     # went; except that the broker in the id need not answer once another proves to be the origin, unless the
     # message may have gone there like anywhere else.
-    onward = {broker for claim in chosen for broker in _onward(findings[claim.broker])}
-    if origin is not None and identity.broker not in onward | {origin.broker}:
+    gone_on = {broker for held in findings.values() for broker in onward(held)}
+    if origin is not None and identity.broker not in gone_on | {origin.broker}:
         missing = [one for one in missing if one[0] != _name(identity.broker, names)]
     verdict, explanation = _verdict(identity, findings, origin, chosen, missing, stopped, names)
     return TraceResult(
@@ -133,11 +133,20 @@ def judge(
     )
 
 
-def _onward(finding: Finding) -> list[int]:
-    """Where a broker that had the message may have passed it on to."""
+def not_whole(finding: Finding) -> bool:
+    """Whether the broker may have had the message without knowing of it any more."""
+    return finding.forgotten or bool(finding.lost)
+
+
+def onward(finding: Finding) -> set[int]:
+    """Where the broker may have passed the message on to."""
+    if not_whole(finding):
+        return set(finding.neighbours)
+    if finding.published is None and not finding.routed:
+        return set()
     if finding.forwarded is None:
-        return list(finding.neighbours)
-    return [forwarding.neighbour for forwarding in finding.forwarded]
+        return set(finding.neighbours)
+    return {forwarding.neighbour for forwarding in finding.forwarded}
 
 
 def _claims(identity: MessageId, findings: Mapping[int, Finding]) -> list[_Claim]:
@@ -159,7 +168,7 @@ def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Fin
     whole = {
         broker
         for broker, held in findings.items()
-        if not (held.lost or held.forgotten or identity.time_ms < held.begins_ms)
+        if not (not_whole(held) or identity.time_ms < held.begins_ms)
     }
     claiming = {claim.broker for claim in claims}
     below: dict[int, list[_Claim]] = {}  # broker -> claims that name it as their source
@@ -167,6 +176,8 @@ def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Fin
         if claim.source is not None:
             below.setdefault(claim.source, []).append(claim)
             claim.contradicted = claim.source in whole and claim.source not in claiming
+    # Others have it from these, which do not know of it any more. Some neighbour passed it on to them.
+    silent = below.keys() - claiming - whole
     for claim in claims:
         supported, rate_below = _rate_below(claim.broker, below, findings)
         if claim.source is None:
@@ -176,7 +187,9 @@ def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Fin
         else:
             # False claims of this kind to be expected among all who were asked, against true ones.
             false = min(1.0, len(findings) * claim.rate) * rate_below
-            claim.doubt = false / (false + (TRUE_BRANCHES if supported else TRUE_DEAD_ENDS))
+            ahead = (silent & onward(findings[claim.broker])) - {claim.source}
+            led_on = any(other.broker != claim.broker for broker in ahead for other in below[broker])
+            claim.doubt = false / (false + (TRUE_BRANCHES if supported or led_on else TRUE_DEAD_ENDS))
 
 
 def _rate_below(
@@ -211,20 +224,22 @@ def _rate_delivered(finding: Finding) -> float:
 
 
 def _ordered(claims: list[_Claim]) -> list[_Claim]:
-    """The origin, then breadth first along the sources, then claims that hang in the air."""
+    """The origin, then breadth first along the sources; then likewise below sources that claim nothing."""
     rest = sorted(claims, key=lambda claim: (claim.doubt, claim.broker, claim.source or 0))
     origins = [claim for claim in rest if claim.source is None]
     placed = origins[:1]  # a message is published once: any other claim of that is less likely
     rest = [claim for claim in rest if claim.source is not None]
-    reached = {claim.broker for claim in placed}
-    while True:
+    reached: set[int | None] = {claim.broker for claim in placed}
+    while rest:
+        if not any(claim.source in reached for claim in rest):
+            silent = {claim.source for claim in rest} - {claim.broker for claim in rest}
+            reached |= silent or {rest[0].source}  # in a ring there is none
         step = [claim for claim in rest if claim.source in reached]
-        if not step:
-            return placed + rest
         rest = [claim for claim in rest if claim.source not in reached]
         step.sort(key=lambda claim: (claim.source or 0, claim.broker))
         placed += step
         reached |= {claim.broker for claim in step}
+    return placed
 
 
 def _receivers(
