@@ -4,8 +4,9 @@ The truth is what the network carried: DELIVERY frames say which broker gave whi
 KNOWLEDGE frames which broker passed it on. An answer is judged by what had happened when it was asked for.
 
 - `trace-false`  whatever is missing from an answer that calls itself complete, or the message unknown
-- `trace-lost`   what is missing from any answer, unless a broker on the event's way cannot be asked, or died
-                 so soon after it that the record was not stored: within one persistence interval
+- `trace-lost`   what is missing from any answer, unless a broker on the event's way cannot be asked, or the
+                 one that did it died so soon after that the record was not stored: within one persistence
+                 interval. What others know of the event, before and behind that one, is not missing.
 """
 
 from __future__ import annotations
@@ -201,11 +202,12 @@ class Trails:
             return
         text = f"{MessageId.from_bytes(identity)}: {missing[0]} is missing from {answer!r}"
         tags = (str(MessageId.from_bytes(identity)), missing[0].broker)
-        gone = [fact for fact in facts if self._died_with_it(fact)]
-        if verdict in ("complete", "unknown") and not any(map(self._died_at_once, gone)):
-            raise Violation("trace-false", text, tags)
-        if not gone and all(self._joined(asked, fact.broker) for fact in facts):
-            raise Violation("trace-lost", text, tags)
+        if not any(map(self._died_at_once, facts)):
+            if verdict in ("complete", "unknown"):
+                raise Violation("trace-false", text, tags)
+            joined = all(self._joined(asked, fact.broker) for fact in facts)
+            if joined and not all(map(self._died_with_it, missing)):
+                raise Violation("trace-lost", text, tags)
         self.missed += len(missing)
 
     def _died_with_it(self, fact: _Fact) -> bool:
