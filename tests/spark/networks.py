@@ -13,6 +13,7 @@ from postroad.spark.group import Stored
 from postroad.spark.views import BrokerView, NetworkView
 from postroad.tracking.attachment import Change, decode_changes
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.messages import ANY_ORIGIN, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
@@ -146,6 +147,15 @@ class World(Network):
             answer = self.tracking[ask.broker].answer(ask.question, self.records[ask.broker], self.now_us)
             asks.extend(trace.answered(ask.broker, answer, self.now_us))
         return trace.results({broker: f"b{broker}" for broker in self.brokers})
+
+    def whole(self, identity: bytes) -> set[int]:
+        """The brokers that surely know whether they had the message."""
+        question = TraceQuestion(items=(TraceItem(id=identity, origin=ANY_ORIGIN),))
+        answers = {
+            broker: tracking.answer(question, self.records[broker], self.now_us)
+            for broker, tracking in self.tracking.items()
+        }
+        return {broker for broker, answer in answers.items() if not answer.findings[0].lost}
 
     # ---- as the lake has it
 
