@@ -29,6 +29,7 @@ SOURCE = Path(postroad.__path__[0]).parent
 READY_S = 60.0
 STOP_S = 30.0
 PROXY_S = 30.0
+POSTROAD = ("-m", "postroad")
 
 
 @dataclass
@@ -40,6 +41,7 @@ class BrokerProcess:
     links: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     address: str = ""
+    program: tuple[str, ...] = POSTROAD
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property
@@ -54,7 +56,7 @@ class BrokerProcess:
             arguments += ["--link", link]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "postroad", "up", *arguments, *self.extra],
+                [sys.executable, *self.program, "up", *arguments, *self.extra],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -121,8 +123,10 @@ class Brokers:
         self.folder = folder
         self.all: list[BrokerProcess] = []
 
-    def start(self, name: str, *links: str, extra: tuple[str, ...] = ()) -> BrokerProcess:
-        broker = BrokerProcess(name=name, data=self.folder / name, links=links, extra=extra)
+    def start(
+        self, name: str, *links: str, extra: tuple[str, ...] = (), program: tuple[str, ...] = POSTROAD
+    ) -> BrokerProcess:
+        broker = BrokerProcess(name=name, data=self.folder / name, links=links, extra=extra, program=program)
         self.all.append(broker)
         return broker.start()
 

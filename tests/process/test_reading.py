@@ -14,6 +14,13 @@ from tests.process.test_durable_release import configured
 import postroad
 from postroad.events import EventBatch, Gap
 
+# A broker that gives up after half a second what it gives up after thirty.
+IMPATIENT = (
+    "-c",
+    "from postroad.overlay import reading; reading.PATIENCE_US = 500_000; "
+    "from postroad.cli import main; raise SystemExit(main())",
+)
+
 
 def heads(*clients: Any) -> str:
     """How far the pubends are, each by the broker that knows it best."""
@@ -72,3 +79,28 @@ def test_a_reader_goes_on_after_its_broker_came_back(brokers: Any, tmp_path: Pat
             await test()
 
     asyncio.run(bounded())
+
+
+def test_a_range_of_a_broker_that_is_gone_is_unavailable(brokers: Any, tmp_path: Path) -> None:
+    """Nobody waits for ever; what can be read is read, and what is missing when it is back."""
+    extra = configured(tmp_path, '[durable]\nkeep = "1 h"\n')
+    b1 = brokers.start("b1", extra=extra)
+    b2 = brokers.start("b2", b1.address, extra=extra, program=IMPATIENT)
+    with postroad.sync.connect(b1.address) as one, postroad.sync.connect(b2.address) as two:
+        while len(one.request("heads")["heads"]) < 2 or len(two.request("heads")["heads"]) < 2:
+            time.sleep(0.05)
+        one.publish_many([("t", f"{n}", {"n": n}) for n in range(100)], mode="durable")
+        two.publish_many([("t", f"{n}", {"n": n}) for n in range(100, 150)], mode="durable")
+        until = heads(one, two)
+    b1.kill()
+    with postroad.sync.connect(b2.address) as two:
+        seen: list[int] = []
+        with two.read(until) as events:
+            with pytest.raises(postroad.UnavailableError, match=r"^broker 'b1' has been out of reach"):
+                seen.extend(event.attributes["n"] for event in events)
+            assert seen == list(range(100, 150))
+        b1.start()
+        while two.request("heads")["away"]:
+            time.sleep(0.05)
+        with two.read(until) as events:
+            assert sorted(event.attributes["n"] for event in events) == list(range(150))

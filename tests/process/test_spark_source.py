@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.process.conftest import Brokers, wait_until
 from tests.process.test_durable_release import configured
+from tests.process.test_reading import IMPATIENT
 
 import postroad
 from postroad.errors import UnavailableError, UsageError
@@ -121,6 +123,25 @@ def test_a_broker_that_is_away_does_not_hold_up_the_others(brokers: Brokers, tmp
         assert _look_around(feed, tmp_path / SUBSCRIPTIONS) == ""
         reader.stop()
         planned.stop()
+
+
+def test_a_query_waits_longer_for_a_broker_than_others_do(brokers: Brokers, tmp_path: Path) -> None:
+    """P1: a restart that takes longer than a broker waits, and less than `timeout`, is not noticed."""
+    extra = configured(tmp_path, KEEP)
+    one = brokers.start("b1", extra=extra)
+    two = brokers.start("b2", one.address, extra=extra, program=IMPATIENT)
+    with postroad.sync.connect(two.address) as client, postroad.sync.connect(one.address) as other:
+        far = other.request("status")["durable_pubends"][0]["pubend"]
+        wait_until(lambda: far in client.request("heads")["heads"], "they have met", 60)
+        publish(one.address, range(10))
+        until = json.dumps({far: other.request("heads")["heads"][far]})
+    one.kill()
+    given = {"brokers": two.address, "endingToken": until, "timeout": "60"}
+    batch = BatchReader(read_options(given, stream=False), {"id": ""})
+    back = threading.Timer(2.0, one.start)
+    back.start()
+    assert sum(found.num_rows for part in batch.partitions() for found in batch.read(part)) == 10
+    back.join()
 
 
 def test_all_subscriptions_are_noted(brokers: Brokers, tmp_path: Path) -> None:

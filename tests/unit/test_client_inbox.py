@@ -162,3 +162,25 @@ def test_one_that_never_began_or_was_deleted_ends_at_once() -> None:
     script.do(effects)
     script.say(wire.Ended(number=other, code="unavailable", reason="its broker is away"))
     assert [one.number for one in script.take(fx.Ended)] == [other]
+
+
+def test_a_reader_that_its_broker_gave_up_is_over_and_one_that_could_not_go_on_is_tried_again() -> None:
+    """A broker that has just started does not know every pubend; one that waited long enough says so."""
+    script = Script()
+    script.up()
+    until = f'{{"{pubend_text(P)}": 90}}'
+    number, effects = script.core.subscribe(topic="a/#", where="", overflow="drop", buffer=0, until=until)
+    script.do(effects)
+    script.say(wire.Subscribed(number=number))
+    again(script)
+    away = wire.Ended(number=number, code="unavailable", reason="its broker is away")
+    script.sent()
+    script.say(away)
+    assert script.take(fx.Ended) == []
+    script.now += AGAIN_US
+    script.handle()
+    assert [type(message) for message in script.sent()] == [wire.Subscribe]
+    script.say(wire.Subscribed(number=number))
+    script.say(away)
+    (ended,) = script.take(fx.Ended)
+    assert isinstance(ended.error, UnavailableError)

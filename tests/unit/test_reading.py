@@ -14,6 +14,7 @@ from postroad.durable import durable_pubend
 from postroad.durable.catchup import ASK_AGAIN_US
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
+from postroad.overlay.reading import PATIENCE_US
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
     Credit,
@@ -213,3 +214,88 @@ def test_a_long_range_does_not_wait_between_reads_of_the_log(monkeypatch: pytest
     net.wait(ASK_AGAIN_US / SECOND_US / 2)
     assert reader.got() == numbers(0, 40)
     assert reader.ended() == [""]
+
+
+class Away:
+    """A reader at one of two brokers, whose range goes on at the other, which is killed."""
+
+    def __init__(self) -> None:
+        self.net = DurableNet(2, [(0, 1)])
+        _, self.marks = history(self.net)
+        self.reader = Reader(self.net, 1)
+        self.net.kill(0)
+        self.reader.read(self.marks[0], self.marks[-1])
+
+    def reason(self) -> str:
+        (ended,) = [message for message in self.reader.messages if isinstance(message, Ended)]
+        return ended.reason
+
+
+def test_a_reader_gives_up_on_a_broker_that_stays_away() -> None:
+    one = Away()
+    one.net.wait(PATIENCE_US / SECOND_US - 1)
+    assert one.reader.ended() == []
+    one.net.wait(2)
+    assert one.reader.ended() == ["unavailable"]
+    assert one.reason() == (
+        f"broker 'b0' has been out of reach for 30 s: what is missing of its pubend {PUBEND} can be read "
+        "when it is back"
+    )
+    one.net.brokers[1].check()  # type: ignore[union-attr]
+
+
+def test_a_reader_waits_for_a_broker_that_restarts() -> None:
+    one = Away()
+    one.net.wait(PATIENCE_US / SECOND_US - 1)
+    one.net.start(0)
+    one.net.link(0, 1)
+    one.net.wait(5)
+    assert (one.reader.got(), one.reader.ended()) == (numbers(0, 40), [""])
+
+
+def test_patience_begins_anew_when_a_broker_was_back() -> None:
+    one = Away()
+    one.net.wait(PATIENCE_US / SECOND_US - 1)
+    one.net.slow.add(0)  # it is there, and its disk takes for ever
+    one.net.start(0)
+    one.net.link(0, 1)
+    one.net.wait(3 * PATIENCE_US / SECOND_US)
+    assert one.reader.ended() == [], "slow is not away"
+    one.net.kill(0)
+    one.net.wait(PATIENCE_US / SECOND_US - 1)
+    assert one.reader.ended() == []
+    one.net.wait(2)
+    assert one.reader.ended() == ["unavailable"]
+
+
+def test_a_reader_waits_for_its_client_before_it_waits_for_a_broker() -> None:
+    """Who takes nothing is not kept waiting: all that is missing may be here."""
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    for number in range(100):
+        publisher.send(publisher.durable("t", f"{number}" + "x" * 100_000))
+    net.wait(1)
+    reader = SlowReader(net, 1)
+    reader.read(0, reader.heads()[PUBEND])
+    net.wait(1)
+    net.kill(0)
+    net.wait(2 * PATIENCE_US / SECOND_US)
+    assert reader.ended() == []
+    consumed, received = 0, sum(len(batch.data) for batch in reader.batches)
+    while received > consumed:
+        reader.send(encode(Credit(size=received - consumed)))
+        consumed, received = received, sum(len(batch.data) for batch in reader.batches)
+    assert [text.rstrip("x") for text in reader.got()] == numbers(0, 100)
+    assert reader.ended() == [""]
+
+
+def test_a_pubend_that_is_unknown_is_no_matter_where_nothing_is_read_of_it() -> None:
+    """As in the token of a program that heard of a broker which is long gone."""
+    net = DurableNet(1)
+    _, marks = history(net)
+    reader = Reader(net, 0)
+    gone = {pubend_text(99 << 32): 7}
+    token, until = json.dumps({PUBEND: marks[0]} | gone), json.dumps({PUBEND: marks[-1]} | gone)
+    reader.send(encode(Subscribe(number=1, topic="t", where="", token=token, until=until)))
+    net.wait(1)
+    assert (reader.got(), reader.ended()) == (numbers(0, 40), [""])

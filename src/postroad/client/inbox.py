@@ -45,6 +45,7 @@ MAX_ACKING: Final = 10_000  # acknowledgements that wait for the broker's disk
 class _Subscription:
     request: wire.Subscribe
     began: bool = False  # the application was told so; from then on nothing may be lost in silence
+    running: bool = False  # the broker of this connection has taken it
     torn_us: int | None = None  # began, but not in force since then (the broker's clock)
     told: bool = False  # torn, and the application knows it already
     streams: Streams = field(default_factory=Streams)
@@ -121,6 +122,7 @@ class Inbox:
         self._waiting.clear()
         for subscription in self._subscriptions.values():
             subscription.again_us = None
+            subscription.running = False
             if subscription.request.shared:
                 out += _lost_acks(subscription)
             if subscription.request.durable or subscription.request.until:
@@ -162,7 +164,7 @@ class Inbox:
         if not subscription.began:
             subscription.streams.go_on(token)
             subscription.acked = token
-        subscription.began = True
+        subscription.began = subscription.running = True
         out.append(Began(number=message.number, missing=message.missing, token=token))
         return out, tuple(subscription.acking.values())
 
@@ -181,7 +183,9 @@ class Inbox:
         if subscription is None:
             return []
         error = _ended_error(message, subscription.request.where) if message.code else None
-        resumes = subscription.began and (subscription.request.durable or subscription.request.until)
+        # Of a reader that was taken the broker has waited long enough for who is away.
+        ranged = subscription.request.until and not subscription.running
+        resumes = subscription.began and (subscription.request.durable or ranged)
         if isinstance(error, UnavailableError) and resumes:
             # Whoever keeps its token may be away for a while: it goes on when that one is back.
             if subscription.refused_us is None:

@@ -7,13 +7,16 @@ another broker's, the reader's selector is part of the own interest while it rea
 for is filtered with it.
 
 A range may end in the future, by an hour at most: the reader follows the stream until it gets there.
+
+A broker that has what is missing may be out of reach. Who restarts is waited for; a reader that could take
+more and gets nowhere for `PATIENCE_US` is told so, and ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +42,7 @@ KEY: Final = 1 << 49  # keys of readers in the interest lie above those of durab
 MAX_READERS: Final = 1_024
 FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
 LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
+PATIENCE_US: Final = 30 * SECOND_US  # with a broker that is out of reach: one that restarts takes less
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class _Reader:
     need: Mapping[int, int]  # what knowledge of other brokers' pubends must be filtered with
     ends: Mapping[int, int]
     streams: dict[int, CatchupStream]  # by pubend, those that are not at their end
+    stuck: dict[int, tuple[int, int]] = field(default_factory=dict)  # by pubend: at which tick, since when
 
 
 class Readers:
@@ -81,7 +86,8 @@ class Readers:
             raise TooLargeError(f"more than {MAX_READERS} readers at this broker")
         start = CheckpointToken.from_json(message.token) if message.token else CheckpointToken()
         ends = dict(CheckpointToken.from_json(message.until))
-        for pubend in ends:
+        wanted = [pubend for pubend, end in ends.items() if start.tick(pubend) < end]
+        for pubend in wanted:
             if self._routing.stream(pubend) is None or is_volatile(pubend):
                 raise UnavailableError(f"pubend {pubend_text(pubend)} is not known here, or not reachable")
         for pubend, tick in ends.items():
@@ -103,8 +109,7 @@ class Readers:
                 pubend: CatchupStream(
                     subscriber=0, pubend=pubend, position=start.tick(pubend), selector=selector
                 )
-                for pubend, end in ends.items()
-                if start.tick(pubend) < end
+                for pubend in wanted
             },
         )
         subscribed = Subscribed(number=message.number, token=start.to_json())
@@ -157,8 +162,26 @@ class Readers:
         if self._look_at is not None and now_us >= self._look_at:
             for reader in list(self._readers.values()):
                 self._pump(reader, now_us)
+                self._lose_patience(reader, now_us)
         self._look_at = self._next_look(now_us)
         return self._take()
+
+    def _lose_patience(self, reader: _Reader, now_us: int) -> None:
+        """End it if it waits for a broker that stays out of reach, and not for its client to take more."""
+        room = self._links.available(reader.connection) > 0
+        for pubend, catchup in reader.streams.items():
+            position, since = reader.stuck.get(pubend, (-1, now_us))
+            broker = self._routing.away(pubend)
+            if broker is None or not room or position != catchup.position:
+                reader.stuck[pubend] = (catchup.position, now_us)
+            elif now_us - since >= PATIENCE_US:
+                self._end(
+                    reader,
+                    UnavailableError.code,
+                    f"broker {broker!r} has been out of reach for {PATIENCE_US // SECOND_US} s: what is"
+                    f" missing of its pubend {pubend_text(pubend)} can be read when it is back",
+                )
+                return
 
     def _next_look(self, now_us: int) -> int | None:
         due = [
@@ -180,8 +203,12 @@ class Readers:
             catchup = todo.popleft()
             if self._go_on(reader, catchup, now_us):
                 todo.append(catchup)
-        if not reader.streams and self.end(reader.connection, reader.number):
-            ended = Ended(number=reader.number, code="", reason="")
+        if not reader.streams:
+            self._end(reader, "", "")
+
+    def _end(self, reader: _Reader, code: str, reason: str) -> None:
+        if self.end(reader.connection, reader.number):
+            ended = Ended(number=reader.number, code=code, reason=reason)
             self._out.append(Send(reader.connection, encode(ended)))
 
     def _go_on(self, reader: _Reader, catchup: CatchupStream, now_us: int) -> bool:

@@ -197,6 +197,11 @@ class Routing:
     def stream(self, pubend: int) -> Stream | None:
         return self._streams.get(pubend)
 
+    def away(self, pubend: int) -> str | None:
+        """The name of its broker, if that is out of reach."""
+        origin = pubend >> 32
+        return self._topology.name(origin) if self._topology.distance(origin) is None else None
+
     def durable_heads(self) -> dict[int, int]:
         """How far each durable pubend is known here."""
         return {pubend: self._streams[pubend].horizon for pubend in sorted(self.durable_streams())}

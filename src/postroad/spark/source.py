@@ -13,8 +13,8 @@ batch begins at the same place again.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, pairwise
@@ -127,12 +127,19 @@ def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(part, Range):  # Spark's own, for a plan without partitions
         return
     first = True
-    after, until = (CheckpointToken({part.pubend: tick}).to_json() for tick in (part.after, part.until))
     with (
         part.access.connect(part.address) as client,
-        _patient(client, part, after, until) as events,
+        closing(
+            _steadily(
+                client,
+                after={part.pubend: part.after},
+                until={part.pubend: part.until},
+                topic=part.topic,
+                where=part.where,
+                patience_s=part.access.timeout_s,
+            )
+        ) as batches,
     ):
-        batches = _steadily(client, events, (pubend_text(part.pubend),), part.access.timeout_s)
         for item in _together(chain.from_iterable(batches)):
             if not isinstance(item, Gap):
                 yield _chosen(event_columns(item), part.columns)
@@ -150,15 +157,53 @@ def read_range(part: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _steadily(
-    client: Client, events: Subscription, pubends: Collection[str], patience_s: float
+    client: Client,
+    *,
+    after: Mapping[int, int],
+    until: Mapping[int, int],
+    topic: str,
+    where: str,
+    patience_s: float,
+) -> Generator[list[EventBatch | Gap], None, None]:
+    """What lies between; UnavailableError when nothing came for so long because a broker that has it is away.
+
+    A broker that has just started does not know every pubend yet, and one that waits for another gives up
+    before a patient query does: then it goes on after what came.
+    """
+    reached = CheckpointToken(after)
+    give_up = time.monotonic() + patience_s
+    while True:
+        try:
+            with client.read(
+                CheckpointToken(until).to_json(), after=reached.to_json(), topic=topic, where=where
+            ) as events:
+                for items in _waiting(client, events, until, patience_s):
+                    reached = reached.maximum(_ends(items))
+                    yield items
+                    give_up = time.monotonic() + patience_s
+            return
+        except UnavailableError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(PACE_S)
+
+
+def _ends(items: Iterable[EventBatch | Gap]) -> CheckpointToken:
+    return CheckpointToken(
+        {parse_pubend(one.pubend) if isinstance(one, Gap) else one.pubend: one.end for one in items}
+    )
+
+
+def _waiting(
+    client: Client, events: Subscription, pubends: Collection[int], patience_s: float
 ) -> Iterator[list[EventBatch | Gap]]:
-    """What comes; UnavailableError when nothing did for so long because a broker that has it is away."""
+    """What comes, however long it takes while the brokers that have it are there."""
     while True:
         try:
             yield from events.batches(patience_s)
             return
         except TimeoutError:
-            away = sorted({*client.request("heads")["away"]} & {*pubends})
+            away = sorted({*client.request("heads")["away"]} & {pubend_text(one) for one in pubends})
         if away:
             raise UnavailableError(f"the broker of pubend {away[0]} is away: its events cannot be read now")
 
@@ -179,18 +224,6 @@ def _together(items: Iterable[EventBatch | Gap]) -> Iterator[EventBatch | Gap]:
             rows, size = rows + item.count, size + len(item.data)
     if held:
         yield EventBatch.concatenate(held)
-
-
-def _patient(client: Client, part: Range, after: str, until: str) -> Subscription:
-    """A broker that has just started does not know every pubend yet."""
-    give_up = time.monotonic() + part.access.timeout_s
-    while True:
-        try:
-            return client.read(until, after=after, topic=part.topic, where=part.where)
-        except UnavailableError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(PACE_S)
 
 
 def _gap_row(gap: Gap) -> pa.RecordBatch:
@@ -431,28 +464,30 @@ class StreamReader(Planner, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """How far `most` rows reach from `passed`, and how many they are if there are fewer."""
         rows = 0
         since = start.get(SINCE, OLDEST)
-        after = CheckpointToken(
-            {parse_pubend(name): passed.get(name, since) for name in end if name != SINCE}
-        )
         found = dict(passed)
         one = self.options
-        with self._connected().read(
-            _token(end).to_json(), after=after.to_json(), topic=one.topic, where=one.where
-        ) as events:
-            for items in _steadily(self._connected(), events, end, one.access.timeout_s):
-                for item in items:
-                    if isinstance(item, Gap):
-                        rows += 1 if item.start > OLDEST else 0
-                        found[item.pubend] = max(item.end, found.get(item.pubend, 0))
-                    else:
-                        ticks = item.headers["tick"]
-                        take = min(most - rows, item.count)
-                        name = pubend_text(item.pubend)
-                        whole = take == item.count
-                        found[name] = max(int(ticks[take - 1]), item.end if whole else 0, found.get(name, 0))
-                        rows += take
-                    if rows >= most:
-                        return _maximum(start, found), rows
+        steadily = _steadily(
+            self._connected(),
+            after={parse_pubend(name): passed.get(name, since) for name in end if name != SINCE},
+            until=_token(end),
+            topic=one.topic,
+            where=one.where,
+            patience_s=one.access.timeout_s,
+        )
+        with closing(steadily) as batches:
+            for item in chain.from_iterable(batches):
+                if isinstance(item, Gap):
+                    rows += 1 if item.start > OLDEST else 0
+                    found[item.pubend] = max(item.end, found.get(item.pubend, 0))
+                else:
+                    ticks = item.headers["tick"]
+                    take = min(most - rows, item.count)
+                    name = pubend_text(item.pubend)
+                    whole = take == item.count
+                    found[name] = max(int(ticks[take - 1]), item.end if whole else 0, found.get(name, 0))
+                    rows += take
+                if rows >= most:
+                    return _maximum(start, found), rows
         return end, rows
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
