@@ -38,6 +38,7 @@ from postroad.overlay.press import Press
 from postroad.overlay.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.overlay.releasing import Releasing
 from postroad.overlay.requests import Requests
+from postroad.overlay.retiring import TABLE as RETIRED_TABLE
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
 from postroad.overlay.subscribing import Subscribing
@@ -147,11 +148,15 @@ class Broker:
             out=self._out,
         )
         self._retiring = Retiring(
-            me=me, topology=self._topology, inquiries=self._inquiries, forget=self._retire
+            me=me,
+            topology=self._topology,
+            inquiries=self._inquiries,
+            forget=self._retire,
+            rows=tables.get(RETIRED_TABLE, {}),
+            new_tag=None if stored is None else self._new_tag,
         )
         self._requests = Requests(
             links=self._links,
-            topology=self._topology,
             routing=self._routing,
             durable=self._durable,
             tracer=self._tracer,

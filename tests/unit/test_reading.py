@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.test_broker import numbers
+from tests.unit.test_broker import Client, Net, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_moving import retire
 
 from postroad.broker import Closed
 from postroad.config import DEFAULT_LIMITS
@@ -299,3 +300,47 @@ def test_a_pubend_that_is_unknown_is_no_matter_where_nothing_is_read_of_it() -> 
     reader.send(encode(Subscribe(number=1, topic="t", where="", token=token, until=until)))
     net.wait(1)
     assert (reader.got(), reader.ended()) == (numbers(0, 40), [""])
+
+
+def test_a_retired_broker_is_no_longer_among_the_heads() -> None:
+    """At every broker that was asked, also after it restarted; until that one comes back after all."""
+    net = DurableNet(3, [(0, 1), (1, 2)])
+    far = pubend_text(3 << 32)
+
+    def known(at: int) -> tuple[bool, bool]:
+        client = Reader(net, at)
+        heads = client.heads()
+        (reply,) = [message for message in client.messages if isinstance(message, Reply)]
+        return far in heads, far in json.loads(reply.body)["away"]
+
+    DurableClient(net, 0).send(encode(Subscribe(number=1, topic="t", where="", durable="s", ack="auto")))
+    net.wait(2)
+    net.kill(2)
+    net.wait(1)
+    assert (known(0), known(1)) == ((True, True), (True, True))
+    assert retire(net, 1, "b2")[0] == ""
+    assert (known(0), known(1)) == ((False, False), (False, False))
+    net.kill(0)
+    net.start(0)
+    net.link(0, 1)
+    net.wait(2)
+    assert known(0) == (False, False)
+    net.start(2)
+    net.link(1, 2)
+    net.wait(2)
+    assert (known(0), known(1)) == ((True, False), (True, False))
+    net.kill(2)
+    for at in (0, 1):
+        net.kill(at)
+        net.start(at)
+    net.link(0, 1)
+    net.wait(2)
+    assert known(0) == (True, True), "it came back, so it may come back again"
+
+
+def test_who_retires_without_a_disk_is_not_asked_to_save() -> None:
+    net = Net(2, [(0, 1)])
+    net.kill(1)
+    client = Client(net, 0)
+    client.send(encode(Request(number=1, what="subs.retire", arguments={"broker": "b1"})))
+    assert [message.code for message in client.messages if isinstance(message, Reply)] == [""]

@@ -47,6 +47,7 @@ from postroad.overlay.ends import TABLE as ENDS_TABLE
 from postroad.overlay.handshake import MAX_WINDOW
 from postroad.overlay.history import TABLE as HISTORY_TABLE
 from postroad.overlay.releasing import TABLES as RELEASING_TABLES
+from postroad.overlay.retiring import TABLE as RETIRED_TABLE
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Stored, StreamEnd
@@ -284,10 +285,11 @@ def _stored(storage: Storage) -> Stored:
     """What an earlier process left on disk; damage is told to whoever reads the log."""
     for damage in (*storage.recovered.damage, *storage.recovered.lost):
         LOGGER.warning("log: %s", damage)
+    others = (HISTORY_TABLE, ENDS_TABLE, RETIRED_TABLE)
     return Stored(
         tables={
             table: storage.load(table)
-            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, HISTORY_TABLE, ENDS_TABLE)
+            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, *others)
         },
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)

@@ -13,7 +13,6 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.links import Links
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
-from postroad.overlay.topology import Topology
 from postroad.tracking.tracer import Tracer
 from postroad.wire.frames import Reply, Request, encode, json_within_frame
 
@@ -27,7 +26,6 @@ class Requests:
         self,
         *,
         links: Links,
-        topology: Topology,
         routing: Routing,
         durable: DurablePublishing,
         tracer: Tracer,
@@ -37,7 +35,6 @@ class Requests:
         out: list[Effect],
     ) -> None:
         self._links = links
-        self._topology = topology
         self._routing = routing
         self._durable = durable
         self._tracer = tracer
@@ -68,8 +65,9 @@ class Requests:
         if message.what == "status":
             return json_within_frame(self._status(now_us))
         if message.what == "heads":
-            heads, here = self._routing.durable_heads(), set(self._topology.reachable())
-            away = [pubend_text(one) for one in heads if one >> 32 not in here]
+            known = self._routing.durable_heads().items()
+            heads = {one: tick for one, tick in known if not self._retiring.gone(one >> 32)}
+            away = [pubend_text(one) for one in heads if self._routing.away(one) is not None]
             return json_within_frame(
                 {"heads": {pubend_text(one): tick for one, tick in heads.items()}, "away": away}
             )

@@ -1,28 +1,32 @@
 """Retiring a broker that never comes back, so that nothing is kept for it any more.
 
 An administrator asks any broker; that one asks every other broker it can reach, and says who has done it.
-Each forgets what the retired one reported on its pubends, and the durable names it claimed. Brokers that are
-away are named: for them it is to be asked again when they are back. A retired broker that comes back after
-all is an owner again as soon as it reports, and its subscribers get gaps for what was released meanwhile.
+Each forgets what the retired one reported on its pubends, and the durable names it claimed, and remembers
+that nobody is to wait for its own pubends. Brokers that are away are named: for them it is to be asked again
+when they are back. A retired broker that comes back after all is an owner again as soon as it reports, its
+subscribers get gaps for what was released meanwhile, and its pubends count again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.errors import UnavailableError, UsageError
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
-from postroad.overlay.topology import Topology
+from postroad.overlay.topology import MAX_BROKERS, Topology
+from postroad.storage.effects import Save
 from postroad.units import SECOND_US
 from postroad.wire.frames import Reply, Request, encode
 
+TABLE: Final = "retired"  # number of a retired broker -> nothing
 RETIRE: Final = "retire"
 RETIRE_US: Final = 5 * SECOND_US  # others have this long to answer
 MAX_UNDER_WAY: Final = 64
+MAX_RETIRED: Final = MAX_BROKERS
 _DONE: Final = b"\x01"
 
 
@@ -37,15 +41,25 @@ class _Retirement:
 
 
 class Retiring:
-    """`forget(broker)` drops what is kept here for it."""
+    """`forget(broker)` drops what is kept here for it; `rows`: of `TABLE`; `new_tag`: None without a disk."""
 
     def __init__(
-        self, *, me: int, topology: Topology, inquiries: Inquiries, forget: Callable[[int], None]
+        self,
+        *,
+        me: int,
+        topology: Topology,
+        inquiries: Inquiries,
+        forget: Callable[[int], None],
+        rows: Mapping[bytes, bytes],
+        new_tag: Callable[[], int] | None,
     ) -> None:
         self._me = me
         self._topology = topology
         self._inquiries = inquiries
         self._forget = forget
+        self._new_tag = new_tag
+        self._retired = {int.from_bytes(key, "big"): None for key in rows}
+        self._seen = 0  # generation of the topology in which the retired ones were looked for
         self._under_way: list[_Retirement] = []
         inquiries.serve(RETIRE, self._asked)
 
@@ -54,9 +68,8 @@ class Retiring:
         broker = self._find(message.arguments.get("broker", ""))
         if len(self._under_way) >= MAX_UNDER_WAY:
             raise UnavailableError(f"{MAX_UNDER_WAY} brokers are being retired: try again")
-        self._forget(broker)
+        out = self._retire(broker)
         one = _Retirement(connection, message.number, broker, now_us + RETIRE_US, {}, [self._me])
-        out: list[Effect] = []
 
         def asked(other: int) -> list[Effect]:
             def answered(body: bytes, _now_us: int) -> list[Effect]:
@@ -95,8 +108,30 @@ class Retiring:
         retired = int.from_bytes(body[:4], "big")
         if len(body) != 4 or retired in self._topology.reachable():
             return []
-        self._forget(retired)
-        return self._inquiries.respond(broker, number, _DONE)
+        return self._retire(retired) + self._inquiries.respond(broker, number, _DONE)
+
+    def _retire(self, broker: int) -> list[Effect]:
+        self._forget(broker)
+        self._retired[broker] = None
+        oldest = [next(iter(self._retired))] if len(self._retired) > MAX_RETIRED else []
+        return [*self._restore(oldest), *self._save(broker, b"")]
+
+    def _restore(self, brokers: list[int]) -> list[Effect]:
+        """These do not count as retired any more."""
+        out: list[Effect] = []
+        for one in brokers:
+            del self._retired[one]
+            out += self._save(one, None)
+        return out
+
+    def _save(self, broker: int, value: bytes | None) -> list[Effect]:
+        if self._new_tag is None:
+            return []
+        return [Save(table=TABLE, rows=((broker.to_bytes(4, "big"), value),), tag=self._new_tag())]
+
+    def gone(self, broker: int) -> bool:
+        """Nobody is to wait for this one."""
+        return broker in self._retired and self._topology.distance(broker) is None
 
     def closed(self, connection: int) -> None:
         """Nobody waits for the answer; it is done all the same."""
@@ -106,7 +141,13 @@ class Retiring:
         for one in self._under_way:
             if one.deadline <= now_us:
                 one.waiting.clear()
-        return self._settle()
+        return self._settle() + self._look_for_retired()
+
+    def _look_for_retired(self) -> list[Effect]:
+        if self._seen == self._topology.generation:
+            return []
+        self._seen = self._topology.generation
+        return self._restore([one for one in self._retired if self._topology.distance(one) is not None])
 
     def _settle(self) -> list[Effect]:
         out: list[Effect] = []
