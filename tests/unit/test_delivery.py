@@ -7,7 +7,7 @@ import pytest
 from postroad.config import DEFAULT_LIMITS, DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
-from postroad.ids import MessageId
+from postroad.ids import HISTORY, MessageId
 from postroad.overlay import delivery as delivery_module
 from postroad.overlay.delivery import CONNECTION_BUFFERS, Delivery
 from postroad.overlay.effects import Close, Effect, Note, Send
@@ -341,6 +341,15 @@ class TestSlowConsumers:
         ]
         assert world.more(2) == [(2, 1, PUBEND, 0, 10, "lost")]
         assert world.core.metrics()["delivery_gaps_total"] == 3
+
+    def test_a_gap_in_what_a_broker_said_about_itself_is_for_who_asked_for_that(self) -> None:
+        world = World()
+        history = 7 << 32 | HISTORY
+        for connection, topic in enumerate(("a", "#", "", "$postroad/links"), 1):
+            key = world.subscribe(connection, topic)
+            world.core.activate(key, history, 0)
+        assert [said[0] for said in world.said(world.core.lost(history, 0, 10))] == [3, 4]
+        assert [said[0] for said in world.said(world.core.lost(PUBEND, 0, 10))] == [1, 2, 3]
 
     def test_connection_limit(self) -> None:
         size = len(stream_batch(PUBEND, 0, 1, [(1, "a", {})]).data)

@@ -8,13 +8,14 @@ import pytest
 from tests.unit.test_broker import Client, Net, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_moving import retire
+from tests.unit.test_history import HistoryNet
 
 from postroad.broker import Closed
 from postroad.config import DEFAULT_LIMITS
 from postroad.durable import durable_pubend
 from postroad.durable.catchup import ASK_AGAIN_US
 from postroad.events.batch import EventBatch
-from postroad.ids import pubend_text
+from postroad.ids import HISTORY, pubend_text
 from postroad.overlay.reading import PATIENCE_US
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
@@ -344,3 +345,28 @@ def test_who_retires_without_a_disk_is_not_asked_to_save() -> None:
     client = Client(net, 0)
     client.send(encode(Request(number=1, what="subs.retire", arguments={"broker": "b1"})))
     assert [message.code for message in client.messages if isinstance(message, Reply)] == [""]
+
+
+def test_what_a_broker_said_about_itself_is_no_gap_where_it_is_not_asked_for() -> None:
+    """Its history has a pubend of its own, which a topic outside `$postroad` has nothing of."""
+    net = HistoryNet(2, [(0, 1)])
+    watch = DurableClient(net, 0)
+    watch.subscribe(1, "$postroad/#")
+    net.wait(30)
+    watch.send(encode(Unsubscribe(number=1)))
+    net.wait(30)
+    start = net.now_us - 70 * SECOND_US
+    assert net.disks[0].chopped[1 << 32 | HISTORY] > start, "some of it was released"
+
+    def gaps(topic: str) -> list[str]:
+        reader = Reader(net, 1)
+        heads = reader.heads()
+        token, until = json.dumps(dict.fromkeys(heads, start)), json.dumps(heads)
+        reader.send(encode(Subscribe(number=1, topic=topic, where="", token=token, until=until)))
+        net.wait(5)
+        assert reader.ended() == [""]
+        return [pubend_text(batch.pubend) for batch in reader.batches if batch.lost]
+
+    history = [pubend_text(number << 32 | HISTORY) for number in (1, 2)]
+    assert (gaps("t"), gaps("#")) == ([], [])
+    assert sorted(gaps("$postroad/#")) == sorted(gaps("")) == history

@@ -19,6 +19,7 @@ from postroad import kernel
 from postroad.errors import TooLargeError, UsageError, shorten
 from postroad.wire.frames import Limits
 
+RESERVED: Final = "$postroad"  # first level of the topics of the network's own history
 _MAX_TOPIC_BYTES: Final = 0xFFFF  # what the length field can say
 _CACHED_TOPICS: Final = 4096
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")

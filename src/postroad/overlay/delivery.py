@@ -374,7 +374,8 @@ class Delivery:
             self._send(subscription, cut.frame(subscription.number), cut.count, effects)
 
     def lost(self, pubend: int, start: int, end: int) -> list[Effect]:
-        """(start, end] is gone for good upstream: a Gap to every subscription that is active there."""
+        """(start, end] is gone for good upstream: a Gap to every subscription that is active there and
+        may have missed something."""
         stream = self._streams.get(pubend)
         if stream is None:
             return []
@@ -382,6 +383,8 @@ class Delivery:
         effects: list[Effect] = []
         cut = _Cut(None, None, 0, pubend, start, end)
         for subscription in self._subscriptions.values():
+            if not subscription.selector.concerns(pubend):
+                continue
             if subscription.active & stream.bit:
                 self._offer(subscription, cut, effects)
             else:

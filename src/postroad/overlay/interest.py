@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
-from postroad.events.topics import pattern_matches
+from postroad.events.topics import RESERVED, pattern_matches
 from postroad.overlay.covering import Covering, OwnSelector
 from postroad.overlay.interest_entries import (
     TOPIC_BYTES,
@@ -51,7 +51,6 @@ from postroad.wire.frames import (
 
 ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
-RESERVED: Final = "$postroad"  # first level of the topics of the network's own history
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
 

@@ -86,7 +86,7 @@ class Readers:
             raise TooLargeError(f"more than {MAX_READERS} readers at this broker")
         start = CheckpointToken.from_json(message.token) if message.token else CheckpointToken()
         ends = dict(CheckpointToken.from_json(message.until))
-        wanted = [pubend for pubend, end in ends.items() if start.tick(pubend) < end]
+        wanted = [one for one, end in ends.items() if start.tick(one) < end and selector.concerns(one)]
         for pubend in wanted:
             if self._routing.stream(pubend) is None or is_volatile(pubend):
                 raise UnavailableError(f"pubend {pubend_text(pubend)} is not known here, or not reachable")

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Final
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.events.topics import check_pattern, pattern_matches
+from postroad.events.topics import RESERVED, check_pattern, pattern_matches
+from postroad.ids import is_history
 from postroad.selectors import tree
 from postroad.selectors.boxes import Box, to_boxes
 from postroad.selectors.predicate import Predicate, compile_condition
@@ -103,6 +104,11 @@ class Selector:
         if self.topic and not pattern_matches(self.topic, topic):
             return False
         return self.predicate(attributes) is True
+
+    def concerns(self, pubend: int) -> bool:
+        """Whether this pubend can have something that is wanted: what brokers say about themselves, and
+        nothing else, is on one of their own."""
+        return not self.topic or is_history(pubend) == (self.topic.split("/", 1)[0] == RESERVED)
 
 
 def _condition(where: str) -> tree.Condition:
