@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 import postroad
 
@@ -217,3 +221,30 @@ def test_output_that_nobody_reads_ends_it_quietly(brokers: Brokers) -> None:
     assert reader.stderr.read() == ""
     assert reader.wait(60) == 141
     reader.stderr.close()
+
+
+@pytest.mark.parametrize("module", ["typer", "asyncio"])
+def test_ctrl_c_while_it_is_being_imported(module: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "postroad", "sub", "t", "--broker", address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.split("|")[-1].strip().startswith(module):
+                break
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert (out, [line for line in error.splitlines() if not line.startswith("import time:")]) == ("", [])
+    assert process.returncode == 130
+
+
+def test_the_program_is_the_module() -> None:
+    """So that both begin in the same place, which hears Ctrl-C before anything else is imported."""
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"postroad": "postroad.__main__:main"}
