@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from postroad.errors import UsageError
+from postroad.errors import UsageError, shorten
 from postroad.overlay.access import AuthConfig
 from postroad.overlay.links import LinkSettings
 from postroad.tracking.settings import TrackingConfig
@@ -116,11 +116,13 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host and not set(host) - set("0123456789abcdefABCDEF:."):
-        raise UsageError(f"{text!r} is not an address: write an IPv6 one as [::1]:{default_port}")
+        raise UsageError(
+            f"{shorten(text, 80)!r} is not an address: write an IPv6 one as [::1]:{default_port}"
+        )
     elif set(host) & set(":/"):
         host = ""
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError(f"{text!r} is not an address such as {DEFAULT_HOST}:{default_port}")
+        raise UsageError(f"{shorten(text, 80)!r} is not an address such as {DEFAULT_HOST}:{default_port}")
     return host, int(port)
 
 

@@ -102,6 +102,15 @@ def test_failures_are_short_and_say_what_to_do(brokers: Brokers) -> None:
     assert len(durable.stdout.split()) == 1
     none = cli("subs", "nobody", "--broker", address)
     assert none.returncode == 2
+    for arguments, expected in (
+        (("sub", ""), "a topic to subscribe to is such as orders/eu, orders/+ or orders/#"),
+        (("sub", "a", "--where", ""), 'a condition is such as --where "price > 100"'),
+        (("sub", "a", "--where", " "), 'a condition is such as --where "price > 100"'),
+        (("subs", "retire"), "to retire a broker give its name: postroad subs retire BROKER"),
+    ):
+        asked = cli(*arguments, "--broker", address)
+        assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
+        assert expected in asked.stderr
     attribute = cli("pub", "a", "x", "--attr", "price", "--broker", address)
     assert attribute.returncode == 2
 

@@ -179,11 +179,15 @@ def test_refusals_are_one_line_that_says_what_to_do(
         (("--tls-cert", "/nonexistent"), "no such file: --tls-cert /nonexistent"),
         (("--link", "127.0.0.1:x"), "'127.0.0.1:x' is not an address"),
         (("--nonsense",), "No such option: --nonsense"),
+        (("--name", "x" * 100_000), "a name is up to 255 printable characters without blanks, not 'xxx"),
+        (("--listen", "x" * 100_000 + ":y"), "is not an address such as 127.0.0.1:7420"),
+        (("--log", "x" * 100_000), "is not one of debug, info, warning, error"),
     ):
         assert main(["up", *arguments]) == 2, arguments
         out, err = capsys.readouterr()
         assert expected in err
         assert (out, err.count("\n")) == ("", 1)
+        assert len(err) < 300
 
 
 def test_no_broker_to_ask(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,9 @@ def register(app: typer.Typer) -> None:
 
 def sub(
     pattern: Annotated[str, typer.Argument(help="Such as orders/eu, orders/+ or orders/#.")],
-    where: Annotated[str, typer.Option(help='A condition over attributes, such as "price > 100".')] = "",
+    where: Annotated[
+        str | None, typer.Option(help='A condition over attributes, such as "price > 100".')
+    ] = None,
     durable: Annotated[
         str | None, typer.Option(metavar="NAME", help="A durable subscription that goes on where it was.")
     ] = None,
@@ -71,12 +73,18 @@ def sub(
     """
     import uvloop
 
+    if not pattern:
+        raise UsageError(
+            "a topic to subscribe to is such as orders/eu, orders/+ or orders/#, it is not empty"
+        )
+    if where is not None and not where.strip():
+        raise UsageError('a condition is such as --where "price > 100"; without --where there is none')
     if ack is not None and durable is None:
         raise UsageError("--ack is for a durable subscription: give it a name with --durable")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
     events = client.subscribe(
         pattern,
-        where,
+        where or "",
         durable=durable,
         shared=shared,
         key=key,

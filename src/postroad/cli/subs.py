@@ -18,7 +18,7 @@ from postroad.cli.connection import (
     TokenOption,
     client_for,
 )
-from postroad.errors import UsageError
+from postroad.errors import UsageError, shorten
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -58,7 +58,8 @@ def subs(
         return
     found = asyncio.run(_ask(client, name))
     if name is not None and not found:
-        raise UsageError(f"there is no durable subscription {name!r} at this broker")
+        hint = "; to retire a broker give its name: postroad subs retire BROKER" if name == "retire" else ""
+        raise UsageError(f"there is no durable subscription {shorten(name, 60)!r} at this broker{hint}")
     for row in found:
         if as_json:
             print(json.dumps(row))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args
 
 from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
-from postroad.errors import UsageError
+from postroad.errors import UsageError, shorten
 from postroad.net.log import LEVELS
 from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
 from postroad.units import SECOND_US, duration_us, size
@@ -25,6 +25,7 @@ from postroad.wire.frames import MAX_CONTROL_BYTES
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_NAME: Final = 255
+SHOWN: Final = 60  # characters of a value in an error
 MAX_LINKS: Final = 1_000
 MAX_PUBENDS: Final = 256
 MIN_KEEP_US: Final = 2 * SECOND_US  # a broker with its first durable subscription has this long to say so
@@ -251,7 +252,7 @@ def _check_limits(broker: BrokerConfig) -> None:
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise UsageError(f"{value!r} is not a list of texts")
+        raise UsageError(f"{_shown(value)} is not a list of texts")
     return tuple(_text(one) for one in value)
 
 
@@ -289,21 +290,27 @@ def _action(value: object) -> Action:
     for action in get_args(Action):
         if value == action:
             return cast(Action, action)
-    raise UsageError(f"{value!r} is not one of {', '.join(get_args(Action))}")
+    raise UsageError(f"{_shown(value)} is not one of {', '.join(get_args(Action))}")
+
+
+def _shown(value: object) -> str:
+    return shorten(repr(value), SHOWN)
 
 
 def _text(value: object) -> str:
     if value == "":
         raise UsageError("it is empty")
     if not isinstance(value, str) or "\0" in value:
-        raise UsageError(f"{value!r} is not a text")
+        raise UsageError(f"{_shown(value)} is not a text")
     return value
 
 
 def _name(value: object) -> str:
     name = _text(value)
     if len(name) > MAX_NAME or not name.isprintable() or " " in name:
-        raise UsageError(f"a name is up to {MAX_NAME} printable characters without blanks, not {name!r}")
+        raise UsageError(
+            f"a name is up to {MAX_NAME} printable characters without blanks, not {_shown(name)}"
+        )
     return name
 
 
@@ -324,31 +331,31 @@ def _metrics(value: object) -> str:
 
 def _level(value: object) -> str:
     if value not in LEVELS:
-        raise UsageError(f"{value!r} is not one of {', '.join(LEVELS)}")
+        raise UsageError(f"{_shown(value)} is not one of {', '.join(LEVELS)}")
     return str(value)
 
 
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise UsageError(f"{value!r} is neither true nor false")
+        raise UsageError(f"{_shown(value)} is neither true nor false")
     return value
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise UsageError(f"{value!r} is not a positive whole number")
+        raise UsageError(f"{_shown(value)} is not a positive whole number")
     return value
 
 
 def _size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str) or not 0 < size(value) < 1 << 40:
-        raise UsageError(f"{value!r} is not a size such as '64 KiB' or '1 MiB'")
+        raise UsageError(f"{_shown(value)} is not a size such as '64 KiB' or '1 MiB'")
     return size(value)
 
 
 def _duration(value: object) -> int:
     if not isinstance(value, str) or duration_us(value) <= 0:
-        raise UsageError(f"{value!r} is not a duration such as '250 ms' or '30 s'")
+        raise UsageError(f"{_shown(value)} is not a duration such as '250 ms' or '30 s'")
     return duration_us(value)
 
 
