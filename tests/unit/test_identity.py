@@ -54,10 +54,25 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         DataFolder(tmp_path / "file")
 
 
-def test_a_damaged_database_is_said_so(tmp_path: Path) -> None:
-    (tmp_path / DATABASE).write_bytes(b"this is no database" * 100)
-    with pytest.raises(StorageError, match="cannot read"):
-        DataFolder(tmp_path)
+@pytest.mark.parametrize("harm", ["garbage", "a page", "the end"])
+def test_a_damaged_database_is_said_so(tmp_path: Path, harm: str) -> None:
+    commit(tmp_path, 3)
+    database = tmp_path / DATABASE
+    whole = snapshot(database)
+    damaged = {
+        "garbage": b"this is no database" * 100,
+        "a page": whole[:4096] + b"\xff" * (len(whole) - 4096),
+        "the end": whole[:4096],
+    }[harm]
+    database.write_bytes(damaged)
+    with pytest.raises(StorageError) as error:
+        commit(tmp_path, 0)
+    assert str(error.value).startswith(f"cannot read {database}: ")
+    assert str(error.value).endswith(
+        f"; it is damaged, or no database: restore the folder {tmp_path} from a backup, or move it away and"
+        " start anew, as another broker, without the durable events and subscriptions that it holds"
+    )
+    assert database.read_bytes() == damaged
 
 
 def test_a_newer_layout_is_left_alone(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Metadata:
             self._broker = _broker_of(self._database)
         except sqlite3.Error as error:
             self._database.close()
-            raise StorageError(f"cannot read {path}: {error}") from None
+            raise unreadable(path, error) from None
 
     def stamp(self) -> None:
         """Note beside the log that this is the database that belongs to it."""
@@ -64,7 +64,7 @@ class Metadata:
             )
             return dict(rows.fetchall())
         except sqlite3.Error as error:
-            raise StorageError(f"cannot read {self.path}: {error}") from None
+            raise unreadable(self.path, error) from None
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         database = self._database
@@ -91,6 +91,17 @@ class Metadata:
         if self._stamp is not None:
             self._stamp.close()
         self._database.close()
+
+
+def unreadable(path: Path, error: sqlite3.Error) -> StorageError:
+    """What SQLite says of this file; where it is damaged, also what to do."""
+    advice = ""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        advice = (
+            f"; it is damaged, or no database: restore the folder {path.parent} from a backup, or move it away"
+            " and start anew, as another broker, without the durable events and subscriptions that it holds"
+        )
+    return StorageError(f"cannot read {path}: {error}{advice}")
 
 
 def commits_of(database: sqlite3.Connection) -> int:
