@@ -188,6 +188,7 @@ def test_refusals_are_one_line_that_says_what_to_do(
         assert expected in err
         assert (out, err.count("\n")) == ("", 1)
         assert len(err) < 300
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["b1", "b1.log", "wrong.toml"], "no new folder"
 
 
 def test_no_broker_to_ask(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """One broker process, from its configuration to its exit code.
 
-The order matters: the data folder is locked before anything else, sockets are bound before the core exists
-(so that status can tell the real addresses), and `ready NAME HOST:PORT` is printed when connections are
+The order matters: what can be refused without a data folder is tried before one is made, it is locked before
+anything else, sockets are bound before the core exists (so that status can tell the real addresses), and `ready NAME HOST:PORT` is printed when connections are
 accepted, not before. SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
 """
 
@@ -64,13 +64,13 @@ def run(config: NodeConfig) -> int:
     """Serve until told to stop; the process's exit code."""
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
     with contextlib.ExitStack() as stack:
-        folder = DataFolder(config.data)
-        stack.callback(folder.close)
         listener = stack.enter_context(bind_listener(config.listen))
         metrics = bind_metrics(config.metrics)
         if metrics is not None:
             stack.enter_context(metrics)
         limit = connection_limit(config.max_connections)
+        folder = DataFolder(config.data)
+        stack.callback(folder.close)
         identity = folder.start(config.name)
         log.setup(identity.name, config.log)
         node = _Node(
