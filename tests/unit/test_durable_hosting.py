@@ -13,13 +13,14 @@ from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Rep
 from postroad.durable.subscriptions import Subscriptions
 from postroad.durable.token import CheckpointToken
 from postroad.events.batch import BatchBuilder, EventBatch
-from postroad.ids import IdSource
+from postroad.ids import HISTORY, IdSource
 from postroad.selectors import Selector
 from postroad.storage.effects import Append, Appended, Read, ReadDone, Save, Saved
 from postroad.units import SECOND_US
 from postroad.wire.frames import Kind
 
 P = 7 << 32
+HISTORY_OF_7 = P + HISTORY
 
 
 def segment(start: int, topics: str, *, gap: int = 0) -> Segment:
@@ -209,6 +210,23 @@ def test_lost_upstream_is_a_gap_to_members_and_a_hole_for_the_rest() -> None:
     rig.host.begin(one, P, 100, 0)
     assert messages(rig.learn(Segment(100, 110, NOTHING, lost=True))) == [(100, 110, None)]
     assert rig.host._pubends[P].filtering.doubt == 110
+
+
+@pytest.mark.parametrize("token", [None, {HISTORY_OF_7: 50, P: 50}])
+def test_only_what_can_have_something_for_it_is_followed(token: dict[int, int] | None) -> None:
+    """What a broker says about itself is on a pubend of its own: others hear of no gap there."""
+    rig = Rig()
+    rig.host.follow(HISTORY_OF_7, start=100, now_us=0)
+    plain, about = rig.attach("plain", token=token), rig.attach("about", "$postroad/#", token=token)
+    for one in (plain, about):
+        for pubend in (P, HISTORY_OF_7):
+            rig.carry(rig.host.begin(one, pubend, 100, 0))
+    rig.host.acknowledged(rig.host.subscriptions.by_id(plain), CheckpointToken({HISTORY_OF_7: 60}))
+    named = {one.name: sorted(one.token()) for one in rig.host.subscriptions}
+    assert named == {"plain": [P], "about": [HISTORY_OF_7]}
+    out = rig.carry(rig.host.learn(HISTORY_OF_7, Segment(100, 110, NOTHING, lost=True), rig.now))
+    told = [one.subscribers for one in out if isinstance(one, DeliverGap)]
+    assert told == ([(about,)] if token is None else []), "who catches up hears of it in its turn"
 
 
 def test_tokens_advance_over_silence() -> None:

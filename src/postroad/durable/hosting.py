@@ -233,6 +233,8 @@ class Hosting:
     def _begin_from_token(self, one: Subscription, token: CheckpointToken) -> None:
         """A subscription that comes from elsewhere: its PFS begins now, what is before is refiltered."""
         for pubend, tick in token.items():
+            if not one.selector.concerns(pubend):
+                continue
             held, live = self._pubends.get(pubend), self.position(pubend)
             matched = 0 if held is None else held.filtering.matched(one.id)
             since = UNFOLLOWED if live is None else live
@@ -245,7 +247,7 @@ class Hosting:
         one that came with a token, and a pubend that it does not name: 0.
         """
         one, held = self.subscriptions.by_id(subscriber), self._pubends[pubend]
-        if pubend in one.cursors:
+        if pubend in one.cursors or not one.selector.concerns(pubend):
             return []
         live = held.constream.live
         self.subscriptions.begin(one, pubend, tick, since=live, matched=held.filtering.matched(one.id))
@@ -290,7 +292,8 @@ class Hosting:
     def acknowledged(self, one: Subscription, token: CheckpointToken) -> None:
         """What the subscription acknowledged at another broker, which kept its token until now."""
         for pubend, tick in token.items():
-            self.subscriptions.release(one, pubend, tick)
+            if pubend in one.cursors:
+                self.subscriptions.release(one, pubend, tick)
 
     def credit(self, subscriber: int, now_us: int) -> list[Output]:
         """The subscriber has room again."""
