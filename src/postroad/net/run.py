@@ -1,8 +1,9 @@
 """One broker process, from its configuration to its exit code.
 
-The order matters: what can be refused without a data folder is tried before one is made, it is locked before
-anything else, sockets are bound before the core exists (so that status can tell the real addresses), and `ready NAME HOST:PORT` is printed when connections are
-accepted, not before. SIGTERM and SIGINT stop it cleanly; a second one ends it at once.
+The order matters: what can be refused without a data folder is tried before one is made, the folder is
+locked before anything else, sockets are bound before the core exists (so that status can tell the real
+addresses), and `ready NAME HOST:PORT` is printed when connections are accepted, not before. SIGTERM and
+SIGINT stop it cleanly; a second one ends it at once.
 """
 
 from __future__ import annotations

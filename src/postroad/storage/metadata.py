@@ -98,8 +98,9 @@ def unreadable(path: Path, error: sqlite3.Error) -> StorageError:
     advice = ""
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         advice = (
-            f"; it is damaged, or no database: restore the folder {path.parent} from a backup, or move it away"
-            " and start anew, as another broker, without the durable events and subscriptions that it holds"
+            f"; it is damaged, or no database: restore the folder {path.parent} from a backup, or move it"
+            " away and start anew, as another broker, without the durable events and subscriptions that it"
+            " holds"
         )
     return StorageError(f"cannot read {path}: {error}{advice}")
 
