@@ -156,6 +156,10 @@ class Broker:
             new_tag=None if stored is None else self._new_tag,
         )
         self._requests = Requests(
+            me=me,
+            topology=self._topology,
+            inquiries=self._inquiries,
+            history=self._history,
             links=self._links,
             routing=self._routing,
             durable=self._durable,

@@ -11,6 +11,7 @@ from tests.process.conftest import Brokers, wait_until
 from tests.process.test_durable_release import configured
 from tests.spark.engines import Driver
 from tests.spark.test_source import publish
+from tests.spark.test_trace import rows_of
 
 import postroad
 from postroad.errors import UsageError
@@ -18,6 +19,7 @@ from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_su
 from postroad.spark.lake import Lake
 from postroad.spark.landing import land
 from postroad.spark.report import collect, write_report
+from postroad.spark.topology import latest, tracking_settings
 
 QUICK = '[tracking]\npersist = "1 s"\n'
 HASTY = '[durable]\nkeep = "2 s"\nmax_age = "3 s"\n'
@@ -27,6 +29,14 @@ WAIT_S = 300.0
 def landed(lake: Lake) -> list[int]:
     found = lake.read("events").select("attributes.n.integer").collect()
     return sorted(row[0] for row in found if row[0] is not None)
+
+
+def published(address: str) -> str:
+    """An event that is in a stored filter soon."""
+    with postroad.sync.connect(address) as client:
+        made = client.publish("orders/eu", b"x", mode="durable")
+    time.sleep(3)
+    return str(made.id)
 
 
 def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:
@@ -93,6 +103,31 @@ def test_what_was_released_too_early_is_told(spark: SparkSession, brokers: Broke
     gaps = lake.read("deliveries").filter(f"what = 'gap' AND startswith(subscriber, '{LANDING}')").collect()
     assert any(row.pubend == pubend and row.start_tick < head <= row.tick for row in gaps)
     assert landed(lake) == []
+
+
+@pytest.mark.soak
+def test_a_second_lake_of_a_network_has_its_maps(
+    spark: SparkSession, brokers: Brokers, tmp_path: Path
+) -> None:
+    """P4, P5: brokers told them when the first one came. Messages of before are not called unknown."""
+    extra = configured(tmp_path, QUICK)
+    one = brokers.start("b1", extra=extra)
+    two = brokers.start("b2", one.address, extra=extra)
+    first = Lake(spark, tmp_path / "first")
+    for _ in range(2):
+        land(first, one.address, once=True)
+    early = published(two.address)
+    second = Lake(spark, tmp_path / "second")
+    until = time.monotonic() + WAIT_S
+    while {row.name for row in second.read("attachments").filter("whole").collect()} != {"b1", "b2"}:
+        assert time.monotonic() < until
+        land(second, one.address, once=True)
+    late = published(two.address)
+    land(second, one.address, once=True)
+    file = tmp_path / "ids"
+    file.write_text(f"{early}\n{late}\n")
+    found = rows_of(second, file, tracking_settings(latest(second).values()))
+    assert (found[early]["verdict"], found[late]["verdict"]) == ("partial", "complete")
 
 
 @pytest.mark.soak

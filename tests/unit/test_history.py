@@ -38,7 +38,7 @@ from postroad.tracking.keys import PUBLISH, ROUTING
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
-from postroad.wire.frames import Rejected
+from postroad.wire.frames import Rejected, Reply, Request, encode
 
 ALL = "$postroad/#"
 PERSIST_S = 1
@@ -262,6 +262,27 @@ def test_history_has_no_history() -> None:
     assert [len(events(pipeline)), history_records(net, 0), history_records(net, 1)] == counts
     stored = [decode_meta(record) for folder in net.folders for record in folder.records.values()]
     assert {meta.key.kind for meta in stored} == {PUBLISH}, "of the one plain event, at its origin"
+
+
+def test_who_comes_later_asks_for_the_state() -> None:
+    """A second lake of the same network: what is to be known first was told when the first one came."""
+    net = HistoryNet(2, [(0, 1)])
+    Reader(net, 0).begin("one", topic=ALL)
+    net.wait(3)
+    other = Reader(net, 0)
+    other.begin("other", topic=ALL)
+    net.wait(3)
+    assert TOPOLOGY not in {event.topic for event in events(other)}
+    asked = []
+    for _ in range(3):
+        client = DurableClient(net, 0)
+        client.send(encode(Request(number=1, what="history.restate", arguments={})))
+        asked += [json.loads(one.body) for one in client.messages if isinstance(one, Reply)]
+        net.wait(1)
+    assert asked == [{"asked": ["00000001", "00000002"]}] * 3
+    for broker in (0, 1):
+        whole = [event for event in events(other, ATTACHMENTS, broker) if event.attributes["whole"]]
+        assert (len(whole), len(events(other, TOPOLOGY, broker))) == (1, 1), "not with every question"
 
 
 def test_only_what_is_asked_for() -> None:

@@ -8,8 +8,8 @@ and after a start nobody is heard of yet.
 
 Filters have a room of their own (`filter_shipping`). The other bulletins begin anew with each start, and
 after any loss: the whole attachment map, the links, and what durable subscribers have acknowledged, which
-tells of deliveries whose report died with the process. What the disk does not take is dropped, counted and
-said.
+tells of deliveries whose report died with the process. Who comes to a topic that others want already asks for
+that state to be told again. What the disk does not take is dropped, counted and said.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ LINGER_US: Final = 86_400 * SECOND_US
 LOOK_US: Final = 3_600 * SECOND_US  # that a topic is still wanted is saved this often
 GATHER_US: Final = SECOND_US  # changes and deliveries are collected for this long
 RETRY_US: Final = 10 * SECOND_US  # after the disk failed
+RESTATE_US: Final = 10 * SECOND_US  # the state is told again this often, however often it is asked for
 MAX_PENDING_BYTES: Final = 16 * MIB  # that wait for the disk; then bulletins are dropped
 _WANTED: Final = b"wanted"
 
@@ -116,8 +117,17 @@ class History:
         self._told_links: Links | None = None
         self._report = DeliveryReport(max(press.part_bytes, MIN_PART_BYTES))
         self._told_acknowledged = False
+        self._restate_us = 0
 
     # ---- who wants it
+
+    def restate(self, now_us: int) -> None:
+        """Somebody new is to know what has to be known first."""
+        if now_us >= self._restate_us:
+            self._restate_us = now_us + RESTATE_US
+            for topic in TOPICS:
+                if topic != FILTERS:
+                    self._begin(topic)
 
     def _look(self, now_us: int) -> list[Effect]:
         self._seen = self._sources.changes()

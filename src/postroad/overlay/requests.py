@@ -10,12 +10,16 @@ from postroad.ids import pubend_text
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.durable_publishing import DurablePublishing
 from postroad.overlay.effects import Effect, Send
+from postroad.overlay.history import History
+from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.links import Links
 from postroad.overlay.retiring import Retiring
 from postroad.overlay.routing import Routing
+from postroad.overlay.topology import Topology
 from postroad.tracking.tracer import Tracer
 from postroad.wire.frames import Reply, Request, encode, json_within_frame
 
+RESTATE: Final = "restate"
 _ADMIN: Final = frozenset({"subs.delete", "subs.retire"})  # requests that change something
 
 
@@ -25,6 +29,10 @@ class Requests:
     def __init__(
         self,
         *,
+        me: int,
+        topology: Topology,
+        inquiries: Inquiries,
+        history: History,
         links: Links,
         routing: Routing,
         durable: DurablePublishing,
@@ -34,6 +42,10 @@ class Requests:
         status: Callable[[int], Mapping[str, object]],
         out: list[Effect],
     ) -> None:
+        self._me = me
+        self._topology = topology
+        self._inquiries = inquiries
+        self._history = history
         self._links = links
         self._routing = routing
         self._durable = durable
@@ -42,6 +54,7 @@ class Requests:
         self._host = host
         self._status = status
         self._out = out
+        inquiries.serve(RESTATE, self._restate)
 
     def request(self, connection: int, message: Request, now_us: int) -> None:
         """An answer follows: at once, or when others have answered."""
@@ -71,6 +84,29 @@ class Requests:
             return json_within_frame(
                 {"heads": {pubend_text(one): tick for one, tick in heads.items()}, "away": away}
             )
+        if message.what == "history.restate":
+            return json_within_frame({"asked": self._restate_all(now_us)})
         if message.what == "publisher.last":
             return json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
         raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
+
+    # ---- the network's history
+
+    def _restate_all(self, now_us: int) -> list[str]:
+        """Every broker that can be reached tells its state again; nobody waits for them."""
+        self._history.restate(now_us)
+        asked = [self._me]
+        for other in self._topology.reachable():
+            effects = None if other == self._me else self._inquiries.ask(other, RESTATE, b"", _heard)
+            if effects is not None:
+                self._out += effects
+                asked.append(other)
+        return [f"{number:08x}" for number in sorted(asked)]
+
+    def _restate(self, broker: int, number: int, _body: bytes, now_us: int) -> list[Effect]:
+        self._history.restate(now_us)
+        return self._inquiries.respond(broker, number, b"")
+
+
+def _heard(_body: bytes, _now_us: int) -> list[Effect]:
+    return []

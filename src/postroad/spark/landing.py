@@ -18,7 +18,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -110,9 +110,9 @@ def land(
             _keep(lake, jobs, interval, told, trouble, stop or Event())
             return
         for job in jobs:
-            _whole_job(lake, job)
-            job.tell(told)
-            job.feed.release(job.query)
+            _whole_job(lake, job, told)
+        if _ask_for_maps(lake, history, set()):
+            _whole_job(lake, jobs[0], told)
         away = _look_around(events, lake.path / SUBSCRIPTIONS)
         if away and trouble is not None:
             trouble(away)
@@ -129,17 +129,34 @@ def _name(place: Path) -> str:
     return name
 
 
-def _whole_job(lake: Lake, job: _Job) -> None:
+def _whole_job(lake: Lake, job: _Job, told: Told | None) -> None:
     """All there is now."""
     for left in reversed(range(STARTS)):
         try:
             with plain_errors():
                 job.start(lake.spark, {"availableNow": True})
                 job.wait(None)
-            return
+            break
         except PostroadError as error:
             if not left or not _slow_start(error):
                 raise
+    job.tell(told)
+    job.feed.release(job.query)
+
+
+def _ask_for_maps(lake: Lake, feed: _Feed, asked: set[str]) -> bool:
+    """Brokers tell their whole map when a first subscriber comes: have it told again where the lake has none,
+    once for each broker in `asked`. Whether that was to be."""
+    with feed.access.connect(feed.brokers) as client:
+        new = {pubend[:8] for pubend in client.request("heads")["heads"]} - asked
+        asked |= new
+        if not new:
+            return False
+        mapped = lake.read("attachments").filter("whole").select("broker").distinct()
+        if new <= {row.broker for row in mapped.collect()}:
+            return False
+        client.request("history.restate")
+        return True
 
 
 def _keep(
@@ -176,12 +193,14 @@ def _watch(
     try:
         for job in jobs:
             job.start(lake.spark, {"processingTime": interval})
-        looked, away = 0.0, ""
+        looked, away, asked = 0.0, "", set[str]()
         while not stop.is_set():
             for job in jobs:
                 job.wait(LOOK_S)
                 job.tell(told)
             if time.monotonic() >= looked + LOOK_AROUND_S:
+                with suppress(UnavailableError):  # the next look asks who is back
+                    _ask_for_maps(lake, jobs[0].feed, asked)
                 before, away = away, _look_around(jobs[-1].feed, lake.path / SUBSCRIPTIONS)
                 looked = time.monotonic()
                 if away not in ("", before) and trouble is not None:

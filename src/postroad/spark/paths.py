@@ -14,6 +14,7 @@ quicker than anything here could make them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -24,12 +25,11 @@ from postroad.spark.claims import Keys
 from postroad.spark.group import Group, Numbers, Rates, Received
 from postroad.spark.rows import id_texts
 from postroad.spark.views import Flags
-from postroad.tracking.attachment import LOST
 from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
 from postroad.tracking.trace import Ask, Trace, TraceLimits
 from postroad.tracking.verdict import TraceResult, share
 
-NOT_LANDED: Final = "the lake has nothing of that time from this broker yet"
+NOT_YET: Final = "the lake has nothing of that time from this broker yet"
 _MOST: Final = 1 << 40
 _WIDEST: Final = 1 << 62
 LIMITS: Final = TraceLimits(fan_out=_MOST, brokers=_MOST, rounds=_MOST)
@@ -68,7 +68,7 @@ class _Said:
     product: Rates  # of the rates of an id's receivers
     candidates: Numbers  # per class
     neighbours: list[tuple[int, ...]]  # per class
-    lost: Flags  # per class
+    lost: list[str]  # per class: why not all of it is known, or ""
     late: Flags  # per class: too late to be in the lake, if it was published here
     forgotten: Flags  # per class
     begins_ms: int
@@ -156,7 +156,7 @@ class _Judged:
             product=product,
             candidates=view.subscribers.at(moments).sum(axis=1).astype(np.int64),
             neighbours=[tuple(sorted(numbers[at] for at in np.flatnonzero(row))) for row in linked],
-            lost=view.lost.at(moments).sum(axis=1) > 0,
+            lost=[next(compress(view.lost.names, row), "") for row in view.lost.at(moments).tolist()],
             late=moments > view.stored_ms,
             forgotten=moments < view.forgot_ms,
             begins_ms=view.begins_ms,
@@ -178,7 +178,7 @@ class _Judged:
                     circumstances.setdefault(one, len(circumstances))
                     for one in zip(
                         said.neighbours,
-                        said.lost.tolist(),
+                        said.lost,
                         said.late.tolist(),
                         said.forgotten.tolist(),
                         early.tolist(),
@@ -209,9 +209,9 @@ class _Judged:
         """What a broker answers about one id, as `Recorder._find` would."""
         said, group = self._said[broker], self._group
         of_class = int(group.classes[at])
-        lost = LOST if said.lost[of_class] else ""
+        lost = said.lost[of_class]
         if not lost and said.late[of_class] and int(group.homes[at]) == broker:
-            lost = NOT_LANDED
+            lost = NOT_YET
         received = said.received
         rows = range(int(said.starts[at]), int(said.starts[at + 1]))
         delivered = tuple(

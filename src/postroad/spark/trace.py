@@ -16,6 +16,7 @@ second, smaller pass has groups of all origins for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -130,6 +131,8 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     views: dict[int, BrokerView] = {}
     said: dict[str, list[Change]] = {}
     names: dict[str, str] = {}
+    by_broker = ((text, _landed_from(list(told))) for text, told in groupby(rows, lambda row: row.broker))
+    landed = {text: at_us for text, at_us in by_broker if at_us is not None}
     for row in rows:
         if row.whole and row.position == 0:
             said[row.broker] = []
@@ -146,8 +149,20 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
             changes,
             config=config,
             stored_us=FOREVER * MILLISECOND_US if stopped else stored.get(number, 0),
+            landed_us=landed.get(text, FOREVER),
         )
     return NetworkView(views, config), totals
+
+
+def _landed_from(told: Sequence[Any]) -> int | None:
+    """When a broker told its first whole map: it ends with the start of what follows. All that the broker
+    stored from then on is in the lake, or will be. None: it has told none."""
+    whole = list(dropwhile(lambda row: not row.whole, told))
+    heads = list(takewhile(lambda row: row.what == "start" and row.number == whole[0].number, whole))
+    rest = whole[len(heads) :]
+    if rest and rest[0].number == whole[0].number:
+        return next((int(row.at_us) for row in rest if row.what == "start"), None)
+    return int(heads[-1].at_us) if heads else None
 
 
 def _bucket_ms(totals: Sequence[Any]) -> int:

@@ -21,6 +21,7 @@ from postroad.units import MILLISECOND_US
 Times = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 FOREVER: Final = 1 << 60
+NOT_LANDED: Final = "the lake does not have all of that time from this broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,16 @@ class BrokerView:
 
     @classmethod
     def of(
-        cls, number: int, name: str, changes: Iterable[Change], *, config: TrackingConfig, stored_us: int
+        cls,
+        number: int,
+        name: str,
+        changes: Iterable[Change],
+        *,
+        config: TrackingConfig,
+        stored_us: int,
+        landed_us: int = 0,
     ) -> BrokerView:
+        """`landed_us`: what the broker stored earlier may not be in the lake."""
         held = AttachmentMap.of(changes)
         skew, slack = config.skew_us, config.skew_us + config.jitter_us
         attached: dict[str, list[tuple[str, int, int]]] = {SUBSCRIBER: [], GROUP: []}
@@ -93,6 +102,11 @@ class BrokerView:
             (LOST, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
             for start, end in held.lost
         ]
+        begun = held.begins_us or 0
+        if landed_us > begun:
+            lost.append(
+                (NOT_LANDED, (begun - slack) // MILLISECOND_US + 1, (landed_us + skew) // MILLISECOND_US)
+            )
         forgot = held.forgot_us
         return cls(
             number=number,
