@@ -329,6 +329,23 @@ def test_a_broker_killed_when_all_was_stored_has_lost_nothing(brokers: Brokers, 
         check(client.trace(identity), ["b1"])
 
 
+def test_a_trace_goes_on_behind_a_broker_that_does_not_track(brokers: Brokers) -> None:
+    """T6, T11: who has strategy none knows its neighbours."""
+    b1 = brokers.start("b1")
+    b2 = brokers.start("b2", b1.address, extra=("--tracking", "none"))
+    line = [b1, b2, brokers.start("b3", b2.address)]
+
+    async def work() -> None:
+        await linked(*line)
+        (identity, *_) = await send_across(line, 3)
+        async with postroad.connect(b1.address) as client:
+            trail = await client.trace(identity)
+        assert [(step.broker, step.source) for step in trail.route] == [("b1", None), ("b3", "b2")]
+        assert (trail.verdict, [broker for broker, _ in trail.missing]) == ("partial", ["b2"])
+
+    asyncio.run(work())
+
+
 def test_a_trace_goes_on_behind_a_broker_that_was_killed_before_it_stored(brokers: Brokers) -> None:
     """T6: kill -9 of the broker between; it does not know any more, who delivered the message does."""
     line = brokers.line(3)

@@ -7,6 +7,7 @@ from itertools import count, pairwise
 import pytest
 
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable.catchup import CatchupStream
 from postroad.durable.hosting import KEPT_US, SILENCE_US, Hosting
 from postroad.durable.knowledge import EVERYTHING, NOTHING, Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
@@ -16,7 +17,7 @@ from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import HISTORY, IdSource
 from postroad.selectors import Selector
 from postroad.storage.effects import Append, Appended, Read, ReadDone, Save, Saved
-from postroad.units import SECOND_US
+from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Kind
 
 P = 7 << 32
@@ -242,6 +243,26 @@ def test_tokens_advance_over_silence() -> None:
     assert messages(out) == [(100, 200, [])]
     kept = rig.host.subscriptions.by_id(other)
     assert kept.token() == CheckpointToken({P: 200})
+
+
+def test_a_past_that_comes_in_small_pieces_is_asked_for_in_large_ones() -> None:
+    """D9, over several hops: every answer let the window slide, and the sliver behind it was asked for."""
+    stream = CatchupStream(subscriber=1, pubend=P, position=0, selector=Selector.parse("a", ""))
+    stream.refilter(1000 * SECOND_US)
+    asks, now_us = 0, 0
+    while not stream.idle:
+        now_us += 600 * MILLISECOND_US
+        wanted = stream.wants(now_us)
+        assert wanted, "nothing is under way"
+        asks += len(wanted)
+        for start, end in wanted:
+            for at in range(start, end, max(1, (end - start) // 50)):
+                now_us += MILLISECOND_US
+                assert stream.learn(Segment(at, min(end, at + max(1, (end - start) // 50)), EVERYTHING), {})
+                stream.advance(lambda: True, lambda _: None)
+                stream.check()
+                asks += len(stream.wants(now_us)) if not stream.idle else 0
+    assert asks < 20
 
 
 def replayed(rig: Rig, *answers: Segment) -> int:

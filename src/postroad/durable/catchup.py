@@ -53,6 +53,7 @@ class CatchupStream:
         "_stride",
         "_ticks",
         "_unknown",
+        "_until",
         "end",
         "position",
         "pubend",
@@ -74,6 +75,7 @@ class CatchupStream:
         self._asked: list[Span] = []  # asked for since `_asked_at`
         self._asked_at = 0
         self._stride = REFILTER_US
+        self._until = 0  # the end of what is refiltered at this time
         self._next: list[Span] | None = None  # the window; None: to be found anew
         self._gap: Span | None = None  # lost just before the position, to be told before anything else
         self._lost = 0  # events in that gap, as far as they are remembered
@@ -115,7 +117,7 @@ class CatchupStream:
         """What to ask for now: the next window that is not here yet, unless it was asked for just now."""
         if self.idle or self.reading:
             return []
-        if self._unknown and not self._asked:
+        if self._unknown and (self._unknown[0][0] >= self._until or self._crowded(now_us)):
             self._adapt()
         window = self._window()
         missing = window
@@ -130,10 +132,16 @@ class CatchupStream:
             self._asked_at = now_us
         return missing
 
+    def _crowded(self, now_us: int) -> bool:
+        return self._overflowed and now_us - self._asked_at >= ASK_AGAIN_US
+
     def _adapt(self) -> None:
-        """How much to refilter at a time: twice as much as last time, or half if that was too much."""
+        """How much to refilter at a time: twice as much as last time, or half if that was too much. The
+        stretch stays where it is until all of it came: what moved on with every answer would be asked for
+        in slivers."""
         self._stride = self._stride // 2 if self._overflowed else self._stride * 2
         self._stride = min(max(self._stride, MIN_REFILTER_US), MAX_REFILTER_US)
+        self._until = self._unknown[0][0] + self._stride
         self._overflowed = False
         self._next = None
 
@@ -151,12 +159,7 @@ class CatchupStream:
             firsts = ticks[np.concatenate(([0], breaks))].tolist()
             lasts = ticks[np.concatenate((breaks - 1, [len(ticks) - 1]))].tolist()
             spans = [(first - 1, last) for first, last in zip(firsts, lasts, strict=True)]
-        room = self._stride
-        for start, end in self._unknown:
-            if room <= 0:
-                break
-            spans.append((start, min(end, start + room)))
-            room -= end - start
+        spans += intersect(self._unknown, 0, self._until)
         return union(spans)[:WINDOW_SPANS]
 
     def pause(self) -> None:

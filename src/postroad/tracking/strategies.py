@@ -87,7 +87,10 @@ class Tracking(Protocol):
 
 
 class NoTracking:
-    """Strategy none: the paper's NULL."""
+    """Strategy none: the paper's NULL. Traces go on at the neighbours there were since the start."""
+
+    def __init__(self) -> None:
+        self._neighbours: set[int] = set()
 
     def published(self, ids: bytes, now_us: int) -> None:
         pass
@@ -107,8 +110,8 @@ class NoTracking:
     def detached(self, subscriber: str, now_us: int) -> None:
         pass
 
-    def linked(self, neighbour: int, now_us: int) -> None:
-        pass
+    def linked(self, neighbour: int, now_us: int) -> None:  # noqa: ARG002
+        self._neighbours.add(neighbour)
 
     def unlinked(self, neighbour: int, now_us: int) -> None:
         pass
@@ -139,7 +142,8 @@ class NoTracking:
         records: Mapping[int, bytes],  # noqa: ARG002
         now_us: int,  # noqa: ARG002
     ) -> TraceAnswer:
-        nothing = Finding(lost="this broker does not track messages")
+        neighbours = tuple(sorted(self._neighbours))
+        nothing = Finding(lost="this broker does not track messages", neighbours=neighbours)
         return TraceAnswer(findings=(nothing,) * len(question.items))
 
     @property
