@@ -120,6 +120,27 @@ def test_the_lag_of_a_past_that_was_not_gone_through_is_at_least_what_is_known()
     assert reader.got() == numbers(0, 23)
 
 
+def test_the_lag_of_one_that_begins_with_the_first_tick_is_no_older_than_it() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    publisher.send(publisher.durable("t", "x"))
+    net.wait(2)
+    Reader(net, 1).begin("other")
+    net.wait(2)
+    net.cut(0, 1)
+    reader.begin("s", token="{}")
+    reader.gone()
+    net.wait(5)
+    for _ in range(2):
+        (row,) = answer(net, 1, name="s")["subscriptions"]
+        assert row["lag_at_least"]
+        assert 4 < row["lag_s"] < 60
+        net.kill(1)
+        net.start(1)
+        net.link(0, 1)
+        net.wait(5)
+
+
 def test_the_lag_after_moving() -> None:
     net = DurableNet(2, [(0, 1)])
     publisher, reader = DurableClient(net, 0), Reader(net, 0)

@@ -86,7 +86,7 @@ class Subscription:
                 f"{self.selector.where!r}: delete it first, or choose another name"
             )
         if (self.shared, self.key) != (shared, key):
-            order = f" with key {self.key!r}" if self.key else ""
+            order = f" with key {self.key!r}" if self.key else " without a key"
             held = f"shared{order}" if self.shared else "not shared"
             raise UsageError(
                 f"the durable subscription {self.name!r} is {held}: delete it first, or choose another name"
@@ -479,7 +479,8 @@ class Subscriptions:
             lag = cursor.lag(matched(subscription.id, pubend))
             events += lag
             if lag or not cursor.whole:
-                behind = max(behind, now_us - cursor.oldest)
+                # One that begins with the first tick of a pubend: how old that is, is not known here.
+                behind = max(behind, now_us - (cursor.oldest or subscription.created_us))
         return events, behind
 
     def status(

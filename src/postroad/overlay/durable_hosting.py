@@ -279,7 +279,7 @@ class DurableHosting:
                 f"the shared subscription {message.durable!r} is at broker {self._name_of(elsewhere)!r}: "
                 "its consumers connect there"
             )
-        token = self._start(message, now_us)
+        token = self._start(message, selector, now_us)
         if elsewhere is not None and not message.token:
             return self.moving.wait(connection, message, selector, now_us)
         return self.attach(connection, message, selector, token, now_us)
@@ -357,7 +357,7 @@ class DurableHosting:
         self.hosting.confirm(one.id, session.id)
         return outputs
 
-    def _start(self, message: Subscribe, now_us: int) -> CheckpointToken | None:
+    def _start(self, message: Subscribe, selector: Selector, now_us: int) -> CheckpointToken | None:
         """The token that a subscription begins after, if it says so."""
         if message.shared and (message.token or not message.ack):
             raise UsageError("the token of a shared subscription is kept by the broker: choose an `ack`")
@@ -370,7 +370,8 @@ class DurableHosting:
             if one is not None or message.since_us <= 0:
                 return None
             since_us = min(message.since_us, now_us)
-            return CheckpointToken(dict.fromkeys(self._routing.durable_streams(), since_us))
+            concerned = filter(selector.concerns, self._routing.durable_streams())
+            return CheckpointToken(dict.fromkeys(concerned, since_us))
         token = CheckpointToken.from_json(message.token)
         for pubend, tick in token.items():
             if is_volatile(pubend):
