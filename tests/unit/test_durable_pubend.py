@@ -258,6 +258,16 @@ def test_publishers_are_refused_when_the_disk_is_behind() -> None:
     rig.pubend.check()
 
 
+def test_the_silence_before_the_first_record_is_not_released() -> None:
+    """D8: a replay from before there was anything was told a gap."""
+    rig = Rig()
+    rig.write(rig.pubend.stage([rig.batch(1)], NOW + 1000).effects)
+    for tick, floor in ((NOW + 900, NOW), (NOW + 1000, NOW + 1000)):
+        for _ in range(2):
+            rig.write(rig.pubend.release(tick))
+        assert rig.pubend.floor == floor
+
+
 def test_where_all_is_released_nothing_is_kept() -> None:
     rig = Rig()
     rig.write(rig.pubend.stage([rig.batch(3)], NOW + 1000).effects)

@@ -391,13 +391,14 @@ class DurablePubend:
     # ---- release
 
     def release(self, tick: int) -> list[StorageEffect]:
-        """Everything up to `tick` may become L. The floor moves as far as the last checkpoint allows."""
+        """Everything up to `tick` may become L. The floor moves as far as the last checkpoint allows; not
+        over the silence before the first record, since who asks for that has lost nothing."""
         effects: list[StorageEffect] = []
         tick = min(tick, self._synced)
         if tick > self._checkpoint and not self._saving:
             effects += self._save_checkpoint()
         tick = min(tick, self._checkpoint)
-        if tick > self.floor:
+        if tick > self.floor and self._marks and tick >= self._marks[0][0]:
             self.floor = tick
             while len(self._marks) > 1 and self._marks[1][0] <= tick:
                 self._marks.popleft()
