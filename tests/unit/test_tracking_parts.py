@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from hypothesis import given, settings
@@ -407,6 +408,15 @@ def test_dot() -> None:
     assert '  "b2" -> "b3" [label="1.2e-02"];' in lines
     assert '  "b9" -> "b4" [label="1.0e+00", style=dashed];' in lines
     assert '  "b3" -> "subscriber a \\"quoted\\" one" [label="0.0e+00"];' in lines
+
+
+def test_dot_says_the_verdict() -> None:
+    def label(explanation: str) -> str:
+        return dot(msgspec.structs.replace(RESULT, explanation=explanation)).splitlines()[2].strip()
+
+    assert label("b5: cannot be reached") == f'label="{RESULT.id}\\npartial: b5: cannot be reached";'
+    assert label('of "b\\n"\nno answer') == f'label="{RESULT.id}\\npartial: of \\"b\\\\n\\" no answer";'
+    assert label("") == f'label="{RESULT.id}";'
 
 
 def test_malformed_ids_are_named() -> None:

@@ -32,9 +32,12 @@ def tree(result: TraceResult) -> str:
         lines.append(f"{step.broker}, from {step.source} ({doubt_text(step.doubt)})")
         lines += _branches(result, step.broker, "", listed)
         loose = [at for at in loose if at not in listed]
-    if result.explanation:
-        lines.append(f"{result.verdict}: {result.explanation}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_verdict(result)])
+
+
+def _verdict(result: TraceResult) -> list[str]:
+    """A line, unless nothing is missing."""
+    return [f"{result.verdict}: {result.explanation}"] if result.explanation else []
 
 
 def _branches(result: TraceResult, broker: str, indent: str, listed: set[int]) -> list[str]:
@@ -59,7 +62,8 @@ def _branches(result: TraceResult, broker: str, indent: str, listed: set[int]) -
 
 def dot(result: TraceResult) -> str:
     """The path as a DOT graph; what is doubtful is dashed, as is who passed it on and does not know of it."""
-    lines = ["digraph trace {", "  rankdir=LR;", f"  label={_quoted(result.id)};"]
+    label = _quoted(result.id, *_verdict(result))
+    lines = ["digraph trace {", "  rankdir=LR;", f"  label={label};"]
     publisher = _quoted(f"publisher {result.publisher:08x}")
     lines.append(f"  {publisher} [shape=cds];")
     brokers = dict.fromkeys([result.origin, *(step.broker for step in result.route)])
@@ -84,6 +88,6 @@ def _edge(start: str, end: str, doubt: float) -> str:
     return f'  {start} -> {end} [label="{doubt:.1e}"{style}];'
 
 
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-    return f'"{escaped}"'
+def _quoted(*lines: str) -> str:
+    escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for line in lines)
+    return '"' + "\\n".join(escaped) + '"'
