@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from postroad.net import historian
+from postroad.net import historian, log
 from postroad.net.historian import Historian
+from postroad.net.log import Complaints
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.record import FilterMeta, encode_record
@@ -18,6 +19,11 @@ from postroad.tracking.store import TrackingStore
 
 KEY = HistoryKey(PUBLISH)
 RECORD_BYTES = 1000
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_COMPLAINTS", Complaints())
 
 
 def effect(sequence: int, replaces: int | None = None) -> StoreFilter:
@@ -116,6 +122,31 @@ def test_a_disk_that_fails_costs_history_and_says_so(
     assert "the history of messages could not be stored" in caplog.text
 
 
+def test_a_disk_that_stays_full_or_fails_is_complained_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And again at growing intervals, as of everything that goes on."""
+
+    async def test() -> None:
+        full = True
+        keeper = Historian(opened(tmp_path), short=lambda: full)
+        for sequence in range(1, 18):
+            keeper.keep((effect(sequence),), lambda _: None)
+        full = False
+        shutil.rmtree(tmp_path / "tracking")
+        (tmp_path / "tracking").write_text("no folder any more")
+        for _ in range(5):
+            keeper.keep((effect(18),), lambda _: None)
+            await read(keeper, 1)
+        keeper.close()
+        assert keeper.dropped == 17 + 5
+
+    asyncio.run(test())
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
+    assert caplog.text.count("the disk is full") == 1
+    assert caplog.text.count("could not be stored") == 1
+
+
 def test_a_disk_that_stalls_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,5 +167,5 @@ def test_a_disk_that_stalls_is_not_waited_for(
 
     asyncio.run(test())
     assert refused == [(effect(4),), (effect(5),)]
-    assert caplog.text.count("the disk is too slow") == 2
+    assert caplog.text.count("the disk is too slow") == 1
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]

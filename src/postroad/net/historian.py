@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from postroad.errors import PostroadError
-from postroad.net.log import LOGGER
+from postroad.net.log import complain
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.store import TrackingStore
 from postroad.units import MIB
@@ -41,13 +41,13 @@ class Historian:
             lost = tuple(effect for effect in effects if not isinstance(effect, DropFilters))
             if lost:
                 self.dropped += len(lost)
-                LOGGER.error("the disk is full: the history of messages is not stored")
+                complain("error", "the disk is full: the history of messages is not stored")
                 loop.call_soon(refused, lost)
             effects = freeing
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
         if self._pending_bytes + size > MAX_PENDING_BYTES:
             self.dropped += len(effects)
-            LOGGER.error("the disk is too slow for the history of messages: %d records dropped", len(effects))
+            complain("error", "the disk is too slow for the history of messages: some of it is dropped")
             loop.call_soon(refused, effects)
             return
         self._pending_bytes += size
@@ -56,7 +56,7 @@ class Historian:
             try:
                 self._store.apply(effects)
             except (PostroadError, OSError) as error:
-                LOGGER.error("the history of messages could not be stored: %s", error)
+                complain("error", f"the history of messages could not be stored: {error}")
                 self.dropped += len(effects)
                 loop.call_soon_threadsafe(refused, effects)
             finally:
@@ -75,7 +75,7 @@ class Historian:
             try:
                 records: Mapping[int, bytes] = self._store.read(sequences)
             except (PostroadError, OSError) as error:
-                LOGGER.error("the history of messages could not be read: %s", error)
+                complain("error", f"the history of messages could not be read: {error}")
                 records = {}
             found = {sequence: records.get(sequence, b"") for sequence in sequences}
             loop.call_soon_threadsafe(deliver, tag, found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 import time
 from typing import Final
 
@@ -90,11 +91,13 @@ class Complaints:
 
 
 _COMPLAINTS: Final = Complaints()
+_LOCK: Final = threading.Lock()  # for the complaints
 
 
 def complain(level: str, text: str) -> None:
-    """What a peer or the network causes, and may go on causing for ever."""
-    line = _COMPLAINTS.due(text, time.monotonic())
+    """What a peer, the network or a disk causes, and may go on causing for ever. In any thread."""
+    with _LOCK:
+        line = _COMPLAINTS.due(text, time.monotonic())
     if line is not None:
         LOGGER.log(_number(level), "%s", line)
 
