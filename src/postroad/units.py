@@ -42,6 +42,8 @@ def _quantity(text: str, scale: dict[str, int], example: str) -> int:
 
 def size(text: str | int) -> int:
     """Bytes from `1048576`, `'64 KiB'`, `'1 MiB'`."""
+    if isinstance(text, bool) or not isinstance(text, int | str):
+        raise UsageError(f"a size is a number of bytes or a text such as '64 KiB', not {type(text).__name__}")
     return text if isinstance(text, int) else _quantity(text, _SIZES, "'64 KiB' or '1 MiB'")
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.process.test_durable_release import configured
 
 import postroad
+from postroad.client.blocking import PUBLISH_CHUNK
 
 PREFIX = bytes(range(8))
 
@@ -74,6 +75,9 @@ def test_mistakes_of_a_program_are_its_own(brokers: Any) -> None:
         for wrong in (ids, ids[:1], [b"short"]):
             with pytest.raises(postroad.UsageError, match="ids"):
                 client.publish_many([("t", "1"), ("t", "2")], mode="durable", ids=wrong)
+        own = bytes(client.publish("t", "2").id)[:8]
+        with pytest.raises(postroad.UsageError, match="this client's own publisher"):
+            client.publish_many([("t", "2")], mode="durable", ids=[own + b"\xff" * 8])
         client.publish("t", "3", mode="durable")
         found = events.get(60)
         (pubend,) = client.request("heads")["heads"]
@@ -84,4 +88,31 @@ def test_mistakes_of_a_program_are_its_own(brokers: Any) -> None:
         with pytest.raises(postroad.UsageError):
             client.subscribe("t", durable="e", since=5)  # type: ignore[arg-type]
         events.ack(found)
+        assert client.connected
+
+
+def test_mistakes_in_many_events_are_told_without_an_event_loop(brokers: Any) -> None:
+    """They cross to the client's thread in chunks, and `ids` increase from one to the next."""
+    broker = brokers.start("b1")
+    many = PUBLISH_CHUNK + 1
+    ids = [PREFIX + (1000 + number).to_bytes(8, "big") for number in range(many)]
+    with postroad.sync.connect(broker.address) as client:
+        events = [("t", "x")] * many
+        for wrong in ([*ids[1:], ids[0]], iter([*ids, PREFIX + b"\xff" * 8]), iter(ids[1:]), ids[1:], 5):
+            with pytest.raises(postroad.UsageError, match="ids"):
+                client.publish_many(events, mode="durable", ids=wrong)  # type: ignore[arg-type]
+        with pytest.raises(postroad.UsageError, match="`ids` are for mode 'durable'"):
+            client.publish_many([], ids=[])
+        with pytest.raises(postroad.UsageError, match="not one of plain"):
+            client.publish_many([], mode="x")
+        with pytest.raises(postroad.UsageError, match="`events` can be iterated over"):
+            client.publish_many(5)  # type: ignore[arg-type]
+        for timeout in ("5", float("nan")):
+            with pytest.raises(postroad.UsageError, match="a timeout is a number of seconds"):
+                client.subscribe("t", timeout=timeout)  # type: ignore[arg-type]
+        with client.subscribe("t", timeout=0) as found:
+            with pytest.raises(postroad.UsageError, match="a timeout is a number of seconds"):
+                found.get("5")  # type: ignore[arg-type]
+            with pytest.raises(TimeoutError):
+                found.get(-1)
         assert client.connected

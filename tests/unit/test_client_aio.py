@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -342,6 +343,129 @@ def test_payloads_are_bytes_or_text() -> None:
             await client.flush()
             payloads = [event.payload for batch in broker.published for event in batch.events()]
             assert payloads == ["grüße".encode(), b"raw"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"shared": 1}, "`shared` is True or False, not 1"),
+        ({"shared": "no"}, "`shared` is True or False, not 'no'"),
+        ({"durable": []}, "what a subscription says is text, not list"),
+        ({"topic": 5}, "what a subscription says is text, not int"),
+        ({"where": None}, "what a subscription says is text, not NoneType"),
+        ({"shared": True, "key": 5}, "what a subscription says is text, not int"),
+        ({"shared": True, "key": "k" * 256}, "the name of an attribute, has at most 255 bytes"),
+        ({"token": 5}, "`token` is the text"),
+        ({"token": "", "ack": "manual"}, "with a `token` of your own there is no `ack` 'manual'"),
+        ({"token": "", "ack": "batch"}, "with a `token` of your own there is no `ack` 'batch'"),
+        ({"since": 5}, "`since` a datetime"),
+        (
+            {"since": datetime(1, 1, 1)},  # noqa: DTZ001
+            "`since` is too far away",
+        ),
+        ({"ack": None}, "ack None is not one of"),
+        ({"overflow": []}, "overflow \\[] is not one of"),
+        ({"buffer": True}, "a size is a number of bytes or a text such as '64 KiB', not bool"),
+        ({"buffer": 1.5}, "not float"),
+        ({"buffer": None}, "not NoneType"),
+    ],
+)
+def test_a_subscription_that_cannot_be_is_refused_before_it_is_sent(wrong: dict[str, Any], said: str) -> None:
+    """A broker takes what it cannot read for a breach of the protocol, and ends the whole client."""
+
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            with pytest.raises(postroad.UsageError, match=said):
+                await client.subscribe(**{"topic": "t", "durable": "d"} | wrong)
+            since = datetime.now(UTC)
+            async with client.subscribe("t", durable="d", token="", since=since, buffer="1 MiB"):
+                assert broker.connections == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"timeout": "5"}, "a timeout is between 0 and 1,000,000,000 seconds, not 5"),
+        ({"timeout": None}, "not None"),
+        ({"window": None}, "a size is a number of bytes or a text such as '64 KiB', not NoneType"),
+        ({"name": 5}, "a client's name has"),
+        ({"name": b"x"}, "a client's name has"),
+        ({"token": 5}, "what a token says is text, not int"),
+        ({"address": 5}, "an address is a text such as 127.0.0.1:7420, not int"),
+        ({"tls": True}, "`tls` is what postroad.tls"),
+    ],
+)
+def test_a_connection_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(postroad.UsageError, match=said):
+        postroad.connect(**{"address": "127.0.0.1:1"} | wrong)
+
+
+def test_questions_of_another_type_are_refused() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            with pytest.raises(postroad.UsageError, match="by its id, not int"):
+                await client.trace(5)  # type: ignore[arg-type]
+            with pytest.raises(postroad.UsageError, match="`until` is a checkpoint token"):
+                client.read(5)  # type: ignore[arg-type]
+            with pytest.raises(postroad.UsageError, match="what a range says is text, not int"):
+                client.read("{}", after=5)  # type: ignore[arg-type]
+            async with client.subscribe("t", durable="d") as events:
+                with pytest.raises(postroad.UsageError, match="what a token says is text, not int"):
+                    await events.ack(upto=5)  # type: ignore[arg-type]
+
+    run(test)
+
+
+EVENT = ("t", b"x")
+FOREIGN = [b"elsewher" + number.to_bytes(8, "big") for number in (1, 2, 3)]
+OWN = [bytes(MessageId(42, 7, number, 0)) for number in (1, 2)]  # of the publisher in `welcome`
+
+
+def test_events_of_another_shape_are_refused() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            for attributes in ([1], 5, "x"):
+                with pytest.raises(postroad.UsageError, match="attributes are a mapping of names to values"):
+                    await client.publish("t", b"x", attributes)  # type: ignore[arg-type]
+            with pytest.raises(postroad.UsageError, match="a topic is a text, not list"):
+                await client.publish([], b"x")  # type: ignore[arg-type]
+            for wrong in (["x"], ["xy"], [("x",)], [5], [("t", "x", {}, 1)], "ab", {"t": "x"}):
+                with pytest.raises(postroad.UsageError, match="an event is \\(topic, payload\\) or"):
+                    await client.publish_many(wrong)  # type: ignore[arg-type]
+            for none in (5, None):
+                with pytest.raises(postroad.UsageError, match="`events` can be iterated over"):
+                    await client.publish_many(none)  # type: ignore[arg-type]
+            assert await client.publish_many([["t", "x"], ("t", "x", None)]) == 2  # type: ignore[list-item]
+            await client.flush()
+            assert sum(batch.count for batch in broker.published) == 2
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mode", "said"),
+    [
+        (FOREIGN[:2], "plain", "`ids` are for mode 'durable'"),
+        (FOREIGN, "durable", "there are more ids than events"),
+        (iter(FOREIGN), "durable", "there are more ids than events"),
+        (FOREIGN[:1], "durable", "there are fewer ids than events"),
+        (FOREIGN[1::-1], "durable", "ids are of 16 bytes"),
+        (["a" * 16, "b" * 16], "durable", "ids are of 16 bytes"),
+        (b"ab", "durable", "ids are of 16 bytes"),
+        (5, "durable", "`ids` can be iterated over"),
+        (OWN, "durable", "ids of this client's own publisher"),
+    ],
+)
+def test_ids_that_cannot_be_are_refused(ids: Any, mode: str, said: str) -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            with pytest.raises(postroad.UsageError, match=said):
+                await client.publish_many([EVENT, EVENT], mode=mode, ids=ids)
+            assert await client.publish_many([EVENT, EVENT], mode="durable", ids=FOREIGN[:2]) == 2
 
     run(test)
 

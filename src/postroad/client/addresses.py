@@ -10,6 +10,8 @@ from postroad.errors import UsageError
 
 def parse_addresses(text: str) -> tuple[str, ...]:
     """`a:7420,b:7420` as a list, each with its port and none twice."""
+    if not isinstance(text, str):
+        raise UsageError(f"an address is a text such as 127.0.0.1:7420, not {type(text).__name__}")
     return tuple(dict.fromkeys(format_address(*parse_address(part)) for part in text.split(",")))
 
 

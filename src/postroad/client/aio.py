@@ -22,12 +22,22 @@ import msgspec
 
 from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
-from postroad.client.arguments import check_mode, check_subscription, encode_payload, increasing
+from postroad.client.arguments import (
+    check_event,
+    check_many,
+    check_mode,
+    check_spent,
+    check_subscription,
+    check_timeout,
+    encode_payload,
+    increasing,
+    since_us,
+)
 from postroad.client.clock import now_us
 from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
 from postroad.client.receipt import Receipt
-from postroad.client.settings import ClientSettings
+from postroad.client.settings import ClientSettings, check_texts
 from postroad.client.subscription import Subscription
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
@@ -37,7 +47,6 @@ from postroad.tracking.verdict import TraceResult
 from postroad.units import SECOND_US, size
 
 CLOSE_S: Final = 2.0
-MAX_TIMEOUT_S: Final = 1_000_000_000
 
 Payload = bytes | str
 Attributes = Mapping[str, Value]
@@ -58,8 +67,9 @@ def connect(
     `postroad.tls(...)`. A call that needs a broker fails once there has been none for `timeout` seconds.
     `window` bounds what arrives and is not yet consumed, over all subscriptions of this client.
     """
-    if not 0 <= timeout <= MAX_TIMEOUT_S:
-        raise UsageError(f"a timeout is between 0 and {MAX_TIMEOUT_S:,} seconds, not {timeout}")
+    check_timeout(timeout)
+    if not isinstance(tls, ssl.SSLContext | None):
+        raise UsageError(f"`tls` is what postroad.tls(...) makes, not {type(tls).__name__}")
     settings = ClientSettings(
         addresses=parse_addresses(address),
         name=name or f"client-{os.getpid()}",
@@ -235,14 +245,17 @@ class Client:
         16 bytes each: of one publisher, which no client has, and increasing. A durable pubend takes what is
         above the last id of that publisher, so a program that makes the same ids again repeats nothing.
         """
-        check_mode(mode)
-        given = increasing(ids) if ids is not None else repeat(b"")
+        check_many(events, mode, ids)
+        own = None if ids is None else iter(ids)
+        given = repeat(b"") if own is None else increasing(own)
         count = 0
         durable = mode == "durable"
         frames: dict[asyncio.Future[None], None] = {}
         outbox = self._outbox
         publish = self._core.publish
         for event in events:
+            if type(event) is not tuple or not 2 <= len(event) <= 3:
+                check_event(event)
             payload = event[1]
             if type(payload) is not bytes:
                 payload = encode_payload(payload)
@@ -258,6 +271,8 @@ class Client:
                 await asyncio.sleep(0)
         self._schedule_flush()
         await self._until_stored(frames)
+        if own is not None:
+            check_spent(own)
         return count
 
     async def flush(self) -> None:
@@ -337,7 +352,7 @@ class Client:
             durable=durable or "",
             token=token or "",
             ack=ack if durable is not None and token is None else "",
-            since_us=0 if since is None else max(1, round(since.timestamp() * SECOND_US)),
+            since_us=since_us(since),
             shared=shared,
             key=key,
         )
@@ -345,8 +360,9 @@ class Client:
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
         """The durable events between two checkpoint tokens, filtered; then it ends. Nothing is held for it,
         and what was released meanwhile is a Gap. `request("heads")` tells how far every pubend is."""
-        if not until:
+        if not until or not isinstance(until, str):
             raise UsageError("a range ends somewhere: `until` is a checkpoint token")
+        check_texts("range", after)
         return Subscription(
             self, topic=topic, where=where, overflow="drop", buffer=0, token=after, until=until
         )
@@ -388,6 +404,8 @@ class Client:
 
     async def trace(self, message: MessageId | str) -> TraceResult:
         """The path of a message: origin, route and receivers, each with its probability of being wrong."""
+        if not isinstance(message, MessageId | str):
+            raise UsageError(f"a message is known by its id, not {type(message).__name__}")
         identity = MessageId.parse(message) if isinstance(message, str) else message
         answer = await self.request("trace", id=str(identity))
         try:

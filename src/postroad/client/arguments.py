@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from datetime import datetime
+from numbers import Real
+from typing import Final
 
-from postroad.errors import UsageError
+from postroad.client.settings import check_texts
+from postroad.errors import UsageError, shorten
 from postroad.ids import ID_BYTES
+from postroad.kernel.layout import MAX_NAME_BYTES
+from postroad.units import SECOND_US
+
+MAX_TIMEOUT_S: Final = 1_000_000_000
+FEWER_IDS: Final = "there are fewer ids than events"
+MORE_IDS: Final = "there are more ids than events"
+_SHOWN: Final = 40  # characters of a value in an error
+
+
+def check_timeout(timeout: object) -> None:
+    """Of a connection."""
+    if not isinstance(timeout, Real) or not 0 <= float(timeout) <= MAX_TIMEOUT_S:
+        raise UsageError(f"a timeout is between 0 and {MAX_TIMEOUT_S:,} seconds, not {timeout}")
+
+
+def check_patience(timeout: object) -> None:
+    """Of one who waits for an event: one that has passed already is none, and None is for ever."""
+    if timeout is not None and not (isinstance(timeout, Real) and timeout == timeout):
+        raise UsageError(f"a timeout is a number of seconds, or None, not {timeout!r}")
 
 
 def check_mode(mode: str) -> None:
@@ -25,15 +47,50 @@ def encode_payload(payload: object) -> bytes:
     raise UsageError(f"a payload is bytes or text, not {type(payload).__name__}")
 
 
+def check_many(events: object, mode: str, ids: object) -> None:
+    """What can be told of many events before the first is published."""
+    check_mode(mode)
+    _check_iterable("events", events)
+    if ids is None:
+        return
+    _check_iterable("ids", ids)
+    if mode != "durable":
+        raise UsageError("`ids` are for mode 'durable': no other events are recognised by them")
+    if isinstance(events, Sized) and isinstance(ids, Sized) and len(events) != len(ids):
+        raise UsageError(FEWER_IDS if len(ids) < len(events) else MORE_IDS)
+
+
+def _check_iterable(name: str, given: object) -> None:
+    if not isinstance(given, Iterable):
+        raise UsageError(f"`{name}` can be iterated over, which {type(given).__name__} cannot")
+
+
+def check_event(event: object) -> None:
+    if not isinstance(event, tuple | list) or not 2 <= len(event) <= 3:
+        shown = shorten(repr(event), _SHOWN)
+        raise UsageError(f"an event is (topic, payload) or (topic, payload, attributes), not {shown}")
+
+
 def increasing(ids: Iterable[bytes]) -> Iterator[bytes]:
     """Ids of a program's own, as a broker takes them."""
     last = b""
     for one in ids:
-        if len(one) != ID_BYTES or (last and one[:8] != last[:8]) or one <= last:
+        if (
+            not isinstance(one, bytes)
+            or len(one) != ID_BYTES
+            or (last and one[:8] != last[:8])
+            or one <= last
+        ):
             raise UsageError("ids are of 16 bytes, the first 8 the same in all of them, and increase")
         last = one
         yield one
-    raise UsageError("there are fewer ids than events")
+    raise UsageError(FEWER_IDS)
+
+
+def check_spent(ids: Iterator[bytes]) -> None:
+    """All events have theirs."""
+    if next(ids, None) is not None:
+        raise UsageError(MORE_IDS)
 
 
 def check_subscription(
@@ -46,15 +103,34 @@ def check_subscription(
     key: str,
     overflow: str,
 ) -> None:
+    check_texts("subscription", key, "" if durable is None else durable)
     if durable == "":
         raise UsageError("a durable subscription has a name")
     if durable is None and (token is not None or since is not None):
         raise UsageError("only a durable subscription has a token or begins in the past")
+    if not isinstance(shared, bool):
+        raise UsageError(f"`shared` is True or False, not {shared!r}")
     if (shared and (durable is None or token is not None)) or (key and not shared):
         raise UsageError("`shared` needs a durable name and no token, and `key` needs `shared`")
+    if len(key.encode()) > MAX_NAME_BYTES:
+        raise UsageError(f"`key`, the name of an attribute, has at most {MAX_NAME_BYTES} bytes")
     if not isinstance(token, str | None) or not isinstance(since, datetime | None):
         raise UsageError("`token` is the text of a checkpoint token, `since` a datetime")
     if ack not in ("auto", "batch", "manual"):
         raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
+    if token is not None and ack != "auto":
+        raise UsageError(
+            f"with a `token` of your own there is no `ack` {ack!r}: you keep it, or the broker does"
+        )
     if overflow not in ("drop", "disconnect"):
         raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
+
+
+def since_us(since: datetime | None) -> int:
+    """Microseconds since 1970, 0 for None."""
+    if since is None:
+        return 0
+    try:
+        return max(1, round(since.timestamp() * SECOND_US))
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"`since` is too far away: {since}") from None

@@ -22,6 +22,7 @@ import uvloop
 
 from postroad.client import aio, subscription
 from postroad.client.aio import Attributes, Payload
+from postroad.client.arguments import check_many, check_patience, check_spent, increasing
 from postroad.client.receipt import Receipt
 from postroad.errors import UsageError
 from postroad.events import Event, EventBatch, Gap
@@ -184,12 +185,16 @@ class Client:
         ids: Iterable[bytes] | None = None,
     ) -> int:
         """Publish (topic, payload) or (topic, payload, attributes) in turn; how many they were."""
+        check_many(events, mode, ids)
         source = iter(events)
-        given = None if ids is None else iter(ids)
+        own = None if ids is None else iter(ids)
+        given = None if own is None else increasing(own)
         count = 0
         while chunk := list(itertools.islice(source, PUBLISH_CHUNK)):
             some = None if given is None else list(itertools.islice(given, len(chunk)))
             count += self._thread.call(self._client.publish_many, chunk, mode=mode, ids=some)
+        if own is not None:
+            check_spent(own)
         return count
 
     def flush(self) -> None:
@@ -213,6 +218,7 @@ class Client:
     ) -> Subscription:
         """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
         without an event; None: never."""
+        check_patience(timeout)
         inner = self._client.subscribe(
             topic,
             where,
@@ -295,6 +301,7 @@ class Subscription:
 
         TimeoutError if nothing comes in `timeout` seconds; it can be called again then.
         """
+        check_patience(timeout)
         source = self._inner.batches()
         with contextlib.suppress(_ClosedError):
             while (items := self._thread.call(self._more, source, timeout)) is not None:
@@ -308,6 +315,7 @@ class Subscription:
 
     def get(self, timeout: float | None = None) -> Event | Gap:
         """The next one; TimeoutError if none comes in `timeout` seconds."""
+        check_patience(timeout)
         item = self._take(timeout)
         if item is None:
             raise UsageError("this subscription is closed")

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from postroad.errors import BugError, PeerError, TooLargeError
+from postroad.errors import BugError, PeerError, TooLargeError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
-from postroad.ids import IdSource
+from postroad.ids import IdSource, MessageId
 from postroad.units import KIB
 from postroad.wire.frames import Kind, Limits
 
@@ -59,6 +59,7 @@ class Outbox:
         self._window = 0  # what the broker announced
         self._credit = 0  # bytes of it the broker is ready to take; one frame may overdraw it
         self._publisher: tuple[int, int] | None = None
+        self._prefix = b""  # of the ids of this client's own making
         self._ids: IdSource | None = None
         self._limits: Limits | None = None
         self._cut_bytes = CUT_BYTES
@@ -97,6 +98,7 @@ class Outbox:
             self._waiting.append(entry)
         if self._publisher != (publisher, broker):
             self._publisher = (publisher, broker)
+            self._prefix = bytes(MessageId(publisher, broker, 0, 0))[:8]
             self._ids = IdSource(publisher, broker)
         self._limits = limits
         self._window = self._credit = credit
@@ -132,6 +134,10 @@ class Outbox:
         ids, limits = self._ids, self._limits
         if ids is None or limits is None:
             raise BugError("published before any broker gave a publisher number")
+        if identity and identity[:8] == self._prefix:
+            raise UsageError(
+                "these are ids of this client's own publisher: what it publishes later would not be taken"
+            )
         builder = self._builder
         # A frame is of one kind and of one publisher, and its ids increase.
         other = identity[:8] != self._own[:8] or (identity and identity <= self._own)

@@ -46,11 +46,11 @@ class ClientSettings:
             raise UsageError("no address to connect to")
         if not MIN_WINDOW <= self.window <= MAX_WINDOW:
             raise UsageError(f"a window is between {MIN_WINDOW} and {MAX_WINDOW} bytes")
-        if len(self.name) > MAX_NAME or not self.name.isprintable():
+        if not isinstance(self.name, str) or len(self.name) > MAX_NAME or not self.name.isprintable():
             raise UsageError(f"a client's name has at most {MAX_NAME} printable characters")
+        check_texts("token", self.token)
         if len(self.token) > MAX_TOKEN:
             raise UsageError(f"a token has at most {MAX_TOKEN} characters")
-        check_texts("token", self.token)
 
 
 def check_texts(what: str, *texts: str) -> None:

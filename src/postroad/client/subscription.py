@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from postroad.client.settings import check_texts
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
 from postroad.events import Event, EventBatch, Gap
@@ -169,6 +170,7 @@ class Subscription:
             raise self._error or UsageError("this subscription is closed")
         if event is not None and (not isinstance(event, Event) or event.pubend is None or event.tick is None):
             raise UsageError("only a durable event is acknowledged")
+        check_texts("token", upto)
         if upto and (self.shared or event is not None):
             raise UsageError("a token is acknowledged by itself, and not of a shared subscription")
         token: dict[int, int] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from postroad import kernel
-from postroad.errors import TooLargeError
+from postroad.errors import TooLargeError, UsageError
 from postroad.kernel.layout import Value as Value
 from postroad.wire.frames import Limits
 
@@ -21,6 +21,8 @@ def encode_attributes(attributes: Mapping[str, Value], limits: Limits) -> bytes:
     """The encoded attributes; UsageError for what cannot be one, TooLargeError for too many."""
     if not attributes:
         return b""
+    if type(attributes) is not dict and not isinstance(attributes, Mapping):
+        raise UsageError(f"attributes are a mapping of names to values, not {type(attributes).__name__}")
     if len(attributes) > limits.attributes:
         raise TooLargeError(f"{len(attributes)} attributes, the limit is {limits.attributes}")
     return kernel.encode_attributes(attributes)

@@ -373,7 +373,10 @@ class BatchBuilder:
     def add(
         self, id: bytes, topic: str, attributes: Mapping[str, Value], payload: bytes, limits: Limits
     ) -> None:
-        name, number = encode_topic(topic, limits.topic_bytes, limits.topic_depth)
+        try:
+            name, number = encode_topic(topic, limits.topic_bytes, limits.topic_depth)
+        except TypeError:  # it cannot be hashed
+            raise UsageError(f"a topic is a text, not {type(topic).__name__}") from None
         encoded = encode_attributes(attributes, limits) if attributes else b""
         size = len(name) + len(encoded) + len(payload)
         if len(id) != ID_BYTES or type(payload) is not bytes:
