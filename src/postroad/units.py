@@ -48,5 +48,5 @@ def size(text: str | int) -> int:
 
 
 def duration_us(text: str) -> int:
-    """Microseconds from `'250 ms'`, `'30 s'`, `'2 h'`."""
-    return _quantity(text, _DURATIONS_US, "'250 ms' or '30 s'")
+    """Microseconds from `'250 ms'`, `'30 s'`, `'2 h'`, `'0'`."""
+    return 0 if text.strip() == "0" else _quantity(text, _DURATIONS_US, "'250 ms' or '30 s'")

@@ -173,7 +173,7 @@ def test_an_exception_in_the_block_does_not_wait_for_acceptance() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 10**400])
 def test_a_timeout_that_cannot_be_is_refused(timeout: float) -> None:
     with pytest.raises(postroad.UsageError, match="a timeout is between 0 and"):
         postroad.connect("127.0.0.1:1", timeout=timeout)

@@ -132,6 +132,17 @@ def test_token_file(tmp_path: Path) -> None:
         ("limits.event_bytes = -1", "limits.event_bytes: -1 is not a size"),
         ('limits.event_bytes = "20 MiB"', "limits.batch_bytes must leave room"),
         ("limits.attributes = true", "not a positive whole number"),
+        ("limits.attributes = 0", "0 is not a positive whole number"),
+        (
+            "tracking.bits = 99999999999999",
+            "tracking.bits: 99999999999999 is too large: the most is 2147483647",
+        ),
+        (
+            'limits.event_bytes = "1025 GiB"',
+            "limits.event_bytes: '1025 GiB' is too large: the most is 1024 GiB",
+        ),
+        ('tracking.skew = "0 ms"', "tracking.skew: '0 ms' is not more than 0"),
+        ('tracking.skew = "0"', "tracking.skew: '0' is not more than 0"),
         ('[durable]\nkeep = "1 s"', "durable.keep is at least 2 s: brokers need it to report"),
         ("limits = 5", "'limits' is a section: write [limits]"),
         ('log = "loud"', "'loud' is not one of debug"),

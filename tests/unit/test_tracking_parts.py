@@ -19,6 +19,7 @@ import postroad.tracking
 from postroad.cli import plan as plan_command
 from postroad.errors import UsageError
 from postroad.ids import IdSource, MessageId
+from postroad.net.configure import configure
 from postroad.tracking.attachment import (
     NEIGHBOUR,
     SUBSCRIBER,
@@ -348,11 +349,21 @@ def test_plan_command_says_what_is_impossible() -> None:
     for option, value in (
         *(("--accuracy", value) for value in ("1", "1e-17", "nan")),
         *(("--memory", value) for value in ("nan", "\N{SUPERSCRIPT TWO}", "9" * 400, "9" * 5000, "")),
+        *(("--rate", value) for value in ("0", "nan", "-1")),
         *(("--skew", value) for value in ("-1s", "nan", "9" * 400 + " s", "1")),
     ):
         with pytest.raises(UsageError):
             run_plan(option, value)
+    with pytest.raises(UsageError, match="rate must be finite"):
+        run_plan("--rate", "inf")
     assert isinstance(plan(Wish(accuracy=0.9, rate=1, memory=9, skew_us=10**12, jitter_us=0)), Impossible)
+
+
+def test_a_plan_without_skew_and_jitter_is_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "postroad.toml"
+    file.write_text(run_plan("--skew", "0", "--jitter", "0")[1])
+    tracking = configure({}, file).broker.tracking
+    assert (tracking.skew_us, tracking.jitter_us) == (MILLISECOND_US, 0)
 
 
 # ---- what people see

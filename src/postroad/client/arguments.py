@@ -21,7 +21,7 @@ _SHOWN: Final = 40  # characters of a value in an error
 
 def check_timeout(timeout: object) -> None:
     """Of a connection."""
-    if not isinstance(timeout, Real) or not 0 <= float(timeout) <= MAX_TIMEOUT_S:
+    if not isinstance(timeout, Real) or timeout < 0 or not timeout <= MAX_TIMEOUT_S:
         raise UsageError(f"a timeout is between 0 and {MAX_TIMEOUT_S:,} seconds, not {timeout}")
 
 

@@ -20,18 +20,21 @@ from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
 from postroad.errors import UsageError, shorten
 from postroad.net.log import LEVELS
 from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
-from postroad.units import SECOND_US, duration_us, size
+from postroad.units import GIB, SECOND_US, duration_us, size
 from postroad.wire.frames import MAX_CONTROL_BYTES
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_NAME: Final = 255
 SHOWN: Final = 60  # characters of a value in an error
+MAX_COUNT: Final = (1 << 31) - 1
+MAX_SIZE: Final = 1024 * GIB
 MAX_LINKS: Final = 1_000
 MAX_PUBENDS: Final = 256
 MIN_KEEP_US: Final = 2 * SECOND_US  # a broker with its first durable subscription has this long to say so
 SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
 # A flag for one replaces the other in the file.
 _INSTEAD_OF: Final = {"auth.token": "token_file", "auth.token_file": "token"}
+_MAY_BE_0: Final = ("jitter_us",)  # besides what is 0 by default
 _NONE: Final[tuple[str, ...]] = ()
 T = TypeVar("T")
 
@@ -226,7 +229,8 @@ def _section(table: _Table, defaults: T, texts: Collection[str] = ()) -> T:
         elif isinstance(default, bool):
             values[name] = table.take(name, _boolean, default)
         elif name.endswith("_us"):
-            values[name] = table.take(name.removesuffix("_us"), _or_never(_duration, default), default)
+            read = _duration_or_0 if name in _MAY_BE_0 else _or_never(_duration, default)
+            values[name] = table.take(name.removesuffix("_us"), read, default)
         elif name.endswith(("_bytes", "_window")):
             values[name] = table.take(name, _or_never(_size, default), default)
         else:
@@ -342,19 +346,29 @@ def _boolean(value: object) -> bool:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{_shown(value)} is not a positive whole number")
+    if value > MAX_COUNT:
+        raise UsageError(f"{_shown(value)} is too large: the most is {MAX_COUNT}")
     return value
 
 
 def _size(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str) or not 0 < size(value) < 1 << 40:
+    if isinstance(value, bool) or not isinstance(value, int | str) or size(value) < 1:
         raise UsageError(f"{_shown(value)} is not a size such as '64 KiB' or '1 MiB'")
+    if size(value) > MAX_SIZE:
+        raise UsageError(f"{_shown(value)} is too large: the most is {MAX_SIZE // GIB} GiB")
     return size(value)
 
 
 def _duration(value: object) -> int:
-    if not isinstance(value, str) or duration_us(value) <= 0:
+    if _duration_or_0(value) == 0:
+        raise UsageError(f"{_shown(value)} is not more than 0")
+    return _duration_or_0(value)
+
+
+def _duration_or_0(value: object) -> int:
+    if not isinstance(value, str):
         raise UsageError(f"{_shown(value)} is not a duration such as '250 ms' or '30 s'")
     return duration_us(value)
 

@@ -57,7 +57,9 @@ class Wish:
                 f"accuracy is between 0 and 1, such as 0.999, not {self.accuracy}; only the exact strategy"
                 " has 1"
             )
-        if not (self.rate > 0 and math.isfinite(self.rate)):
+        if math.isinf(self.rate):
+            raise UsageError("rate must be finite")
+        if not self.rate > 0:
             raise UsageError("rate must be more than 0 messages a second")
         if self.memory <= 0:
             raise UsageError("memory must be more than 0 bytes")
