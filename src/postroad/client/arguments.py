@@ -118,10 +118,6 @@ def check_subscription(
         raise UsageError("`token` is the text of a checkpoint token, `since` a datetime")
     if ack not in ("auto", "batch", "manual"):
         raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
-    if token is not None and ack != "auto":
-        raise UsageError(
-            f"with a `token` of your own there is no `ack` {ack!r}: you keep it, or the broker does"
-        )
     if overflow not in ("drop", "disconnect"):
         raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
 
