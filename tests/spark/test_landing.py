@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,9 +16,11 @@ from tests.spark.test_trace import rows_of
 
 import postroad
 from postroad.errors import UsageError
+from postroad.spark import landing
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
 from postroad.spark.lake import Lake
-from postroad.spark.landing import land
+from postroad.spark.landing import _every_job, _Feed, _finish, _Job, land
+from postroad.spark.options import Access
 from postroad.spark.report import collect, write_report
 from postroad.spark.topology import latest, tracking_settings
 
@@ -172,8 +175,67 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
     assert landed(lake) == list(range(80))
 
 
-def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
+class Query:
+    """A query that is in a batch for so many looks, then in the next one if it is behind."""
+
+    def __init__(self, looks: int, *, behind: bool = False) -> None:
+        self.looks, self.behind = looks, behind
+        self.stopped_at = -1
+        self.recentProgress: list[dict[str, Any]] = []
+
+    @property
+    def status(self) -> dict[str, bool]:
+        self.looks -= 1
+        return {"isTriggerActive": self.behind or self.looks >= 0}
+
+    @property
+    def lastProgress(self) -> dict[str, str] | None:
+        return {"timestamp": "now"} if self.looks < 0 else None
+
+    def stop(self) -> None:
+        self.stopped_at = self.looks
+
+
+def job_of(query: Query) -> _Job:
+    job = _Job(_Feed("", "", Access(), "#", "d", "events"), lambda *_: None)
+    job._query = cast(Any, query)
+    return job
+
+
+def test_landing_ends_after_the_batch_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: not in the middle of one, however many follow it; one that takes too long is cut short."""
+    monkeypatch.setattr(landing, "FINISH_LOOK_S", 0.0)
+    queries = [Query(0), Query(3), Query(3, behind=True)]
+    _finish([job_of(one) for one in queries], None)
+    assert [one.stopped_at for one in queries] == [-1, -1, -1]
+    monkeypatch.setattr(landing, "FINISH_S", 0.05)
+    endless = Query(10**9)
+    _finish([job := job_of(endless)], None)
+    assert endless.stopped_at == -1
+    job.stop()
+    assert endless.stopped_at > 0
+
+
+def test_a_job_that_fails_leaves_the_other_to_it(spark: SparkSession, tmp_path: Path) -> None:
+    """P4: events are landed though what brokers say about themselves cannot be; then it is told."""
+    lake, seen = Lake(spark, tmp_path), list[str]()
+    jobs = [job_of(Query(0)) for _ in range(3)]
+
+    def work(_lake: Lake, job: _Job, _told: object) -> None:
+        seen.append(f"job {jobs.index(job)}")
+        if len(seen) < 3:
+            raise postroad.UnavailableError(seen[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(landing, "_whole_job", work)
+        with pytest.raises(postroad.UnavailableError, match="job 0"):
+            _every_job(lake, jobs, None)
+    assert seen == ["job 0", "job 1", "job 2"]
+
+
+def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P11: what cannot be reached is named, and the lake stays as it is."""
+    monkeypatch.setattr(landing, "KNOCK_S", 2)
     with pytest.raises(postroad.UnavailableError, match=r"127\.0\.0\.1:1"):
         land(Lake(spark, tmp_path), "127.0.0.1:1", once=True)
     assert not any((tmp_path / table).exists() for table in ("events", "filters"))

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 FOLDER: Final = "_landing"
 INTERVAL: Final = "10 seconds"
 LOOK_S: Final = 1  # between looks at what the queries do
+FINISH_S: Final = 60.0  # for batches to end, when landing is stopped
+FINISH_LOOK_S: Final = 0.1
 LOOK_AROUND_S: Final = 30.0  # between looks at what is subscribed, and who is away
 KNOCK_S: Final = 10  # for a broker to answer, before somebody is told
 STARTS: Final = 5  # of a query, on a machine so busy that it takes several
@@ -109,8 +111,7 @@ def land(
         if not once:
             _keep(lake, jobs, interval, told, trouble, stop or Event())
             return
-        for job in jobs:
-            _whole_job(lake, job, told)
+        _every_job(lake, jobs, told)
         if _ask_for_maps(lake, history, set()):
             _whole_job(lake, jobs[0], told)
         away = _look_around(events, lake.path / SUBSCRIPTIONS)
@@ -127,6 +128,18 @@ def _name(place: Path) -> str:
     if not name.startswith(LANDING):
         raise StorageError(f"{file} does not have the name of this lake's subscriptions but {name[:40]!r}")
     return name
+
+
+def _every_job(lake: Lake, jobs: list[_Job], told: Told | None) -> None:
+    """All there is now, of each: one that fails leaves the others to it, and is told after them."""
+    failed: list[PostroadError] = []
+    for job in jobs:
+        try:
+            _whole_job(lake, job, told)
+        except PostroadError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def _whole_job(lake: Lake, job: _Job, told: Told | None) -> None:
@@ -205,9 +218,24 @@ def _watch(
                 looked = time.monotonic()
                 if away not in ("", before) and trouble is not None:
                     trouble(away)
+        _finish(jobs, told)
     finally:
         for job in jobs:
             job.stop()
+
+
+def _finish(jobs: list[_Job], told: Told | None) -> None:
+    """Let each end what it does now; a batch that takes too long is begun anew by the next run."""
+    give_up = time.monotonic() + FINISH_S
+    begun = {job: job.ended for job in jobs}
+    while begun and time.monotonic() < give_up:
+        for job, ended in list(begun.items()):
+            # A query that is behind begins its next batch at once.
+            if not job.busy or job.ended != ended:
+                job.tell(told)
+                job.stop()
+                del begun[job]
+        time.sleep(FINISH_LOOK_S if begun else 0)
 
 
 def _listed(client: Client) -> Iterator[dict[str, Any]]:
@@ -247,7 +275,12 @@ def _look_around(feed: _Feed, file: Path) -> str:
                 )
     put(file, b"".join(msgspec.json.encode(known[name]) + b"\n" for name in sorted(known)))
     gone = silent or sorted(away - there)
-    return f"away: {', '.join(gone)}; what only they have is landed when they are back" if gone else ""
+    if not gone:
+        return ""
+    return (
+        f"away: {', '.join(gone)}; what only they have is landed when they are back, and so is all that comes"
+        " after a batch that was begun with some of it"
+    )
 
 
 class _Job:
@@ -290,6 +323,16 @@ class _Job:
                 self.batches += 1
                 if told is not None:
                     told(f"{self.feed.kind}: batch {number}, {count:,} rows")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.query.status["isTriggerActive"])
+
+    @property
+    def ended(self) -> str:
+        """When the last batch began that has ended."""
+        progress: Any = self.query.lastProgress
+        return "" if progress is None else str(progress["timestamp"])
 
     def stop(self) -> None:
         if self._query is not None:
