@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 from tests.process.conftest import Brokers, Certificates
 from tests.process.test_durable_release import configured
 from tests.spark.test_source import KEEP, source
 
 import postroad.spark
 from postroad.errors import UsageError
-from postroad.spark.sink import batch_writer
+from postroad.spark.sink import _events, _job, batch_writer
 
 
 def test_rows_become_events(
@@ -54,3 +56,19 @@ def test_rows_become_events(
         batch_writer({}, spark.range(1).schema, overwrite=False)
     with pytest.raises(UsageError, match="overwritten"):
         batch_writer({"topic": "t"}, spark.range(1).schema, overwrite=True)
+
+
+def test_what_only_brokers_publish_is_not_written() -> None:
+    """P3: gaps that were read are left out; other topics of theirs are refused."""
+    schema = StructType([StructField("topic", StringType())])
+
+    def topics(*given: str) -> list[str]:
+        batch = pa.RecordBatch.from_pydict({"topic": list(given)})
+        return [topic for topic, _, _ in _events(batch, _job({}, schema, "", overwrite=False))]
+
+    assert topics("a", "$postroad/gap", "b", "$postroads") == ["a", "b", "$postroads"]
+    with pytest.raises(UsageError, match=r"only brokers publish to \$postroad/filters"):
+        topics("a", "$postroad/filters")
+    for topic in ("$postroad/gap", "$postroad"):
+        with pytest.raises(UsageError, match="only brokers publish to"):
+            _job({"topic": topic}, schema, "", overwrite=False)

@@ -138,6 +138,8 @@ def test_options_that_cannot_be_are_refused() -> None:
     access = Access(token="secret", tls_ca="a", tls_cert="b", tls_key="c", timeout_s=7)
     assert read_options(access.options(), stream=True).access == access
     assert "secret" not in repr(access)
+    assert read_options({}, stream=False).topic == "#", "not what brokers publish about themselves"
+    assert read_options({"topic": ""}, stream=True).topic == ""
 
 
 def test_filters_become_a_selector() -> None:
@@ -156,6 +158,7 @@ def test_filters_become_a_selector() -> None:
     assert where(Not(EqualNullSafe(("name",), "a"))) == ""
     assert pushed(Pushed("a/#", ""), [EqualTo(("topic",), "a/b")], columns).topic == "a/b"
     assert pushed(Pushed("a/#", ""), [EqualTo(("topic",), "b")], columns).topic == "a/#"
+    assert pushed(Pushed("", ""), [EqualTo(("topic",), "$postroad/gap")], columns).topic == ""
     assert not pushed(Pushed("", ""), [EqualTo(("pubend",), "x")], columns).wants("y")
 
 

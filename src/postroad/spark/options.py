@@ -79,7 +79,8 @@ class WriteOptions:
 def read_options(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
     reading = "a stream" if stream else "a batch read"
     options = _known(given, _STREAM if stream else _BATCH, reading)
-    Selector.parse(options.get("topic", ""), options.get("where", ""))
+    topic = options.get("topic", "#")  # without what brokers publish about themselves
+    Selector.parse(topic, options.get("where", ""))
     loss = options.get("onloss", "fail")
     if loss not in ("fail", "gap"):
         raise UsageError(f"onLoss is fail or gap, not {loss!r}")
@@ -91,7 +92,7 @@ def read_options(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
     return ReadOptions(
         brokers=_brokers(options),
         access=_access(options),
-        topic=options.get("topic", ""),
+        topic=topic,
         where=options.get("where", ""),
         durable=options.get("durable", ""),
         token=_token(options.get("startingtoken")),

@@ -26,8 +26,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from postroad.client.blocking import Client
 from postroad.errors import BugError, UnavailableError, UsageError
 from postroad.events import Value
+from postroad.events.topics import RESERVED
 from postroad.spark.columns import EVENTS
 from postroad.spark.options import WriteOptions, write_options
+from postroad.spark.source import GAP_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -70,6 +72,7 @@ def _job(options: Mapping[str, str], schema: StructType, name: str, *, overwrite
     if overwrite:
         raise UsageError("events that were published cannot be overwritten: use mode append")
     chosen = write_options(options)
+    _check_topic(chosen.topic)
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     if "topic" not in kinds and not chosen.topic:
         raise UsageError("rows have a column `topic`, or the option `topic` names one for all")
@@ -180,6 +183,9 @@ def _events(batch: pa.RecordBatch, job: Job) -> Iterator[tuple[str, bytes, dict[
         topic = topics[row] or job.options.topic
         if not topic:
             raise UsageError("a row without a topic")
+        if topic == GAP_TOPIC:
+            continue
+        _check_topic(topic)
         attributes: dict[str, Value] = {}
         for name, value in maps[row] or ():
             chosen = value if not isinstance(value, dict) else next(_known(value), None)
@@ -188,6 +194,11 @@ def _events(batch: pa.RecordBatch, job: Job) -> Iterator[tuple[str, bytes, dict[
         attributes |= {name: values[row] for name, values in others if values[row] is not None}
         payload = payloads[row] or b""
         yield topic, payload.encode() if isinstance(payload, str) else payload, attributes
+
+
+def _check_topic(topic: str) -> None:
+    if topic.split("/")[0] == RESERVED:
+        raise UsageError(f"only brokers publish to {topic}: leave out topics that begin with {RESERVED}")
 
 
 def _known(value: dict[str, Value | None]) -> Iterator[Value]:
