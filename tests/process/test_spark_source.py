@@ -113,6 +113,9 @@ def test_a_broker_that_is_away_does_not_hold_up_the_others(brokers: Brokers, tmp
         with pytest.raises(UnavailableError, match=f"the broker of pubend {far} is away"):
             read_all(reader, start, both)
         batch = BatchReader(read_options(given, stream=False), {"id": ""})
+        with pytest.raises(UnavailableError, match=two.address):
+            batch.partitions()
+        batch = BatchReader(read_options(given | {"brokers": one.address}, stream=False), {"id": ""})
         with pytest.raises(UnavailableError, match=f"the broker of pubend {far} is away"):
             [list(batch.read(part)) for part in batch.partitions()]
         feed = _Feed(str(tmp_path), one.address, Access(timeout_s=5), "#", "d", "events")

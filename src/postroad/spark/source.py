@@ -282,18 +282,22 @@ class Planner:
         topic = self.options.topic
         return not topic or is_history(pubend) == topic.startswith("$postroad")
 
-    def everywhere(self) -> dict[str, Client]:
-        """Clients of all brokers that answer, by address."""
+    def everywhere(self, *, whole: bool = False) -> dict[str, Client]:
+        """Clients of all brokers that answer, by address; `whole`: UnavailableError if one does not."""
         found: dict[str, Client] = {}
         failed: PostroadError | None = None
         access = self.options.access
+        patience = access.timeout_s if whole or len(self.options.brokers) == 1 else KNOCK_S
         for address in self.options.brokers:
-            patience = access.timeout_s if len(self.options.brokers) == 1 else KNOCK_S
             try:
                 found[address] = access.connect(address, timeout_s=patience)
             except UnavailableError as error:
                 failed = error
-        if not found and failed is not None:
+                if whole:
+                    break
+        if failed is not None and (whole or not found):
+            for client in found.values():
+                client.close()
             raise failed
         return found
 
@@ -364,13 +368,13 @@ class BatchReader(Planner, DataSourceReader):
         self._pushed = Pushed(topic=options.topic, where=options.where)
 
     def partitions(self) -> list[InputPartition]:
-        clients = self.everywhere()
+        one = self.options
+        clients = self.everywhere(whole=one.until is None)  # who is silent may have what nobody else knows of
         try:
             there, away = self.heads(clients.values())
         finally:
             for client in clients.values():
                 client.close()
-        one = self.options
         end = there | away  # what a broker has that is away is waited for: it may not be left out
         if one.until is not None:
             end = {pubend_text(pubend): tick for pubend, tick in one.until.items()}
