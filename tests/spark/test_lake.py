@@ -47,7 +47,7 @@ def test_the_two_descriptions_of_a_table_agree(spark: SparkSession) -> None:
 
 
 def test_a_segment_is_added_once_and_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path / "lake")
+    lake = Lake(spark, tmp_path / "lake[1]{a,b}*?\\")  # a pattern of names to Spark
     with pytest.raises(UsageError, match="there is no lake"):
         lake.check()
     for number in range(3):

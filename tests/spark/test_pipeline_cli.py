@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -60,18 +61,20 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_trace_plan_and_compact(
     spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake = tmp_path / "lake"
+    lake, out = tmp_path / "lake", tmp_path / "out[1]"  # a pattern of names to Spark
     lake_of(spark, lake, world)
-    ids = ids_file(tmp_path / "ids", list(world.truth)[:20])
-    code, text, _ = run(capsys, "trace", "--lake", lake, "--ids", ids, "--out", tmp_path / "out", "--json")
+    ids = ids_file(tmp_path / "ids[1]", list(world.truth)[:20])
+    code, text, _ = run(capsys, "trace", "--lake", lake, "--ids", ids, "--out", out, "--json")
     assert code == 0
     answer = json.loads(text)
     assert (answer["ids"], answer["verdicts"]) == (20, {"complete": 20})
-    rows = {row.id: row for row in spark.read.parquet(str(tmp_path / "out")).collect()}
+    rows = {row["id"]: row for row in pq.read_table(out).to_pylist()}
     for result in world.live(*list(world.truth)[:20]):
         found = rows[result.id]
-        assert [step.broker for step in found.route] == [step["broker"] for step in as_row(result)["route"]]
-    code, _, err = run(capsys, "trace", "--lake", lake, "--ids", ids, "--out", tmp_path / "out")
+        assert [step["broker"] for step in found["route"]] == [
+            step["broker"] for step in as_row(result)["route"]
+        ]
+    code, _, err = run(capsys, "trace", "--lake", lake, "--ids", ids, "--out", out)
     assert (code, err.count("\n")) == (2, 1)
     assert "exists already" in err
 
@@ -250,6 +253,8 @@ def test_plans_say_why_and_are_configuration() -> None:
     assert settings["bits"] / settings["capacity"] > 10
     assert text.count("\n# ") >= 7
     assert "it died 1 times" in text
+    assert "filters were 80% full when they were done" in text
+    assert "none was done yet" in as_toml(propose(replace(seen, fill=None)))
     busy = Observed(
         broker="00000001",
         name="b1",

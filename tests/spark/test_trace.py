@@ -88,7 +88,7 @@ def test_ids_from_parquet_and_bad_input(spark: SparkSession, tmp_path: Path) -> 
     lines.write_text("0000002A-00000007-0193c1d2e3f4-0001\n\n  00000001-00000007-0193c1d2e3f4-0002\n")
     expected = ["00000001-00000007-0193c1d2e3f4-0002", "0000002a-00000007-0193c1d2e3f4-0001"]
     assert sorted(row.id for row in read_ids(spark, lines).collect()) == expected
-    pq.write_table(pa.table({"id": expected}), tmp_path / "ids.parquet")
+    pq.write_table(pa.table({"id": [None, *expected, " "]}), tmp_path / "ids.parquet")
     assert sorted(row.id for row in read_ids(spark, tmp_path / "ids.parquet").collect()) == expected
     pq.write_table(pa.table({"key": expected}), tmp_path / "other.parquet")
     with pytest.raises(UsageError, match="no column `id`; it has key"):
@@ -99,8 +99,8 @@ def test_ids_from_parquet_and_bad_input(spark: SparkSession, tmp_path: Path) -> 
     world.happen(5, faults=False)
     world.stop()
     lake = lake_of(spark, tmp_path / "lake", world)
-    lines.write_text("0000002a-00000007-0193c1d2e3f4-0001\nrubbish\n")
-    with pytest.raises(UsageError, match="'rubbish' is not a message id"):
+    lines.write_text("0000002a-00000007-0193c1d2e3f4-0001\nrubbish\n\nmore\nrubbish\n")
+    with pytest.raises(UsageError, match=r"^3 lines with no message id such as .*: 'more', 'rubbish'$"):
         trace(lake, read_ids(spark, lines))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="no filters yet"):

@@ -61,15 +61,24 @@ RIGHT = "0000002a-00000007-0193c1d2e3f4-0001"
     ],
 )
 def test_what_is_no_id_is_named(wrong: str | None) -> None:
-    """P11: among ids that are; the least of several, so that the same input always gets the same answer."""
+    """P11: among ids that are; in order, so that the same input always gets the same answer."""
     keys, named = parsed(column([RIGHT, wrong, RIGHT])["id"])
-    assert (len(keys), named) == (0, wrong or "")
+    assert (len(keys), named) == (0, [wrong or ""])
     (row,) = [row for batch in packer(1000)(iter([column([wrong])])) for row in batch.to_pylist()]
     assert row["wrong"] == (wrong or "")
-    assert parsed(column(["zz", wrong, "zzz"])["id"])[1] == min("zz", wrong or "")
+    assert parsed(column(["zz", wrong, "zzz"])["id"])[1] == sorted(["zz", wrong or "", "zzz"])
     if wrong != RIGHT.upper():  # which `read_ids` writes in small letters
         with pytest.raises(UsageError):
             MessageId.parse(row["wrong"])
+
+
+def test_of_many_that_are_no_ids_a_few_are_named() -> None:
+    """P11: and all are counted, also in later batches."""
+    batches = [column(["e", RIGHT, "b", "b"]), column([RIGHT]), column(["d", "c", "a", "f"])]
+    rows = [row for batch in packer(1000)(iter(batches)) for row in batch.to_pylist()]
+    wrong = [row for row in rows if row["wrong"] is not None]
+    assert [row["wrong"] for row in wrong] == ["b", "e", "a", "c", "d"]
+    assert sum(row["ids"] for row in wrong) == 7
 
 
 def test_hot_groups_are_split_and_each_id_has_one_part() -> None:

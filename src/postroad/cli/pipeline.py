@@ -163,7 +163,7 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Trace any number of messages: origin, route, receivers and the doubt of each."""
-    from postroad.spark.lake import Lake, check_lake, write_folder
+    from postroad.spark.lake import Lake, check_lake, spark_path, write_folder
     from postroad.spark.topology import latest, tracking_settings
     from postroad.spark.trace import read_ids
     from postroad.spark.trace import trace as traced
@@ -186,7 +186,11 @@ def trace(
         seconds = time.monotonic() - began
         verdicts = {
             row.verdict: row["count"]
-            for row in spark.read.parquet(str(out)).groupBy("verdict").count().orderBy("verdict").collect()
+            for row in spark.read.parquet(spark_path(out))
+            .groupBy("verdict")
+            .count()
+            .orderBy("verdict")
+            .collect()
         }
     total = sum(verdicts.values())
     listed = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.items())
@@ -329,7 +333,7 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate many networks, every combination with every seed; exit 1 if a rule did not hold."""
-    from postroad.spark.lake import write_folder
+    from postroad.spark.lake import spark_path, write_folder
     from postroad.spark.sweep import grid
     from postroad.spark.sweep import sweep as swept
 
@@ -342,7 +346,7 @@ def sweep(
     _free(out)
     with _spark("simulating", master, remote) as spark:
         write_folder(swept(spark, runs).write.parquet, out)
-        rows = spark.read.parquet(str(out)).filter("rule <> ''").orderBy("seed").collect()
+        rows = spark.read.parquet(spark_path(out)).filter("rule <> ''").orderBy("seed").collect()
     broken = [{"seed": row.seed, "rule": row.rule, "text": row.text} for row in rows]
     lines = [f"{len(runs):,} networks simulated, {len(broken)} broke a rule; {out}"]
     lines += [f"seed {one['seed']} violates {one['rule']}: {one['text']}" for one in broken]

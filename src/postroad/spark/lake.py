@@ -108,7 +108,7 @@ class Lake:
         schema = f"{SCHEMAS[table]}, segment string"
         if not chosen:
             return self.spark.createDataFrame([], schema)
-        paths = [str(folder / f"{_SEGMENT}{name}") for name in chosen]
+        paths = [spark_path(folder / f"{_SEGMENT}{name}") for name in chosen]
         reader = self.spark.read.schema(schema).option("basePath", str(folder))
         return reader.parquet(*paths)
 
@@ -176,6 +176,11 @@ def table_folder(path: Path, table: str) -> Path:
     if table not in SCHEMAS:
         raise UsageError(f"a lake has no table {table}: it has {', '.join(SCHEMAS)}")
     return path / table
+
+
+def spark_path(path: Path) -> str:
+    """For a reader of Spark, to which some characters are a pattern of names."""
+    return re.sub(r"[\\*?\[\]{}]", r"\\\g<0>", str(path))
 
 
 def _last_batches(names: Iterable[str]) -> list[str]:

@@ -422,8 +422,12 @@ class _History:
         with self._feed.batch(batch, number) as segment:
             for table, topic in _TABLES.items():
                 some = batch.filter(f"topic = '{topic}'").select("topic", "attributes", "payload")
-                found = some.mapInArrow(_decoder(table), SCHEMAS[table])
-                self._feed.append(table, found, segment)
+                # Kept, so that Python is not cut short by the look whether there is any.
+                found = some.mapInArrow(_decoder(table), SCHEMAS[table]).persist()
+                try:
+                    self._feed.append(table, found, segment)
+                finally:
+                    found.unpersist()
             self._filters(batch, number, segment)
 
     def _filters(self, batch: DataFrame, number: int, segment: str) -> None:

@@ -44,7 +44,7 @@ class Observed:
     filters: int
     histories: int
     rate: float  # keys a second at the peak of the busiest history
-    fill: float  # mean share of the capacity used by filters that are done
+    fill: float | None  # mean share of the capacity used by filters that are done, if any is
     skew_us: int
     jitter_us: int
     wild: int  # filters with times outside any sensible range
@@ -72,7 +72,7 @@ def observe(lake: Lake) -> list[Observed]:
             filters=row.filters,
             histories=row.histories,
             rate=float(row.rate or 0.0),
-            fill=float(row.fill or 0.0),
+            fill=None if row.fill is None else float(row.fill),
             skew_us=int(row.skew_us or 0),
             jitter_us=int(row.jitter_us or 0),
             wild=int(row.wild),
@@ -143,6 +143,11 @@ def as_toml(proposal: Proposal) -> str:
         lines += ["[tracking]", "# So everything is logged.", 'strategy = "exact"']
         return "\n".join(lines) + "\n"
     shape = found.shape
+    full = (
+        "of the filters none was done yet"
+        if seen.fill is None
+        else f"filters were {seen.fill:.0%} full when they were done"
+    )
     crashes = f"; it died {seen.crashes} times, each cost what was recorded since" if seen.crashes else ""
     settings: list[tuple[str, object, str]] = [
         ("strategy", "bloom", f"accuracy {wish.accuracy:g} was asked for"),
@@ -156,7 +161,7 @@ def as_toml(proposal: Proposal) -> str:
             "capacity",
             shape.n,
             f"n: the busiest history had {seen.rate:,.1f} keys a second, {HEADROOM:g} times that fill it in"
-            f" {found.lifetime_us / SECOND_US:.3g} s; filters were {seen.fill:.0%} full when they were done",
+            f" {found.lifetime_us / SECOND_US:.3g} s; {full}",
         ),
         ("hashes", shape.k, "k: the fewest false positives for these bits"),
         ("persist", _duration(found.persist_us), f"Tp: a little longer than a filter lasts{crashes}"),

@@ -15,7 +15,7 @@ second, smaller pass has groups of all origins for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,11 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postroad.errors import UsageError
-from postroad.ids import MessageId
-from postroad.spark.lake import Lake
+from postroad.errors import UsageError, shorten
+from postroad.spark.lake import Lake, spark_path
 from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS
-from postroad.spark.trace_ids import PACKED, packer, salter
+from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
 from postroad.tracking.attachment import Change
@@ -56,6 +55,8 @@ _TOTALS: Final = (
     f"count_if(kind = '{LOG}') AS logs",
 )
 _GROUP: Final = ("home", "bucket", "salt")
+_EXAMPLE: Final = "0000002a-00000007-0193c1d2e3f4-0001"
+_SHOWN: Final = 60  # characters of what is no id
 ANYWHERE: Final = -1  # the home of groups that have all origins
 
 
@@ -65,11 +66,13 @@ def read_ids(spark: SparkSession, path: str | Path) -> DataFrame:
     if not place.exists():
         raise UsageError(f"there is no file {place} to read ids from")
     if place.is_dir() or place.suffix == ".parquet":
-        table = spark.read.parquet(str(place))
+        table = spark.read.parquet(spark_path(place))
         if "id" not in table.columns:
             raise UsageError(f"{place} has no column `id`; it has {', '.join(table.columns)}")
-        return table.selectExpr("lower(trim(CAST(id AS STRING))) AS id")
-    return spark.read.text(str(place)).selectExpr("lower(trim(value)) AS id").filter("id <> ''")
+        found = table.selectExpr("lower(trim(CAST(id AS STRING))) AS id")
+    else:
+        found = spark.read.text(spark_path(place)).selectExpr("lower(trim(value)) AS id")
+    return found.filter("id <> ''")  # nor NULL
 
 
 def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -> DataFrame:
@@ -188,10 +191,10 @@ class _Work(NamedTuple):
         """How many ids each home and bucket has; UsageError if one is no id, or its time cannot be."""
         from pyspark.sql.functions import expr
 
-        counted = packed.groupBy("home", "bucket").agg(expr("sum(ids) AS ids"), expr("min(wrong) AS wrong"))
+        wrong = f"slice(array_sort(collect_set(wrong)), 1, {NAMED}) AS wrong"
+        counted = packed.groupBy("home", "bucket").agg(expr("sum(ids) AS ids"), expr(wrong))
         found = counted.toArrow()
-        for wrong in sorted(found["wrong"].drop_null().to_pylist())[:1]:
-            MessageId.parse(wrong)  # says what one looks like
+        _check_sound(found.filter(pc.is_null(found["home"])).to_pylist())
         low, high = _span(found)
         if high - low >= MAX_BUCKETS:
             days = (high - low) * self.bucket_ms // 86_400_000
@@ -265,6 +268,14 @@ class _Work(NamedTuple):
         parts = self.records.filter(f"kind = '{LOG}'").selectExpr(broker, "record")
         schema = "origin bigint, broker bigint, record binary, bucket bigint"
         return filters.unionByName(parts.mapInArrow(log_splitter(self.bucket_ms, *_span(groups)), schema))
+
+
+def _check_sound(wrong: Sequence[Mapping[str, Any]]) -> None:
+    """UsageError about texts that are no ids, of which there is a row at most."""
+    for row in wrong:
+        lines = f"{row['ids']:,} line{'s' if row['ids'] > 1 else ''}"
+        named = ", ".join(repr(shorten(one, _SHOWN)) for one in row["wrong"])
+        raise UsageError(f"{lines} with no message id such as {_EXAMPLE}: {named}")
 
 
 def _span(groups: pa.Table) -> tuple[int, int]:

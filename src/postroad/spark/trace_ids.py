@@ -26,20 +26,21 @@ _PACKED: Final = pa.schema(
         *(("keys", pa.binary()), ("wrong", pa.string())),
     ]
 )
+NAMED: Final = 3  # of those that are no ids
 _AT_ONCE: Final = 1 << 20  # ids that a task gathers before it packs them
 _WIDTH: Final = 35  # characters of an id
 
 
 def packer(bucket_ms: int) -> Callable[[Batches], Batches]:
-    """From batches with a column `id` of text to `PACKED`; what is no id is named in `wrong`."""
+    """From batches with a column `id` of text to `PACKED`; the least that are no ids are named in `wrong`,
+    in rows whose `ids` add up to how many there are."""
 
     def pack(batches: Batches) -> Batches:
         held: list[Keys] = []
         for batch in batches:
             keys, wrong = parsed(batch["id"])
-            if wrong is not None:
-                yield _row_of_wrong(wrong)
-                return
+            if wrong:
+                yield _rows_of_wrong(wrong)
             held.append(keys)
             if sum(map(len, held)) >= _AT_ONCE:
                 yield _packed(np.concatenate(held), bucket_ms)
@@ -50,8 +51,8 @@ def packer(bucket_ms: int) -> Callable[[Batches], Batches]:
     return pack
 
 
-def parsed(column: pa.Array) -> tuple[Keys, str | None]:
-    """The 16 bytes of each id; or the least text among them that is no id."""
+def parsed(column: pa.Array) -> tuple[Keys, list[str]]:
+    """The 16 bytes of each id; or the texts among them that are no ids, sorted."""
     rows = len(column)
     _, offsets, data = column.buffers()
     at = np.frombuffer(offsets, np.int32, rows + 1, column.offset * 4) if rows else np.zeros(1, np.int32)
@@ -60,9 +61,9 @@ def parsed(column: pa.Array) -> tuple[Keys, str | None]:
         keys = _bytes_of(text.tobytes())
         # Written as text again they are what they were, or something was no id: a dash or a digit elsewhere.
         if len(keys) == rows and np.array_equal(id_characters(keys).ravel(), text):
-            return keys, None
+            return keys, []
     texts = ("" if one is None else one for one in column.to_pylist())
-    return np.zeros((0, ID_BYTES), np.uint8), min(one for one in texts if not _sound(one))
+    return np.zeros((0, ID_BYTES), np.uint8), sorted(one for one in texts if not _sound(one))
 
 
 def _bytes_of(text: bytes) -> Keys:
@@ -79,8 +80,11 @@ def _sound(text: str) -> bool:
     return len(data) == _WIDTH and len(keys) == 1 and id_characters(keys).tobytes() == data
 
 
-def _row_of_wrong(text: str) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"wrong": text}], _PACKED)
+def _rows_of_wrong(texts: list[str]) -> pa.RecordBatch:
+    named = list(dict.fromkeys(texts))[:NAMED]
+    counts = [len(texts), *[0] * (len(named) - 1)]
+    rows = [{"ids": count, "wrong": text} for count, text in zip(counts, named, strict=True)]
+    return pa.RecordBatch.from_pylist(rows, _PACKED)
 
 
 def homes_and_times(keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
