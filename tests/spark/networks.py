@@ -187,6 +187,10 @@ class World(Network):
         return [(decode_meta(record), record) for record in self.records[broker].values()]
 
     def attachment_rows(self) -> pa.Table:
-        return pa.concat_tables(
-            [rows.attachments(broker, f"b{broker}", 1, self.changes[broker]) for broker in self.brokers]
-        )
+        """As of brokers that told their whole map when they first began, and all since."""
+        told = []
+        for broker in self.brokers:
+            name, changes = f"b{broker}", self.changes[broker]
+            told.append(rows.attachments(broker, name, 1, changes[:1], whole=True))
+            told.append(rows.attachments(broker, name, 2, changes[1:]))
+        return pa.concat_tables(told)
