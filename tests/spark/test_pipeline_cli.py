@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -78,8 +79,8 @@ def test_trace_plan_and_compact(
     assert (code, err.count("\n")) == (2, 1)
     assert "exists already" in err
 
-    code, text, _ = run(capsys, "plan", "--lake", lake, "--out", tmp_path / "plans")
-    assert code == 0
+    code, text, err = run(capsys, "plan", "--lake", lake, "--out", tmp_path / "plans")
+    assert (code, err) == (0, "planning ...\n")
     files = sorted(path.name for path in (tmp_path / "plans").iterdir())
     assert files == [f"{broker:08x}.toml" for broker in (1, 2, 3)]
     assert "keys a second" in text
@@ -211,6 +212,21 @@ def test_without_spark_one_line_says_what_to_install(
     assert run(capsys, "land", "--help")[0] == 0
     assert cli.main(["bench", "pipeline"]) == 1
     assert "pip install 'postroad[spark]'" in capsys.readouterr().err
+    program = """
+import sys
+sys.modules["pyspark"] = None
+import postroad.spark
+from postroad.errors import UnavailableError
+def source(_): import postroad.spark.source
+for one in (postroad.spark.where, postroad.spark.register, source):
+    try:
+        one("n = 1")
+    except UnavailableError as error:
+        assert "pip install 'postroad[spark]'" in str(error)
+    else:
+        raise AssertionError(one)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_bar_has_tasks_rows_and_rates(spark: SparkSession) -> None:

@@ -22,14 +22,27 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 from tests.process.conftest import Brokers
 from tests.process.test_durable_release import configured
 
 import postroad
 import postroad.spark
 from postroad.errors import UsageError
+from postroad.spark.columns import VALUE
 from postroad.spark.options import Access, read_options, write_options
 from postroad.spark.pushdown import Pushed, pushed
+from postroad.spark.source import PostroadSource
 
 KEEP = '[durable]\nkeep = "1 h"\n'
 
@@ -140,6 +153,26 @@ def test_options_that_cannot_be_are_refused() -> None:
     assert "secret" not in repr(access)
     assert read_options({}, stream=False).topic == "#", "not what brokers publish about themselves"
     assert read_options({"topic": ""}, stream=True).topic == ""
+
+
+def test_columns_that_cannot_be_are_refused() -> None:
+    """P1: one of the event's own has its type and its name, whatever Spark makes of capitals."""
+
+    def refused(text: str, **columns: DataType) -> None:
+        with pytest.raises(UsageError, match=text):
+            PostroadSource({}).reader(StructType([StructField(*one) for one in columns.items()]))
+
+    refused("column tick is bigint, not string", id=StringType(), tick=StringType())
+    refused("column Tick: an event's own is written tick", Tick=LongType())
+    refused("column n: an attribute is string, bigint", n=BinaryType())
+    value = StructType(
+        [
+            StructField(name, kind())
+            for name, kind in zip(VALUE.names, (StringType, LongType, DoubleType, BooleanType), strict=True)
+        ]
+    )
+    chosen = [("attributes", MapType(StringType(), value)), ("payload", BinaryType()), ("N", LongType())]
+    PostroadSource({}).reader(StructType([StructField(*one) for one in chosen]))
 
 
 def test_filters_become_a_selector() -> None:

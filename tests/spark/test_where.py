@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import postroad.spark
-from postroad.errors import SelectorError
+from postroad.errors import SelectorError, UsageError
 from postroad.events.topics import pattern_matches
 from postroad.selectors import Selector
 from postroad.spark.rows import SCHEMAS, typed
@@ -229,3 +229,5 @@ def test_the_public_function(table: DataFrame) -> None:
     assert sorted(row.tick for row in table.filter(parsed).collect()) == expected
     with pytest.raises(SelectorError):
         postroad.spark.where("a >=")
+    with pytest.raises(UsageError, match="text or a Selector, not None"):
+        postroad.spark.where(cast(Any, None))

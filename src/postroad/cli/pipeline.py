@@ -73,7 +73,10 @@ def _spark(doing: str, master: str, remote: str) -> Iterator[SparkSession]:
     from postroad.spark.session import make_session
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is put away
-    with Console(stderr=True).status("starting Spark"):
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print("starting Spark ...")
+    with console.status("starting Spark"):
         spark = make_session(master=master, remote=remote, name=f"postroad {doing}")
     try:
         with watched(spark, doing):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from postroad.spark.session import check_installed
 from postroad.spark.where import where
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ def register(spark: SparkSession) -> None:
 
     Spark finds the format by itself where Postroad is installed, but without pushing filters down.
     """
+    check_installed()
     from postroad.spark.source import PushingSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -23,6 +23,8 @@ _REASON: Final = re.compile(r"(?:Caused by: )?[\w.$]+(?:Exception|Error): (.*)")
 def watched(spark: SparkSession, doing: str) -> Iterator[None]:
     """A bar on stderr with tasks, rows and rows a second of what runs now; failures become one line.
 
+    Where stderr is no terminal, a line says that it begins.
+
     A Spark Connect server tells bytes that were read instead of rows.
     """
     from rich.console import Console
@@ -34,6 +36,8 @@ def watched(spark: SparkSession, doing: str) -> Iterator[None]:
     )
     ended = threading.Event()
     console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"{doing} ...")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(doing, total=None, rows="")
 

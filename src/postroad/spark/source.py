@@ -20,15 +20,22 @@ from datetime import UTC, datetime
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    from postroad.spark.session import check_installed
+
+    check_installed()
+    raise
 
 from postroad.client.blocking import Client, Subscription
 from postroad.durable.token import CheckpointToken
@@ -54,6 +61,7 @@ WINDOW: Final = 256 * KIB  # of what the driver looks at; executors have the cli
 KNOCK_S: Final = 5.0  # for a broker that is one of several
 BATCH_ROWS: Final = 10_000  # of a record batch, about
 BATCH_BYTES: Final = 4 * MIB
+_OWN: Final = {one.name: from_arrow_type(one.type).simpleString() for one in EVENTS}
 _KINDS: Final = {"string": "text", "bigint": "integer", "double": "float", "boolean": "boolean"}
 
 Offset = dict[str, int]
@@ -96,7 +104,16 @@ def _columns(schema: StructType) -> dict[str, str]:
     found: dict[str, str] = {}
     for field in schema.fields:
         kind = field.dataType.simpleString()
-        if field.name in EVENTS.names:
+        small = field.name.lower()
+        own = _OWN.get(small)
+        if own is not None and field.name != small:
+            raise UsageError(
+                f"column {field.name}: an event's own is written {small}; an attribute of that name is in the"
+                " column attributes"
+            )
+        if own is not None and kind != own:
+            raise UsageError(f"column {field.name} is {own}, not {kind}")
+        if own is not None:
             found[field.name] = ""
         elif kind in _KINDS:
             found[field.name] = _KINDS[kind]

@@ -17,10 +17,11 @@ from itertools import count
 from math import floor, inf, isfinite, nextafter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from postroad.errors import BugError
+from postroad.errors import BugError, UsageError
 from postroad.selectors import Selector, tree
 from postroad.selectors.predicate import like_parts
 from postroad.selectors.tree import Condition, ValueNode
+from postroad.spark.session import check_installed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -40,8 +41,11 @@ def where(
     `selector` is a condition, or a parsed selector with its topic pattern. `columns` are the names of the
     topic's and the attributes' columns.
     """
+    check_installed()
     from pyspark.sql.functions import expr
 
+    if not isinstance(selector, Selector | str):
+        raise UsageError(f"a condition is text or a Selector, not {selector!r}")
     chosen = Selector.parse(topic, selector) if isinstance(selector, str) else selector
     return expr(selector_sql(chosen, columns=columns))
 
