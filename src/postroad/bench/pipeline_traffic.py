@@ -238,7 +238,9 @@ class _Network:
             for broker in self.brokers
         ]
         attachments = [
-            rows.attachments(broker, name(broker), 1, self._changes[broker]) for broker in self.brokers
+            rows.attachments(broker, name(broker), number, changes, whole=number == 1)
+            for broker in self.brokers
+            for number, changes in enumerate((self._changes[broker][:1], self._changes[broker][1:]), 1)
         ]
         pq.write_to_dataset(
             pa.concat_tables(filters),
