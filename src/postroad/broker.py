@@ -315,7 +315,8 @@ class Broker:
             self._upkeep(now_us)
         elif self._learned:
             self._out += self._routing.settle(now_us)
-            self._upkeep_us = min(self._upkeep_us, self._routing.next_deadline())
+            due_us = None if self._host is None else self._host.next_deadline()
+            self._upkeep_us = min(self._upkeep_us, self._routing.next_deadline(), due_us or self._upkeep_us)
         self._learned = False
         kept = self._tracer.tick(now_us)
         if awake or kept:
