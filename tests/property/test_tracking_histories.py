@@ -50,19 +50,17 @@ class Disk:
         return make_tracking(config, me=ME, stored=metas, changes=changes, now_us=now_us)
 
 
-def look_up(
-    tracking: Tracking, disk: Disk, identity: bytes, now_us: int, origin: int = ANY_ORIGIN
-) -> Finding:
+def look_up(tracking: Tracking, disk: Disk, identity: bytes, origin: int = ANY_ORIGIN) -> Finding:
     question = TraceQuestion(items=(TraceItem(id=identity, origin=origin),))
     records: dict[int, bytes] = {}
     for _ in range(10):
-        wanted = tracking.wanted(question, records, now_us)
+        wanted = tracking.wanted(question, records)
         if not wanted:
             break
         records |= {sequence: disk.records.get(sequence, b"") for sequence in wanted}
     else:
         pytest.fail("a question that never has enough")
-    return tracking.answer(question, records, now_us).findings[0]
+    return tracking.answer(question, records).findings[0]
 
 
 actions = st.one_of(
@@ -181,7 +179,7 @@ class Driven:
                 self.facts = [fact for fact in self.facts if fact[0] <= self.now_us - PERSIST_US]
                 self.restart()
                 for fact in risky:
-                    finding = look_up(self.tracking, self.disk, fact[1], self.now_us)
+                    finding = look_up(self.tracking, self.disk, fact[1])
                     known = finding.published is not None or bool(finding.routed)
                     timely = abs(MessageId.from_bytes(fact[1]).time_ms * MILLISECOND_US - fact[0]) < 250_000
                     assert known or finding.lost or not timely
@@ -220,7 +218,7 @@ class Driven:
 
     def verify(self) -> None:
         for at_us, identity, origin, source, receivers, onward in self.facts:
-            finding = look_up(self.tracking, self.disk, identity, self.now_us)
+            finding = look_up(self.tracking, self.disk, identity)
             timely = abs(MessageId.from_bytes(identity).time_ms * MILLISECOND_US - at_us) < 250_000
             # Of a disk that fails and a crash before it is back, only messages of their time are known of.
             if self.refused and (finding.lost or not timely):
@@ -258,14 +256,14 @@ def test_a_crash_costs_at_most_one_interval_and_is_said() -> None:
     late = driven.facts[-1][1]
     driven.step(("pause", 500))
     driven.step(("crash",))
-    found = look_up(driven.tracking, driven.disk, early, driven.now_us)
+    found = look_up(driven.tracking, driven.disk, early)
     assert found.published is not None
-    missed = look_up(driven.tracking, driven.disk, late, driven.now_us)
+    missed = look_up(driven.tracking, driven.disk, late)
     assert missed.published is None
     assert "died" in missed.lost
     driven.step(("pause", 10_000))
     driven.step(("publish", 1, 0))
-    assert look_up(driven.tracking, driven.disk, driven.facts[-1][1], driven.now_us).lost == ""
+    assert look_up(driven.tracking, driven.disk, driven.facts[-1][1]).lost == ""
 
 
 def test_retention_says_where_history_begins() -> None:
@@ -277,15 +275,15 @@ def test_retention_says_where_history_begins() -> None:
     driven.step(("publish", 20, 0))
     first = driven.facts[0][1]
     driven.step(("pause", 5000))
-    assert look_up(driven.tracking, driven.disk, first, driven.now_us).published is not None
+    assert look_up(driven.tracking, driven.disk, first).published is not None
     driven.step(("pause", 2 * 3600 * 1000))
     driven.step(("publish", 20, 0))
     driven.step(("pause", 30_000))
-    gone = look_up(driven.tracking, driven.disk, first, driven.now_us)
+    gone = look_up(driven.tracking, driven.disk, first)
     assert gone.published is None
     assert gone.begins_ms > MessageId.from_bytes(first).time_ms
     driven.step(("restart",))
-    again = look_up(driven.tracking, driven.disk, first, driven.now_us)
+    again = look_up(driven.tracking, driven.disk, first)
     assert again.begins_ms == gone.begins_ms
     small = Driven(
         TrackingConfig(
@@ -305,7 +303,7 @@ def test_what_cannot_be_read_is_said() -> None:
     driven.step(("publish", 5, 0))
     driven.step(("pause", 3000))
     driven.disk.records = {sequence: b"x" + record[1:] for sequence, record in driven.disk.records.items()}
-    finding = look_up(driven.tracking, driven.disk, driven.facts[0][1], driven.now_us)
+    finding = look_up(driven.tracking, driven.disk, driven.facts[0][1])
     assert finding.published is None
     assert "could not be read" in finding.lost
 
@@ -321,5 +319,5 @@ def test_a_durable_subscriber_that_catches_up_is_found() -> None:
         driven.step(("detach", "ann"))
         driven.step(("restart",))
         driven.verify()
-        finding = look_up(driven.tracking, driven.disk, driven.facts[0][1], driven.now_us)
+        finding = look_up(driven.tracking, driven.disk, driven.facts[0][1])
         assert [receiver.subscriber for receiver in finding.delivered] == ["ann"]

@@ -111,7 +111,7 @@ class Network:
             self.questions += 1
             if ask.broker in self.down:
                 continue
-            answer = self.tracking[ask.broker].answer(ask.question, {}, self.now_us)
+            answer = self.tracking[ask.broker].answer(ask.question, {})
             asks.extend(trace.answered(ask.broker, answer, self.now_us))
         return trace.results({broker: f"b{broker}" for broker in self.brokers})
 
@@ -350,7 +350,7 @@ def test_limits() -> None:
     network = Network(1, config_of("exact"), 1, 0)
     (ask,) = trace.start(START_US)
     assert ask.broker == 1
-    empty = network.tracking[1].answer(ask.question, {}, START_US)
+    empty = network.tracking[1].answer(ask.question, {})
     with pytest.raises(PeerError):
         trace.answered(1, TraceAnswer(findings=()), START_US)
     asks = trace.answered(1, empty, START_US)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from postroad.ids import MessageId
-from postroad.tracking.bloom_strategy import BloomTracking
+from postroad.tracking.attachment import decode_changes
+from postroad.tracking.bloom_strategy import MAX_HOLD_US, BloomTracking
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
 from postroad.tracking.messages import MAX_RECEIVERS, Finding, TraceItem, TraceQuestion
+from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
@@ -27,10 +31,10 @@ def identity(number: int, now_us: int = NOW_US) -> bytes:
     return bytes(MessageId(1, 7, now_us // 1000, number))
 
 
-def found(tracking: Tracking, message: bytes, now_us: int = NOW_US) -> Finding:
+def found(tracking: Tracking, message: bytes) -> Finding:
     question = TraceQuestion(items=(TraceItem(id=message, origin=7),))
-    assert tracking.wanted(question, {}, now_us) == ()
-    return tracking.answer(question, {}, now_us).findings[0]
+    assert tracking.wanted(question, {}) == ()
+    return tracking.answer(question, {}).findings[0]
 
 
 def test_a_set_has_a_key_from_its_second_delivery() -> None:
@@ -71,18 +75,60 @@ def test_receivers_of_a_set_are_all_named_and_cost_one_key() -> None:
     tracking.check()
 
 
-def test_what_is_noted_is_added_in_time_and_bounded() -> None:
+def test_what_is_noted_waits_to_be_added_but_not_for_long() -> None:
     tracking = made()
     tracking.tick(NOW_US)
     tracking.published(identity(1), NOW_US)
-    assert tracking.next_deadline() == NOW_US + GATHER_US
-    assert tracking.tick(NOW_US) == []
+    assert tracking.next_deadline() == NOW_US + MAX_HOLD_US
+    later_us = NOW_US + 2 * GATHER_US
+    tracking.published(identity(2, later_us), later_us)
+    assert tracking.next_deadline() == NOW_US + MAX_HOLD_US
+    assert tracking.tick(later_us) == []
     assert tracking.metrics()["tracking_keys_total"] == 0
-    tracking.tick(NOW_US + GATHER_US)
-    assert tracking.metrics()["tracking_keys_total"] == 1
+    tracking.tick(NOW_US + MAX_HOLD_US)
+    assert tracking.metrics()["tracking_keys_total"] == 2
+
+
+@pytest.mark.parametrize("apart_us", [-2 * SECOND_US, SECOND_US])
+def test_messages_of_another_time_are_known_soon(apart_us: int) -> None:
+    """Should the process die, what it lost is told by these times, not by when it died."""
+    tracking = made()
+    tracking.tick(NOW_US)
+    tracking.delivered(7, NAMES[:1], identity(1) + identity(2, NOW_US + apart_us), NOW_US)
+    tracking.delivered(7, NAMES[:1], identity(2, NOW_US + apart_us), NOW_US)
+    assert tracking.next_deadline() == NOW_US + GATHER_US
+    (effect,) = tracking.tick(NOW_US + GATHER_US)
+    assert isinstance(effect, StoreAttachments)
+    assert any(change.what == "handled" for change in decode_changes(effect.record)[0])
+
+
+def test_an_interval_shorter_than_the_wait_is_kept() -> None:
+    tracking = made(persist_us=SECOND_US // 5)
+    tracking.tick(NOW_US)
+    tracking.published(identity(1), NOW_US)
+    tracking.tick(NOW_US + SECOND_US // 10)
+    assert tracking.next_deadline() == NOW_US + SECOND_US // 5
+    assert any(isinstance(effect, StoreFilter) for effect in tracking.tick(NOW_US + SECOND_US // 5))
+
+
+def test_what_is_noted_is_bounded() -> None:
+    tracking = made()
     for number in range(3):
         tracking.published(identity(number) * 40_000, NOW_US)
-    assert tracking.metrics()["tracking_keys_total"] > 40_000
+    assert tracking.metrics()["tracking_keys_total"] == 80_000
+    tracking.published(identity(4, NOW_US + GATHER_US), NOW_US + GATHER_US)
+    assert tracking.metrics()["tracking_keys_total"] == 120_000
+
+
+def test_pages_are_added_as_if_at_their_end() -> None:
+    """A message of ten minutes ago is no part of a range, however long its page waits; one of now is."""
+    tracking = made()
+    tracking.published(identity(1), NOW_US)
+    tracking.published(identity(2, NOW_US - 600 * SECOND_US), NOW_US)
+    stored = [one for one in tracking.close(NOW_US + 900 * SECOND_US) if isinstance(one, StoreFilter)]
+    meta = decode_meta(stored[0].record)
+    assert (meta.lo_ms, meta.hi_ms) == (NOW_US // 1000, NOW_US // 1000)
+    assert meta.singles == ((NOW_US // 1000 - 600_000, NOW_US // 1000 - 600_000),)
 
 
 def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
@@ -101,7 +147,7 @@ def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
     tracking.check()
     for origin in (11, 12, 13):
         question = TraceQuestion(items=(TraceItem(id=identity(origin), origin=origin),))
-        assert tracking.answer(question, {}, later_us).findings[0].routed[0].origin == origin
+        assert tracking.answer(question, {}).findings[0].routed[0].origin == origin
 
 
 def test_histories_that_fill_quickly_wait_once_to_be_stored() -> None:
@@ -115,7 +161,7 @@ def test_histories_that_fill_quickly_wait_once_to_be_stored() -> None:
         at_us = NOW_US + number * SECOND_US
         ids = [bytes(MessageId(1, 1, at_us // 1000, counter)) for counter in range(15)]
         tracking.published(b"".join(ids), at_us)
-        tracking.tick(at_us + SECOND_US // 2)
+        tracking.tick(at_us + MAX_HOLD_US)
         tracking.check()
         assert len(tracking._due) <= 1
     kept = [one for one in tracking.tick(NOW_US + 5000 * SECOND_US) if isinstance(one, StoreFilter)]

@@ -242,7 +242,7 @@ def test_a_filter_is_never_certain() -> None:
     tracking.published(bytes(IDENTITY), now_us)
     tracking.delivered(1, ("ann",), bytes(IDENTITY), now_us)
     question = TraceQuestion(items=(TraceItem(id=bytes(IDENTITY), origin=1),))
-    (finding,) = tracking.answer(question, {}, now_us).findings
+    (finding,) = tracking.answer(question, {}).findings
     result = judged({1: finding})
     assert result.origin_doubt is not None
     assert 0 < result.origin_doubt < 1e-17

@@ -54,14 +54,16 @@ def descendants(roots: Iterable[int]) -> list[int]:
 
 def cpu_seconds(pids: Iterable[int], *, ended: bool = False) -> float:
     """User and system time of all threads of these processes; if asked, also of their `ended` children."""
-    ticks = 0
+    used = 0.0
     for pid in pids:
         try:
-            fields = _stat(pid)
+            # Linux's number for the CPU clock of a process; what /proc/PID/stat says has ticks of 10 ms.
+            used += time.clock_gettime(~pid << 3 | 2)
+            if ended:
+                used += sum(map(int, _stat(pid)[13:15])) / _TICKS_PER_S
         except OSError:
             continue
-        ticks += sum(map(int, fields[11 : 15 if ended else 13]))
-    return ticks / _TICKS_PER_S
+    return used
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

@@ -135,7 +135,7 @@ class DurablePubend:
         if size > MAX_STAGED_BYTES:
             raise StorageError(f"{self._staged_bytes} bytes wait for the disk")
         for batch in batches:
-            prefix, last = batch.id(batch.count - 1)[:8], batch.id(batch.count - 1)[8:]
+            prefix, last = batch.last_id[:8], batch.last_id[8:]
             kept = self._without_repeats(batch, prefix, prefixes)
             if kept is not None:
                 fresh.append(kept)

@@ -205,7 +205,7 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
     def ids(self, rows: npt.NDArray[np.uint32] | None = None) -> bytes:
         """The ids of these rows, or of all, one after the other, 16 bytes each: what Bloom filters take."""
         if rows is None or len(rows) == self.count:
-            return frame_ids(self.data, self.count)
+            return kernel.packed_ids(self.data, self.count)
         if len(rows) == 1:
             return self.id(int(rows[0]))
         return self.headers["id"][rows].tobytes()
@@ -223,6 +223,11 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def id(self, row: int) -> bytes:
         at = self._header_of(row)
+        return self.data[at : at + ID_BYTES]
+
+    @property
+    def last_id(self) -> bytes:
+        at = FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * (self.count - 1)
         return self.data[at : at + ID_BYTES]
 
     def tick(self, row: int) -> int:

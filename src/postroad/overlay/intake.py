@@ -85,8 +85,10 @@ class Intake:
                 # What is durable is remembered by its pubend, across restarts.
                 durable = batch.durable
                 fresh = batch if durable else self._publishers.fresh(whose, batch)
-                if fresh is not None and self._clocks is not None:
-                    self._check_clock(self._clocks, peer, fresh, now_us)
+                if fresh is not None and self._clocks is not None:  # spec T5
+                    correction_us = self._clocks.correction_us(peer.publisher, fresh.last_id, now_us)
+                    if correction_us is not None:
+                        self._send(connection, Skew(correction_us=correction_us))
                 if durable:
                     self._durable.publish(connection, batch)
                     continue
@@ -121,12 +123,6 @@ class Intake:
         self._durable.closed(peer.connection)
         if self._clocks is not None:
             self._clocks.forget(peer.publisher)
-
-    def _check_clock(self, clocks: SkewCheck, peer: Peer, batch: EventBatch, now_us: int) -> None:
-        """Spec T5."""
-        correction_us = clocks.correction_us(peer.publisher, batch.id(batch.count - 1), now_us)
-        if correction_us is not None:
-            self._send(peer.connection, Skew(correction_us=correction_us))
 
     def _check_publish(self, peer: Peer, batch: EventBatch) -> bytes:
         """Whose ids its events have."""

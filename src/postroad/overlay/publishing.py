@@ -154,7 +154,7 @@ class Publishers:
     def fresh(self, whose: bytes, batch: EventBatch) -> EventBatch | None:
         """The events of a checked frame that were not accepted before, None if all were."""
         rest = batch.id(0)[8:]
-        last = rest if batch.count == 1 else batch.id(batch.count - 1)[8:]
+        last = rest if batch.count == 1 else batch.last_id[8:]
         held = self._last_ids.get(whose, b"")
         if last > held:
             self._last_ids[whose] = last

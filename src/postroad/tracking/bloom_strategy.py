@@ -7,9 +7,11 @@ gives its memory back too.
 Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
 subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
 
-What happens is only noted, which costs next to nothing, and added to the filters by `tick` once it is
-`GATHER_US` old: a broker that is not busy passes on single messages, and a filter takes a hundred ids in
-hardly more time than one. The delay counts as a delay of the message, in the window of times.
+What happens is only noted, which costs little, and added to the filters later: a broker that is not busy
+passes on single messages, and a filter takes a hundred ids in hardly more time than one. A page of notes is
+added as if at its end, and spans less than `GATHER_US`: that counts as a delay of the messages, in the window
+of times. How long pages wait does not. But where a message's time says little about when it was here, `tick`
+adds the page soon, since only then it is known what a crash would lose.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import Recorder
 from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.units import SECOND_US
 
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
 
 MAX_SINGLE_KEYS: Final = 1 << 16  # of one set of receivers at once; beyond that it is named
-MAX_PENDING_BYTES: Final = 1 << 20  # of deliveries noted and not added
+MAX_NOTED_BYTES: Final = 1 << 20  # of ids noted and not added
+MANY_NOTED_BYTES: Final = 1 << 17  # pages do not wait for more
+MAX_HOLD_US: Final = SECOND_US  # how long pages wait to be added, or a tenth of the persistence interval
 
 _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
 
@@ -61,6 +66,27 @@ class _Pending:
         self.tags: list[bytes] = []
         self.calls: list[tuple[str, Sequence[str], bytes]] = []  # kind of receiver, who, ids
         self.told: dict[bytes, set[int]] = {}  # ids -> neighbours told of them, to become ids and tags
+
+
+class _Page:
+    """What was noted within `GATHER_US`: ids published, deliveries, all else by history."""
+
+    __slots__ = ("after", "delivered", "early", "ends_us", "first_us", "last_us", "pending", "published")
+
+    def __init__(self, now_us: int, bounds_ms: tuple[int, int]) -> None:
+        self.first_us = self.last_us = now_us
+        self.ends_us = now_us + GATHER_US
+        # Message times as they are in ids: from `early` to before `after` they are as they should be.
+        self.early, self.after = (max(0, bound).to_bytes(6, "big") for bound in bounds_ms)
+        self.published: list[bytes] = []
+        self.delivered: dict[tuple[int, Members], list[bytes]] = {}  # (origin, subscribers) -> ids
+        self.pending: dict[_Name, _Pending] = {}
+
+    def pending_of(self, name: _Name) -> _Pending:
+        pending = self.pending.get(name)
+        if pending is None:
+            pending = self.pending[name] = _Pending()
+        return pending
 
 
 class BloomTracking(Recorder):
@@ -87,109 +113,107 @@ class BloomTracking(Recorder):
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
-        # Noted from `_noted_us` to `_last_us`, not added yet: ids published, deliveries, all else by history.
-        self._published: list[bytes] = []
-        self._delivered: dict[tuple[int, Members], list[bytes]] = {}  # (origin, subscribers) -> ids
+        self._pages: list[_Page] = []  # noted and not added yet
+        self._page: _Page | None = None  # the last of them
+        self._noted_bytes = 0  # 0 when nothing is noted
+        self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         # Deliveries to the same subscribers follow each other: the entry of the last one.
         self._same: list[bytes] = []
         self._same_subscribers: Sequence[str] | None = None
         self._same_origin = 0
-        self._pending: dict[_Name, _Pending] = {}
-        self._noted_us = self._last_us = 0
-        self._noted_bytes = 0  # 0 when nothing is noted
         self._keys = 0
 
     # ---- recording: notes only, each event by event on a broker that is not busy
 
     def published(self, ids: bytes, now_us: int) -> None:
-        self._published.append(ids)
-        self._note(ids, now_us)
+        self._page_for(ids, now_us).published.append(ids)
 
     def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
-        self._pending_of((ROUTING, origin, neighbour, "")).ids.append(ids)
-        self._note(ids, now_us)
+        self._page_for(ids, now_us).pending_of((ROUTING, origin, neighbour, "")).ids.append(ids)
 
     def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
         """Paper 3.3: H(b,d), or the set of neighbours inside the key."""
         if self._config.routing == "neighbours":
+            page = self._page_for(ids, now_us)
             for neighbour in neighbours:
-                self._pending_of((FORWARDING, origin, neighbour, "")).ids.append(ids)
+                page.pending_of((FORWARDING, origin, neighbour, "")).ids.append(ids)
         elif self._config.routing == "set":
             # Neighbours are told one after the other, mostly of the same messages: one key for all of them.
-            told = self._pending_of((FORWARDING, origin, 0, "")).told
+            told = self._page_for(ids, now_us).pending_of((FORWARDING, origin, 0, "")).told
             told.setdefault(ids, set()).update(neighbours)
-        else:
-            return
-        self._note(ids, now_us)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
+        page = self._page_for(ids, now_us)
         if subscribers != self._same_subscribers or origin != self._same_origin:
             self._same_subscribers, self._same_origin = subscribers, origin
-            self._same = self._delivered.setdefault((origin, tuple(subscribers)), [])
+            self._same = page.delivered.setdefault((origin, tuple(subscribers)), [])
         self._same.append(ids)
-        self._note(ids, now_us)
 
-    def _note(self, ids: bytes, now_us: int) -> None:
-        """Something was noted; what is noted is added in time, and before it is too much."""
-        if not self._noted_bytes:
-            self._noted_us = now_us
-            self._wake_us = min(self._wake_us, now_us + GATHER_US)
-        self._last_us = now_us
+    def _page_for(self, ids: bytes, now_us: int) -> _Page:
+        """Where to note these."""
+        page = self._page
+        if page is None or now_us >= page.ends_us or self._noted_bytes >= MAX_NOTED_BYTES:
+            page = self._turn_page(now_us)
+        page.last_us = now_us
         self._noted_bytes += len(ids)
-        if self._noted_bytes >= MAX_PENDING_BYTES:
-            self._add_pending(now_us)
+        if ids[8:14] < page.early or ids[-8:-2] >= page.after:
+            self._wake_us = min(self._wake_us, page.ends_us)
+        return page
 
-    def _pending_of(self, name: _Name) -> _Pending:
-        pending = self._pending.get(name)
-        if pending is None:
-            pending = self._pending[name] = _Pending()
-        return pending
+    def _turn_page(self, now_us: int) -> _Page:
+        if self._noted_bytes >= MANY_NOTED_BYTES:
+            self._add_pages()
+        page = self._page = _Page(now_us, self._bounds_ms(now_us, now_us + GATHER_US))
+        self._pages.append(page)
+        self._same_subscribers = None
+        self._wake_us = min(self._wake_us, self._pages[0].first_us + self._hold_us)
+        return page
 
     # ---- from notes to keys
 
-    def _add_pending(self, now_us: int) -> None:
-        if not self._noted_bytes:
+    def _add_pages(self) -> None:
+        if not self._pages:
             return
+        pages, self._pages, self._page = self._pages, [], None
         self._noted_bytes = self._wake_us = 0
-        if self._published:
-            self._pending_of((PUBLISH, 0, 0, "")).ids = self._published
-            self._published = []
-        if self._delivered:
-            self._sort_deliveries(now_us)
-        noted, self._pending = self._pending, {}
-        for name, pending in noted.items():
+        for page in pages:
+            self._add_page(page)
+
+    def _add_page(self, page: _Page) -> None:
+        if page.published:
+            page.pending_of((PUBLISH, 0, 0, "")).ids = page.published
+        self._sort_deliveries(page)
+        for name, pending in page.pending.items():
             for ids, neighbours in pending.told.items():
                 pending.ids.append(ids)
                 pending.tags.append(self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES))
             times = Times(b"".join(pending.ids))
             # By when it happened: a process that was held up before it came here makes no message late.
-            if not self._timely(times, self._noted_us, self._last_us):
-                self._note_handled(times, self._noted_us, self._last_us, now_us)
+            if not self._timely(times, page.first_us, page.last_us):
+                self._note_handled(times, page.first_us, page.last_us)
                 for kind, who, ids in pending.calls:
                     names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
-                    self._note_late(names, Times(ids), self._noted_us, self._last_us, kind)
+                    self._note_late(names, Times(ids), page.first_us, page.last_us, kind)
             keys = paired(times.ids, b"".join(pending.tags)) if pending.tags else times.ids
-            self._add(name, keys, times, now_us)
+            self._add(name, keys, times, page)
 
-    def _sort_deliveries(self, now_us: int) -> None:
+    def _sort_deliveries(self, page: _Page) -> None:
         """All deliveries of one origin to the same subscribers are one step."""
-        noted, self._delivered = self._delivered, {}
-        self._same_subscribers = None
-        for (origin, subscribers), parts in noted.items():
+        for (origin, subscribers), parts in page.delivered.items():
             if self._config.deliveries == "subscriber":
                 for subscriber in subscribers:
-                    pending = self._pending_of((DELIVERY, origin, 0, subscriber))
+                    pending = page.pending_of((DELIVERY, origin, 0, subscriber))
                     pending.ids += parts
                     pending.calls.append((SUBSCRIBER, (subscriber,), b"".join(parts)))
                 continue
-            pending = self._pending_of((DELIVERY, origin, 0, ""))
-            group = self._group(subscribers, now_us) if len(subscribers) >= MIN_MEMBERS else None
+            pending = page.pending_of((DELIVERY, origin, 0, ""))
+            group = self._group(subscribers, page) if len(subscribers) >= MIN_MEMBERS else None
             keys = sum(map(len, parts)) // ID_BYTES * len(subscribers)
             if group is None and len(subscribers) >= MIN_MEMBERS and keys > MAX_SINGLE_KEYS:
-                group = self._group(subscribers, now_us)  # a name is cheaper at once
+                group = self._group(subscribers, page)  # a name is cheaper at once
             elif group is None and len(parts) > 1 and len(subscribers) >= MIN_MEMBERS:
                 self._add_singly(pending, subscribers, parts.pop(0))
-                group = self._group(subscribers, now_us)  # this is the second time it is met
+                group = self._group(subscribers, page)  # this is the second time it is met
             ids = b"".join(parts)
             if group is None:
                 self._add_singly(pending, subscribers, ids)
@@ -208,16 +232,16 @@ class BloomTracking(Recorder):
         pending.ids.append(ids * len(subscribers))
         pending.calls.append((SUBSCRIBER, subscribers, ids))
 
-    def _group(self, members: Members, now_us: int) -> bytes | None:
+    def _group(self, members: Members, page: _Page) -> bytes | None:
         """The tag of a set of receivers, if it has one."""
         tag = self._groups.tag(members)
         if tag is None:
             begun, ended = self._groups.meet(members)
             if begun:
-                self._changed(self._map.attached(GROUP, group_name(members), self._noted_us))
+                self._changed(self._map.attached(GROUP, group_name(members), page.first_us))
                 tag = self._groups.tag(members)
             if ended is not None:
-                self._changed(self._map.detached(GROUP, group_name(ended), now_us))
+                self._changed(self._map.detached(GROUP, group_name(ended), page.last_us))
         return tag
 
     def attached(self, subscriber: str, now_us: int) -> None:
@@ -225,12 +249,12 @@ class BloomTracking(Recorder):
         self._tags[subscriber] = subscriber_tag(subscriber)
 
     def detached(self, subscriber: str, now_us: int) -> None:
-        self._add_pending(now_us)  # deliveries to it need its tag
+        self._add_pages()  # deliveries to it need its tag
         super().detached(subscriber, now_us)
         self._tags.pop(subscriber, None)
 
     def unlinked(self, neighbour: int, now_us: int) -> None:
-        self._add_pending(now_us)  # what went over the link may be ahead of the clock
+        self._add_pages()  # what went over the link may be ahead of the clock
         super().unlinked(neighbour, now_us)
 
     def _set_tag(self, neighbours: tuple[int, ...]) -> bytes:
@@ -241,14 +265,14 @@ class BloomTracking(Recorder):
             tag = self._sets[neighbours] = set_tag(neighbours)
         return tag
 
-    def _add(self, name: _Name, keys: bytes, times: Times, now_us: int) -> None:
+    def _add(self, name: _Name, keys: bytes, times: Times, page: _Page) -> None:
         history = self._histories.get(name)
         if history is None:
-            history = self._open(name, now_us)
+            history = self._open(name, page.last_us)
         else:
             self._histories.move_to_end(name)
         self._keys += len(keys) // ID_BYTES
-        for filled in history.add(keys, times, self._noted_us, now_us):
+        for filled in history.add(keys, times, page.first_us, page.last_us):
             self._keep(filled)
         self._await(name, history)
 
@@ -283,15 +307,13 @@ class BloomTracking(Recorder):
             fill = fill_of(filled.bits, filled.meta.m) if self._config.compress else 0.0
             self._store(filled.meta, filled.bits, fill=fill)
 
-    def _flush_before_question(self, now_us: int) -> None:
-        self._add_pending(now_us)
+    def _flush_before_question(self) -> None:
+        self._add_pages()
 
     def tick(self, now_us: int) -> list[TrackingEffect]:
         if now_us < self._wake_us:
             return []
-        due = bool(self._due) and self._due[0][0] <= now_us
-        if due or now_us >= self._noted_us + GATHER_US:
-            self._add_pending(now_us)  # also what is stored now holds all that happened before
+        self._add_pages()  # also what is stored now holds all that happened before
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
             self._waiting.discard(name)
@@ -310,14 +332,14 @@ class BloomTracking(Recorder):
             self._keep(self._histories.pop(name).flush(now_us))
 
     def _clean(self) -> bool:
-        return not self._noted_bytes and all(held.dirty_us is None for held in self._histories.values())
+        return not self._pages and all(held.dirty_us is None for held in self._histories.values())
 
     def _deadline_us(self) -> int:
         deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us
-        return min(deadline_us, self._noted_us + GATHER_US) if self._noted_bytes else deadline_us
+        return min(deadline_us, self._pages[0].first_us + self._hold_us) if self._pages else deadline_us
 
     def close(self, now_us: int) -> list[TrackingEffect]:
-        self._add_pending(now_us)
+        self._add_pages()
         for history in self._histories.values():
             self._keep(history.flush(now_us))
         self._histories.clear()

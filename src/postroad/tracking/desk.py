@@ -164,10 +164,10 @@ class TraceDesk:
 
     def _answer(self, question: _Question, now_us: int) -> list[Output]:
         try:
-            wanted = self._tracking.wanted(question.question, question.records, now_us)
+            wanted = self._tracking.wanted(question.question, question.records)
             if wanted:
                 return self._read_first(question, wanted, now_us)
-            answer = self._tracking.answer(question.question, question.records, now_us)
+            answer = self._tracking.answer(question.question, question.records)
         except PeerError:
             return []  # a question that makes no sense has no answer
         body = msgspec.msgpack.encode(answer)

@@ -67,7 +67,7 @@ class ExactTracking(Recorder):
         times = Times(ids)
         for at in range(0, len(happenings), MAX_AT_ONCE):
             self._append(happenings[at : at + MAX_AT_ONCE], ids, times, now_us)
-        self._note_handled(times, now_us, now_us, now_us)
+        self._note_handled(times, now_us, now_us)
 
     def _append(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
         if self._opened_us is None:

@@ -88,7 +88,7 @@ class Lookup:
 
     # ---- what a strategy has in memory
 
-    def _flush_before_question(self, now_us: int) -> None:
+    def _flush_before_question(self) -> None:
         """A chance to make what is in memory searchable."""
 
     def _just_stored(self, sequence: int) -> bytes | None:  # noqa: ARG002
@@ -112,9 +112,9 @@ class Lookup:
 
     # ---- questions
 
-    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> tuple[int, ...]:
+    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes]) -> tuple[int, ...]:
         self._check(question)
-        self._flush_before_question(now_us)
+        self._flush_before_question()
         unread: set[int] = set()
         opened: dict[int, Tested] = {}
         for item in question.items:
@@ -123,9 +123,9 @@ class Lookup:
             unread |= look.unread
         return tuple(sorted(unread - records.keys()))[: max(0, MAX_READS - len(records))]
 
-    def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer:
+    def answer(self, question: TraceQuestion, records: Mapping[int, bytes]) -> TraceAnswer:
         self._check(question)
-        self._flush_before_question(now_us)
+        self._flush_before_question()
         opened: dict[int, Tested] = {}
         return TraceAnswer(
             findings=tuple(self._find(Look(item.id, records, opened), item) for item in question.items)

@@ -113,15 +113,15 @@ class Recorder(Lookup):
             for lo_ms, hi_ms in spans:
                 self._news += self._map.late(kind, subscriber, lo_ms, hi_ms)
 
-    def _note_handled(self, times: Times, first_us: int, last_us: int, now_us: int) -> None:
+    def _note_handled(self, times: Times, first_us: int, last_us: int) -> None:
         """Messages of another time than theirs, from first to last, were recorded: should the record die,
         that is known."""
         if self._timely(times, first_us, last_us):
             return
-        ahead_us = min(times.hi_ms * MILLISECOND_US, now_us + MAX_AHEAD_US)
+        ahead_us = min(times.hi_ms * MILLISECOND_US, last_us + MAX_AHEAD_US)
         self._ahead_us = max(self._ahead_us, ahead_us)
         for lo_ms, hi_ms in self._untimely(times, first_us, last_us):
-            self._changed(self._map.handled(lo_ms, hi_ms, now_us, self._config.persist_us))
+            self._changed(self._map.handled(lo_ms, hi_ms, last_us, self._config.persist_us))
 
     def _untimely(self, times: Times, first_us: int, now_us: int) -> list[tuple[int, int]]:
         first_ms, after_ms = self._bounds_ms(first_us, now_us)

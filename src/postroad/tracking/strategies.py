@@ -55,14 +55,14 @@ class Tracking(Protocol):
     def close(self, now_us: int) -> list[TrackingEffect]:
         """The process ends: everything that is not stored yet."""
 
-    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> tuple[int, ...]:
+    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes]) -> tuple[int, ...]:
         """The sequences of stored records to read before `answer`, given those read so far.
 
         Ask until it is empty: which delivery histories matter is known only after the routing histories.
         A record that cannot be read is given as b"".
         """
 
-    def answer(self, question: TraceQuestion, records: Mapping[int, bytes], now_us: int) -> TraceAnswer: ...
+    def answer(self, question: TraceQuestion, records: Mapping[int, bytes]) -> TraceAnswer: ...
 
     @property
     def last_sequence(self) -> int:
@@ -132,7 +132,6 @@ class NoTracking:
         self,
         question: TraceQuestion,  # noqa: ARG002
         records: Mapping[int, bytes],  # noqa: ARG002
-        now_us: int,  # noqa: ARG002
     ) -> tuple[int, ...]:
         return ()
 
@@ -140,7 +139,6 @@ class NoTracking:
         self,
         question: TraceQuestion,
         records: Mapping[int, bytes],  # noqa: ARG002
-        now_us: int,  # noqa: ARG002
     ) -> TraceAnswer:
         neighbours = tuple(sorted(self._neighbours))
         nothing = Finding(lost="this broker does not track messages", neighbours=neighbours)
