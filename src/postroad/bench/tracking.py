@@ -166,14 +166,14 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
         together_s = max(BESIDE_LEAST_S, 2 * rounds * seconds)
         tell(f"side by side, for {together_s:g} s")
         systems = {name: tried for name, tried, _ in served}
-        taken = workloads.beside(
+        taken, lost = workloads.beside(
             systems[names[0]], [running for _, _, running in served], together_s, BESIDE_RATE
         )
     rows: list[Row] = []
     for name, own in zip(names, taken, strict=True):
         tried = systems[name]
         row: Row = {"system": tried.name, "workload": name, **compared(figures[name], figures[names[0]])}
-        row |= side_by_side(own, taken[0])
+        row |= {**side_by_side(own, taken[0]), "beside_lost": lost}
         row |= {"version": tried.version(), "settings": tried.settings, "syncs": tried.syncs}
         if name in STRATEGIES[1:]:
             tell(f"what {name} stores")

@@ -177,8 +177,10 @@ class Beside(NamedTuple):
     cpu: npt.NDArray[np.float64]  # seconds it used in each second, about
 
 
-def beside(system: System, running: Sequence[Running], seconds: float, rate: int) -> list[Beside]:
-    """Servers loaded at once, each at that rate.
+def beside(
+    system: System, running: Sequence[Running], seconds: float, rate: int
+) -> tuple[list[Beside], float]:
+    """Servers loaded at once, each at that rate; and how many events were lost.
 
     An event goes to one of them, the next to another, in an order that changes with each time around.
     """
@@ -189,10 +191,10 @@ def beside(system: System, running: Sequence[Running], seconds: float, rate: int
     used: list[list[float]] = []
     with TemporaryDirectory(prefix="postroad-bench-") as folder:
         task = msgspec.structs.replace(task, folder=folder)
-        _loaded(running[0], seconds, task, lambda: used.append([cpu_seconds(own) for own in pids]))
+        figures = _loaded(running[0], seconds, task, lambda: used.append([cpu_seconds(own) for own in pids]))
         latencies = [np.load(Path(folder) / f"latency-{number}.npy") for number in range(len(running))]
     cpu = np.diff(np.array(used), axis=0)
-    return [Beside(taken, cpu[:, number]) for number, taken in enumerate(latencies)]
+    return [Beside(taken, cpu[:, number]) for number, taken in enumerate(latencies)], figures["lost"]
 
 
 def topics(system: System, seconds: float, brokers: int = 1) -> Figures:

@@ -42,9 +42,9 @@ def draw(measured: Mapping[str, float], paper: Mapping[str, float], out: Path) -
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     _rates(figure.add_subplot())
     figure.savefig(out / "figure1.png")
-    latency = {label: _column(measured, f"{label}_us") for label in ("p50", "p99")}
+    latency = {label: _column(measured, f"{label}_over_null_percent") for label in ("p50", "p99")}
     for number, title, series in (
-        (3, "Latency, us", latency),
+        (3, "Latency over that without tracking, percent", latency),
         (4, "Uncompressed bytes per message", _beside(measured, paper, "bytes_per_message")),
         (5, "Compressed bytes per message", _beside(measured, paper, "gzip_bytes_per_message")),
     ):
