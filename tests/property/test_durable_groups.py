@@ -15,7 +15,7 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.durable import dividing
 from postroad.durable.groups import TABLE, Assign, AssignGap, SharedSubscription
 from postroad.durable.outputs import Deliver, DeliverGap
-from postroad.errors import UsageError
+from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
@@ -270,5 +270,5 @@ def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
     assert [one.consumer for one in told] == [1, 2]
     assert group.token() == {P: 12}
     group.check()
-    with pytest.raises(UsageError):
+    with pytest.raises(BugError):
         group.join(2)

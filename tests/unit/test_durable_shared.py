@@ -390,3 +390,22 @@ def test_deleting_a_group_ends_its_consumers_and_leaves_nothing_on_disk() -> Non
     publisher.send(publisher.durable("t", "6"))
     assert again.got() == ["6"]
     net.brokers[0].check()
+
+
+def test_one_consumer_too_many_is_refused_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MAX_CONSUMERS", 2)
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    one, two, three = (Consumer(net, 0).begin() for _ in range(3))
+    net.wait(1)
+    assert three.ended() == ["the shared subscription 'g' has 2 consumers: there cannot be more"]
+    assert not three.has(Subscribed)
+    net.brokers[0].check()
+    one.gone()
+    two.gone()
+    publisher.send(encode(Request(number=1, what="subs")))
+    reply = next(message for message in publisher.messages if isinstance(message, Reply))
+    body = json.loads(reply.body)
+    assert (body["subscriptions"][0]["connected"], body["groups"][0]["consumers"]) == (False, 0)
+    net.brokers[0].check()
+    assert Consumer(net, 0).begin().has(Subscribed)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from postroad.durable.dividing import Division, Event
 from postroad.durable.outputs import Deliver, DeliverGap, Message
 from postroad.durable.spans import Span, union
-from postroad.errors import BugError, UsageError
+from postroad.errors import BugError
 from postroad.events.batch import EventBatch
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
 from postroad.storage.effects import Save, StorageEffect
@@ -140,8 +140,8 @@ class SharedSubscription:
     # ---- consumers
 
     def join(self, consumer: int) -> Assigned:
-        if consumer in self._division or len(self.consumers) >= MAX_CONSUMERS:
-            raise UsageError(f"consumer {consumer} cannot join: it is here, or {MAX_CONSUMERS} are")
+        if consumer in self._division or self.full:
+            raise BugError("group: a consumer joins twice, or there are too many")
         self._division.join(consumer)
         self._untold[consumer], self._gaps = self._gaps, deque(maxlen=MAX_GAPS)
         return self.assign()
@@ -159,6 +159,11 @@ class SharedSubscription:
     @property
     def consumers(self) -> list[int]:
         return self._division.consumers
+
+    @property
+    def full(self) -> bool:
+        """Nobody may join."""
+        return len(self.consumers) >= MAX_CONSUMERS
 
     def has_room(self, coming: int = 0) -> bool:
         """The group can be offered more, beside so many bytes that are on their way: `room` of its subscriber

@@ -14,7 +14,7 @@ from postroad.durable.groups import Assigned, AssignGap, SharedSubscription
 from postroad.durable.hosting import Hosting
 from postroad.durable.outputs import Deliver, DeliverGap
 from postroad.durable.subscriptions import SAVE_US, Subscription
-from postroad.errors import BugError, PostroadError
+from postroad.errors import BugError, PostroadError, UsageError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.overlay.links import Links
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect
@@ -86,6 +86,15 @@ class DurableGroups:
         group = self._group(one)
         group.session = session
         self._by_session[session] = group
+
+    def admit(self, one: Subscription) -> None:
+        """UsageError if it cannot have another consumer."""
+        shared = self._groups[one.id].shared
+        if shared.full:
+            count = len(shared.consumers)
+            raise UsageError(
+                f"the shared subscription {one.name!r} has {count} consumers: there cannot be more"
+            )
 
     def join(self, subscriber: int, consumer: int, connection: int, number: int) -> None:
         group = self._groups[subscriber]

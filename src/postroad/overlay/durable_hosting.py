@@ -268,6 +268,7 @@ class DurableHosting:
         known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:
             known.check_same(selector, message.shared, message.key)
+            self._groups.admit(known)
             session = self._sessions.open(connection, message.number, known)
             if known.id not in self._creating:
                 self.hosting.confirm(known.id, session.id)
