@@ -272,3 +272,43 @@ def test_gaps_reach_every_consumer_and_wait_for_the_first() -> None:
     group.check()
     with pytest.raises(BugError):
         group.join(2)
+
+
+def test_what_is_saved_of_a_backlog_is_as_small_as_what_was_acknowledged() -> None:
+    """Open events with nothing but silence between them are no spans."""
+    rows: dict[bytes, bytes] = {}
+
+    def start() -> tuple[SharedSubscription, dict[int, list[int]]]:
+        group = group_with({1: 1 << 20, 2: 1 << 20})
+        group.recover(rows, {P: 0})
+        group.join(1)
+        group.join(2)
+        held: dict[int, list[int]] = {1: [], 2: []}
+        for tick in range(0, 10_000, 10):
+            made = batch(tick, [""])
+            message = Deliver(subscribers=(5,), pubend=P, start=tick, end=tick + 5, batch=made)
+            for one in group.offer(message):
+                assert isinstance(one, Assign)
+                held[one.consumer].append(tick + 1)
+        return group, held
+
+    def save() -> int:
+        (save,) = group.flush()
+        assert isinstance(save, Save)
+        assert group.saved(save.tag)
+        rows.update({key: value for key, value in save.rows if value is not None})
+        return sum(map(len, rows.values()))
+
+    group, held = start()
+    group.ack(1, P, held[1][:100])
+    assert held[1][:100] == list(range(1, 2_000, 20))
+    assert save() < 100 * 8
+    group, again = start()
+    assert again[1][0] == 11
+    group.ack(1, P, again[1][:50])
+    group.ack(2, P, again[2][:50])
+    assert save() < 30
+    group.check()
+    assert group.finished(P) == 0
+    group, again = start()
+    assert again[1][0] == held[1][100]

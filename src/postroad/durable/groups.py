@@ -6,8 +6,8 @@ dies go to others, those of one key still in order. An event whose acknowledgeme
 out again, not even after a crash.
 
 Acknowledgements come in any order. The token is the tick below the oldest event that is not acknowledged.
-What is done above the token that is on disk, all but the open ticks, is saved as spans, and is left out
-when the token brings it back.
+What is done above the token that is on disk is saved as spans, each with something acknowledged in it, and
+is left out when the token brings it back.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class _Progress:
     done: list[Span] = field(default_factory=list)  # acknowledged earlier, and to be offered again
     left: int = 0  # events in those
     offered: int = 0  # events, those that were done before among them
+    newest: int = 0  # the last tick of those that are done
 
     @property
     def token(self) -> int:
@@ -89,12 +90,18 @@ class _Progress:
         return at < len(self.done) and self.done[at][0] < tick
 
     def done_above(self, tick: int) -> list[Span]:
-        """What need not be offered again: all of (tick, told] that is not open, and what was done before."""
+        """What need not be offered again: of (tick, told] what is between open ticks, where something was
+        acknowledged, and what was done before."""
         spans = [span for span in self.done if span[1] > self.told]
-        for one in self.open:
-            spans.append((tick, one - 1))
-            tick = max(tick, one)
-        spans.append((tick, self.told))
+        before = -1  # which of those offered the last open one is
+        for one, number in self.open.items():
+            if number > before + 1:
+                spans.append((tick, one - 1))
+            tick, before = max(tick, one), number
+            if one > self.newest:
+                break
+        else:
+            spans.append((tick, self.told))
         return union(spans)
 
 
@@ -209,6 +216,7 @@ class SharedSubscription:
             progress.offered += 1
             if progress.done and progress.is_done(tick):
                 progress.left = max(0, progress.left - 1)
+                progress.newest = tick
                 continue
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
@@ -247,6 +255,7 @@ class SharedSubscription:
         for tick in ticks:
             if self._division.done(consumer, pubend, tick):
                 del progress.open[tick]
+                progress.newest = max(progress.newest, tick)
                 self._dirty[pubend] = None
 
     def finished(self, pubend: int) -> int:
