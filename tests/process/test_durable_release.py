@@ -206,3 +206,41 @@ def test_a_subscriber_fails_over_and_back_and_gets_everything_once(brokers: Any)
         assert reading.gaps == []
 
     run(work(), seconds=120)
+
+
+def test_a_gap_of_a_shared_subscription_is_told_until_a_consumer_has_acknowledged_it(
+    brokers: Any, tmp_path: Path
+) -> None:
+    """D8, in every way to acknowledge."""
+    one = brokers.start("b1", extra=configured(tmp_path, '[durable]\nkeep = "2 s"\nmax_age = "4 s"\n'))
+    names = ("auto", "batch", "event", "all", "none")
+
+    def consume(client: postroad.Client, name: str) -> Any:
+        ack = name if name in ("auto", "batch") else "manual"
+        return client.subscribe(name, durable=name, shared=True, ack=ack)
+
+    async def work() -> None:
+        async with postroad.connect(one.address) as client:
+            for name in names:
+                await consume(client, name)
+        async with postroad.connect(one.address) as client:
+            await client.publish_many([(name, "lost") for name in names], mode="durable")
+            last = max((await client.request("heads"))["heads"].values())
+        while await floor(one.address) < last:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        one.kill()  # or it would still have them in memory
+        await asyncio.to_thread(one.start)
+        async with postroad.connect(one.address) as client:
+            for name in names:
+                await client.publish(name, b"new", mode="durable")
+                async with consume(client, name) as events:
+                    gap, event = await anext(events), await anext(events)
+                    assert (type(gap), event.payload) == (postroad.Gap, b"new")
+                    if name in ("event", "all"):
+                        await events.ack(event if name == "event" else None)
+                await client.publish(name, b"newer", mode="durable")
+                async with consume(client, name) as events:
+                    first = await anext(events)
+                    assert first == gap if name == "none" else first.payload == b"newer", name
+
+    run(work())

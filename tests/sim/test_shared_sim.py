@@ -9,8 +9,8 @@ from tests.sim.test_rules import Broken, is_delivery
 from postroad.broker import Input, Received
 from postroad.client.settings import ClientSettings
 from postroad.config import DEFAULT_LIMITS
-from postroad.events import BatchBuilder, EventBatch
-from postroad.ids import MessageId
+from postroad.events import BatchBuilder, EventBatch, Gap
+from postroad.ids import MessageId, pubend_text
 from postroad.selectors import Selector
 from postroad.sim import sharing
 from postroad.sim.applications import Life
@@ -243,6 +243,9 @@ def test_everything_is_acknowledged_in_the_end_or_lies_in_a_gap() -> None:
     given.acknowledge(0, 1)
     given.group.gap(PUBEND, 1, 2)
     events = {bytes(MessageId(1, 7, tick, 0)): tick for tick in (1, 2, 3)}
+    with pytest.raises(Violation, match=r"missed: g .* \(c0\) never acknowledged .*, tick 2"):
+        given.group.check(PUBEND, events, 0)
+    given.group.pass_gap(Gap(pubend=pubend_text(PUBEND), start=1, end=2))
     with pytest.raises(Violation, match=r"missed: g .* \(c0\) never acknowledged .*, tick 3"):
         given.group.check(PUBEND, events, 0)
     given.acknowledge(0, 3)

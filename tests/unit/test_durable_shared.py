@@ -28,6 +28,8 @@ class Consumer(DurableClient):
     def ack(self, *payloads: str, ticket: int = 0) -> None:
         events: dict[int, tuple[int, ...]] = {}
         for batch in self.batches:
+            if batch.lost and "GAP" in payloads:
+                events[batch.pubend] = (*events.get(batch.pubend, ()), batch.start + 1)
             for row, event in enumerate(batch.events()):
                 if event.payload.decode() in payloads:
                     tick = int(batch.headers["tick"][row])
@@ -409,3 +411,47 @@ def test_one_consumer_too_many_is_refused_and_leaves_nothing_behind(monkeypatch:
     assert (body["subscriptions"][0]["connected"], body["groups"][0]["consumers"]) == (False, 0)
     net.brokers[0].check()
     assert Consumer(net, 0).begin().has(Subscribed)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_gap_goes_to_the_next_consumer_until_one_has_acknowledged_it(killed: bool) -> None:
+    """Also when the broker dies meanwhile. Those who are there together are told all of them."""
+    net = DurableNet(2, [(0, 1)], keep_us=2_000_000, max_age_us=20_000_000)
+    publisher, one = DurableClient(net, 0), Consumer(net, 1).begin()
+
+    def restart() -> None:
+        net.kill(1)
+        net.start(1)
+        net.link(0, 1)
+
+    net.wait(1)
+    one.gone()
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(30)
+    publisher.send(publisher.durable("t", "new"))
+    restart()  # else it still has them in memory
+    for _ in range(2):
+        dying = Consumer(net, 1).begin()
+        net.wait(3)
+        assert dying.got() == ["GAP", "new"]
+        dying.gone()
+        if killed:
+            restart()
+    two = Consumer(net, 1).begin()
+    net.wait(3)
+    three = Consumer(net, 1).begin()
+    net.wait(1)
+    assert (two.got(), three.got()) == (["GAP", "new"], ["GAP"])
+    two.ack("new", ticket=1)
+    three.ack("GAP", ticket=1)
+    assert two.acked() == three.acked() == [(1, "")]
+    net.brokers[1].check()
+    four = Consumer(net, 1).begin()
+    for consumer in (two, three, four):
+        consumer.gone()
+    if killed:
+        restart()
+    five = Consumer(net, 1).begin()
+    net.wait(3)
+    assert (four.got(), five.got()) == ([], [])
+    net.brokers[1].check()

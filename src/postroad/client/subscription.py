@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from itertools import takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,8 +66,9 @@ class Subscription:
         self._fresh: dict[int, int] = {}  # handed out, perhaps not consumed yet: pubend -> tick
         self._settled: dict[int, int] = {}  # all that was consumed
         self._due: dict[int, int] = {}  # of that, what is to be acknowledged
-        self._held: dict[tuple[int, int], None] = {}  # shared: handed out, by pubend and tick
-        self._due_events: dict[tuple[int, int], None] = {}  # shared: consumed, to be acknowledged
+        # Shared: handed out, by pubend and tick -> whether it is a gap, by its first tick.
+        self._held: dict[tuple[int, int], bool] = {}
+        self._due_events: dict[tuple[int, int], bool] = {}  # shared: consumed, to be acknowledged
         self._last: dict[int, int] = {}  # the newest event or gap handed out: pubend -> tick
         self._acked: dict[int, int] = {}  # the token is the application's: what it said it has stored
         self._saying = False  # an acknowledgement is scheduled
@@ -160,9 +162,9 @@ class Subscription:
     async def ack(self, event: Event | None = None, *, upto: str = "") -> None:
         """Everything up to this event of its pubend was consumed; without one, all that was handed out.
 
-        Of a shared subscription: this event was, or all that this consumer was handed. `upto`, a checkpoint
-        token, is for who got the events by other ways, such as `client.read`: everything up to it was
-        consumed. Returns when that is on the broker's disk.
+        Of a shared subscription: this event was, and the gaps handed out before it; or all that this consumer
+        was handed. `upto`, a checkpoint token, is for who got the events by other ways, such as
+        `client.read`: everything up to it was consumed. Returns when that is on the broker's disk.
         """
         if not self.durable:
             raise UsageError("only a durable subscription is acknowledged")
@@ -174,18 +176,18 @@ class Subscription:
         if upto and (self.shared or event is not None):
             raise UsageError("a token is acknowledged by itself, and not of a shared subscription")
         token: dict[int, int] = {}
-        events: dict[tuple[int, int], None] = {}
+        events: list[tuple[int, int]] = []
         with self._lock:
             if upto:
                 token = dict(CheckpointToken.from_json(upto))
             elif event is not None and event.pubend is not None and event.tick is not None:
                 pubend = parse_pubend(event.pubend)
                 token = {pubend: event.tick}
-                events = {(pubend, event.tick): None}
+                events = self._up_to((pubend, event.tick))
             else:
-                token, events = dict(self._token), dict(self._held)
+                token, events = dict(self._token), list(self._held)
             self._acked = dict(CheckpointToken(self._acked).maximum(CheckpointToken(token)))
-            if self.shared and not events.keys() <= self._held.keys():
+            if self.shared and not self._held.keys() >= set(events):
                 raise UnavailableError(
                     "this event is not with this consumer any more: it was acknowledged, or the connection "
                     "broke and it goes to another"
@@ -197,13 +199,18 @@ class Subscription:
                 self._number, None if self.shared else token, _by_pubend(events) if self.shared else None
             )
 
+    def _up_to(self, place: tuple[int, int]) -> list[tuple[int, int]]:
+        """Shared: this event, and the gaps that were handed out before it."""
+        before = takewhile(lambda one: one != place, self._held)
+        return [*(one for one in before if self._held[one]), place]
+
     def _hand_out(self, pubend: int, tick: int, end: int) -> None:
         """The application gets the event at `tick`; it then has everything up to `end`."""
         if not self.durable:
             return
         with self._lock:
             if self.shared:
-                self._held[pubend, tick] = None
+                self._held[pubend, tick] = False
             else:
                 self._last[pubend] = tick
                 self._advance(pubend, end)
@@ -355,8 +362,11 @@ class Subscription:
         elif item.pubend and self.durable:
             with self._lock:
                 pubend = parse_pubend(item.pubend)
-                self._last[pubend] = item.end
-                self._advance(pubend, item.end)
+                if self.shared:
+                    self._held[pubend, item.start + 1] = True
+                else:
+                    self._last[pubend] = item.end
+                    self._advance(pubend, item.end)
         if taken:
             client = self._client
             client._core.consumed(taken)
@@ -404,7 +414,7 @@ class Subscription:
             self._waiter.set_result(None)
 
 
-def _by_pubend(events: Mapping[tuple[int, int], None]) -> dict[int, tuple[int, ...]]:
+def _by_pubend(events: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
     found: dict[int, list[int]] = {}
     for pubend, tick in events:
         found.setdefault(pubend, []).append(tick)

@@ -5,7 +5,10 @@ here, in tick order per pubend, and every event goes to one consumer (`dividing`
 dies go to others, those of one key still in order. An event whose acknowledgement was saved is never given
 out again, not even after a crash.
 
-Acknowledgements come in any order. The token is the tick below the oldest event that is not acknowledged.
+A gap is told to every consumer, since nobody knows whose the events were, also to those who join later,
+until one has acknowledged it.
+
+Acknowledgements come in any order. The token is the tick below the oldest event or gap that is open.
 What is done above the token that is on disk is saved as spans, each with something acknowledged in it, and
 is left out when the token brings it back.
 """
@@ -13,11 +16,10 @@ is left out when the token brings it back.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,8 +36,7 @@ from postroad.units import MIB
 
 TABLE: Final = "durable.groups"
 MAX_CONSUMERS: Final = 1_024
-MAX_GAPS: Final = 1_024  # that one consumer was not told of yet; the oldest are forgotten
-MAX_HELD: Final = 4_096  # events of one group, given out or not; then the group takes no more
+MAX_HELD: Final = 4_096  # open events and gaps of one group, given out or not; then the group takes no more
 MAX_HELD_BYTES: Final = 16 * MIB  # likewise
 
 
@@ -51,7 +52,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignGap:
-    """All consumers are told that something is lost, since nobody knows whose it would have been."""
+    """This consumer is told that something is lost."""
 
     consumer: int
     pubend: int
@@ -62,17 +63,25 @@ class AssignGap:
 Assigned = list[Assign | AssignGap]
 
 
+class _Open(NamedTuple):
+    """An event or a gap that was offered and not acknowledged."""
+
+    end: int  # its last tick
+    before: int  # events offered before it; one that was lost is one
+    upto: int  # and with it
+
+
 @dataclass(slots=True)
 class _Progress:
     """One pubend."""
 
     told: int  # everything up to here was offered
-    # Ticks offered and not acknowledged, in order -> which of those offered it is.
-    open: dict[int, int] = field(default_factory=dict)
+    open: dict[int, _Open] = field(default_factory=dict)  # by their first ticks, in order
+    pending: int = 0  # events in those
     done: list[Span] = field(default_factory=list)  # acknowledged earlier, and to be offered again
     left: int = 0  # events in those
     offered: int = 0  # events, those that were done before among them
-    newest: int = 0  # the last tick of those that are done
+    newest: int = 0  # the last tick of what is done
 
     @property
     def token(self) -> int:
@@ -81,24 +90,37 @@ class _Progress:
     @property
     def finished(self) -> int:
         """Events above the token that are acknowledged."""
-        if not self.open:
-            return self.left
-        return self.left + self.offered - next(iter(self.open.values())) - len(self.open) + 1
+        before = next(iter(self.open.values())).before if self.open else self.offered
+        return self.left + self.offered - before - self.pending
 
-    def is_done(self, tick: int) -> bool:
-        at = bisect_left(self.done, tick, key=itemgetter(1))
-        return at < len(self.done) and self.done[at][0] < tick
+    def offer(self, start: int, end: int, events: int) -> bool:
+        """An event, or a gap, on (start, end]. False if it is done."""
+        self.offered += events
+        at = bisect_left(self.done, end, key=itemgetter(1))
+        if at < len(self.done) and self.done[at][0] <= start:
+            self.left = max(0, self.left - events)
+            self.newest = end
+            return False
+        self.open[start + 1] = _Open(end, self.offered - events, self.offered)
+        self.pending += events
+        return True
+
+    def close(self, first: int) -> None:
+        """That which begins with this tick is acknowledged."""
+        one = self.open.pop(first)
+        self.pending -= one.upto - one.before
+        self.newest = max(self.newest, one.end)
 
     def done_above(self, tick: int) -> list[Span]:
         """What need not be offered again: of (tick, told] what is between open ticks, where something was
         acknowledged, and what was done before."""
         spans = [span for span in self.done if span[1] > self.told]
-        before = -1  # which of those offered the last open one is
-        for one, number in self.open.items():
-            if number > before + 1:
-                spans.append((tick, one - 1))
-            tick, before = max(tick, one), number
-            if one > self.newest:
+        upto = -1  # events offered with the last open one
+        for first, one in self.open.items():
+            if one.before > upto:
+                spans.append((tick, first - 1))
+            tick, upto = max(tick, one.end), one.upto
+            if first > self.newest:
                 break
         else:
             spans.append((tick, self.told))
@@ -137,8 +159,9 @@ class SharedSubscription:
         self._matched = matched
         self._division = Division()
         self._progress: dict[int, _Progress] = {}
-        self._gaps: deque[DeliverGap] = deque(maxlen=MAX_GAPS)  # while there is no consumer to tell
-        self._untold: dict[int, deque[DeliverGap]] = {}  # consumer -> those that wait for its credit
+        # Open gaps by pubend and first tick, in order, with their numbers.
+        self._gaps: dict[tuple[int, int], tuple[int, DeliverGap]] = {}
+        self._told: dict[int, int] = {}  # consumer -> number of the last gap it was told of
         self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
         self._saving: tuple[int, tuple[int, ...]] | None = None  # the save on its way: tag, pubends
         self._numbers = 0
@@ -150,7 +173,7 @@ class SharedSubscription:
         if consumer in self._division or self.full:
             raise BugError("group: a consumer joins twice, or there are too many")
         self._division.join(consumer)
-        self._untold[consumer], self._gaps = self._gaps, deque(maxlen=MAX_GAPS)
+        self._told[consumer] = 0
         return self.assign()
 
     def leave(self, consumer: int) -> Assigned:
@@ -158,9 +181,7 @@ class SharedSubscription:
         if consumer not in self._division:
             return []
         self.redelivered += self._division.leave(consumer)
-        untold = self._untold.pop(consumer)
-        if not self._untold:
-            self._gaps = untold
+        del self._told[consumer]
         return self.assign()
 
     @property
@@ -176,18 +197,21 @@ class SharedSubscription:
         """The group can be offered more, beside so many bytes that are on their way: `room` of its subscriber
         for Hosting."""
         held = self._division
-        few = held.waiting + held.in_flight < MAX_HELD and held.held_bytes + coming < MAX_HELD_BYTES
+        count = held.waiting + held.in_flight + len(self._gaps)
+        few = count < MAX_HELD and held.held_bytes + coming < MAX_HELD_BYTES
         return few and bool(held.consumers)
 
     def reset(self) -> None:
         """The group's stream begins again at its token: forget what was offered above it."""
         self._division.clear()
+        self._gaps.clear()
         for progress in self._progress.values():
             token = progress.token
             progress.left = progress.finished
             progress.done = progress.done_above(token)
             progress.told = token
             progress.open.clear()
+            progress.pending = 0
 
     # ---- events
 
@@ -196,15 +220,16 @@ class SharedSubscription:
         progress = self._progress.get(message.pubend)
         if progress is None:
             progress = self._progress[message.pubend] = _Progress(message.start)
-        ticks = message.ticks() if isinstance(message, Deliver) else None
+        ticks = message.ticks() if isinstance(message, Deliver) else (message.start + 1,)
         if ticks is not None and ticks[0] <= progress.told:
-            raise BugError("group: an event was offered twice")
+            raise BugError("group: an event or a gap was offered twice")
         progress.told = max(progress.told, message.end)
         if progress.done and progress.done[-1][1] <= message.start:
             progress.done, progress.left = [], 0
         if isinstance(message, DeliverGap):
-            for waiting in self._untold.values() or (self._gaps,):
-                waiting.append(message)
+            if progress.offer(message.start, message.end, max(1, message.events)):
+                self._numbers += 1
+                self._gaps[message.pubend, message.start + 1] = (self._numbers, message)
             return self.assign()
         batch = message.batch
         if batch is None:
@@ -213,29 +238,20 @@ class SharedSubscription:
         ticks, offsets = batch.headers["tick"].tolist(), batch.offsets.tolist()
         for row in rows:
             tick = ticks[row]
-            progress.offered += 1
-            if progress.done and progress.is_done(tick):
-                progress.left = max(0, progress.left - 1)
-                progress.newest = tick
+            if not progress.offer(tick - 1, tick, 1):
                 continue
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
             size = EVENT_HEADER_BYTES + offsets[row + 1] - offsets[row]
             self._division.add(Event(self._numbers, message.pubend, tick, batch, row, key, size))
-            progress.open[tick] = progress.offered
         return self.assign()
 
     def assign(self) -> Assigned:
         """Give out what can be, oldest first; also to be called when a consumer has room again."""
-        if not self._division.waiting and not any(self._untold.values()):
+        if not self._division.waiting and not self._gaps:
             return []
-        room = {consumer: self._available(consumer) for consumer in self._untold}
-        told: Assigned = []
-        for consumer, gaps in self._untold.items():
-            while gaps and room[consumer] > 0:
-                gap = gaps.popleft()
-                told.append(AssignGap(consumer=consumer, pubend=gap.pubend, start=gap.start, end=gap.end))
-                room[consumer] -= FRAME_HEADER_BYTES
+        room = {consumer: self._available(consumer) for consumer in self._told}
+        told: Assigned = [one for consumer in self._told for one in self._tell_gaps(consumer, room)]
         told += (
             Assign(
                 consumer=consumer,
@@ -247,16 +263,36 @@ class SharedSubscription:
         )
         return told
 
+    def _tell_gaps(self, consumer: int, room: dict[int, int]) -> Iterable[AssignGap]:
+        """Those that it was not told of, as far as it has room."""
+        newest, _ = next(reversed(self._gaps.values()), (0, None))
+        if self._told[consumer] >= newest:
+            return
+        for number, gap in self._gaps.values():
+            if room[consumer] <= 0:
+                return
+            if number > self._told[consumer]:
+                self._told[consumer] = number
+                room[consumer] -= FRAME_HEADER_BYTES
+                yield AssignGap(consumer=consumer, pubend=gap.pubend, start=gap.start, end=gap.end)
+
     def ack(self, consumer: int, pubend: int, ticks: Iterable[int]) -> None:
-        """A consumer is done with these events. What it does not hold (any more) is ignored."""
+        """A consumer is done with these events, and gaps by their first ticks. What it does not hold (any
+        more) is ignored."""
         progress = self._progress.get(pubend)
         if progress is None:
             return
         for tick in ticks:
-            if self._division.done(consumer, pubend, tick):
-                del progress.open[tick]
-                progress.newest = max(progress.newest, tick)
+            if self._division.done(consumer, pubend, tick) or self._done_gap(consumer, pubend, tick):
+                progress.close(tick)
                 self._dirty[pubend] = None
+
+    def _done_gap(self, consumer: int, pubend: int, first: int) -> bool:
+        number, _ = self._gaps.get((pubend, first), (0, None))
+        mine = 0 < number <= self._told.get(consumer, 0)
+        if mine:
+            del self._gaps[pubend, first]
+        return mine
 
     def finished(self, pubend: int) -> int:
         """Events above its token that consumers are done with."""
@@ -264,7 +300,7 @@ class SharedSubscription:
         return 0 if progress is None else progress.finished
 
     def rests(self, pubend: int) -> bool:
-        """Nobody has anything of this pubend that is not acknowledged."""
+        """Nothing of this pubend is open."""
         return not self._progress[pubend].open
 
     def token(self) -> dict[int, int]:
@@ -341,6 +377,8 @@ class SharedSubscription:
 
     def check(self) -> None:
         self._division.check()
-        places = sorted((event.pubend, event.tick) for event in self._division.events())
-        if places != sorted((pubend, tick) for pubend, one in self._progress.items() for tick in one.open):
+        places = [*((event.pubend, event.tick) for event in self._division.events()), *self._gaps]
+        if sorted(places) != sorted(
+            (pubend, tick) for pubend, one in self._progress.items() for tick in one.open
+        ):
             raise BugError("group: what is open is not what is held")

@@ -8,7 +8,7 @@ subscriber (`durable`: known, match, tick, reject, gap, missed) it is judged by:
 - `order`     of one key and pubend, an event is given out only when those before it were acknowledged or are
               with the same consumer
 
-and at the end every event was acknowledged by somebody, or lies in a gap.
+and at the end every event, or a gap that it lies in, was acknowledged by somebody.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ class _Stream:
     """What a group was given of one pubend."""
 
     given: dict[int, _Given] = field(default_factory=dict)  # by tick
-    gaps: list[tuple[int, int]] = field(default_factory=list)
+    gaps: dict[tuple[int, int], bool] = field(default_factory=dict)  # told -> acknowledged
 
-    def in_gap(self, tick: int) -> bool:
-        return any(start < tick <= end for start, end in self.gaps)
+    def in_gap(self, tick: int, *, acknowledged: bool = False) -> bool:
+        return any(
+            start < tick <= end and (said or not acknowledged) for (start, end), said in self.gaps.items()
+        )
 
 
 class Group:
@@ -160,7 +162,11 @@ class Group:
 
     def gap(self, pubend: int, start: int, end: int) -> None:
         self._records.judge_gap(self, pubend, start, end)
-        self._streams.setdefault(pubend, _Stream()).gaps.append((start, end))
+        self._streams.setdefault(pubend, _Stream()).gaps.setdefault((start, end), False)
+
+    def pass_gap(self, gap: Gap) -> None:
+        """A consumer has acknowledged it."""
+        self._streams[int(parse_pubend(gap.pubend))].gaps[gap.start, gap.end] = True
 
     # -- the end
 
@@ -179,7 +185,7 @@ class Group:
                 continue
             owed += 1
             given = stream.given.get(tick)
-            if stream.in_gap(tick) or (given is not None and given.acknowledged):
+            if stream.in_gap(tick, acknowledged=True) or (given is not None and given.acknowledged):
                 continue
             if len(event.sent) > 1 and self._elsewhere(event, pubend):
                 continue
@@ -197,9 +203,9 @@ class Group:
         )
 
 
-class Consumer(Worker[list[Place]]):
+class Consumer(Worker[list[Place] | Gap]):
     """One of those who divide the events of a group. It works at its own speed, acknowledges each event by
-    itself, in order if the group has a key, and wants half of that confirmed."""
+    itself, in order if the group has a key, with all gaps before it, and wants half of that confirmed."""
 
     def __init__(
         self,
@@ -216,6 +222,7 @@ class Consumer(Worker[list[Place]]):
         self.group = group
         self.connected = False  # it was told that it has begun, and nothing else since
         self._done: list[Place] = []  # to be acknowledged
+        self._gaps: list[Gap] = []  # likewise
         self._confirming: dict[int, list[_Given]] = {}  # by ticket
         group.consumers.append(self)
 
@@ -230,6 +237,7 @@ class Consumer(Worker[list[Place]]):
         super()._forget()
         self.connected = False
         self._done.clear()
+        self._gaps.clear()
         self._confirming.clear()
 
     def _up(self) -> None:
@@ -256,6 +264,7 @@ class Consumer(Worker[list[Place]]):
                 self.life.core.consumed(size)
         self._queue.clear()
         self._done.clear()
+        self._gaps.clear()
 
     def _hear(self, effect: fx.Effect) -> None:
         match effect:
@@ -285,13 +294,15 @@ class Consumer(Worker[list[Place]]):
 
     def _missed(self, gap: Gap, size: int) -> None:
         self.group.gap(int(parse_pubend(gap.pubend)), gap.start, gap.end)
-        if self.life is not None:
-            self.life.core.consumed(size)
+        self._receive(gap, size)
 
     # -- work
 
-    def _consider(self, item: list[Place]) -> None:
-        self._done += item
+    def _consider(self, item: list[Place] | Gap) -> None:
+        if isinstance(item, Gap):
+            self._gaps.append(item)
+        else:
+            self._done += item
 
     def _perhaps_say(self) -> None:
         if len(self._done) >= 20 or self._chance.random() < 0.5:
@@ -303,7 +314,7 @@ class Consumer(Worker[list[Place]]):
     def _acknowledge(self, *, confirm: bool) -> None:
         """All of it, or where the order does not matter a part."""
         life, done = self.life, self._done
-        if life is None or not done or not self.broker:
+        if life is None or not (done or self._gaps) or not self.broker:
             return
         if not self.group.key and not confirm and len(done) > 1:
             self._chance.shuffle(done)
@@ -312,7 +323,11 @@ class Consumer(Worker[list[Place]]):
             self._done = []
         given = self.group.acknowledge(life, done)
         events: dict[int, tuple[int, ...]] = {}
-        for pubend, tick in done:
+        gaps, self._gaps = self._gaps, []
+        for gap in gaps:
+            self.group.pass_gap(gap)
+        firsts = [(int(parse_pubend(gap.pubend)), gap.start + 1) for gap in gaps]
+        for pubend, tick in (*firsts, *done):
             events[pubend] = (*events.get(pubend, ()), tick)
         ticket, effects = life.core.acknowledge(self._number, events=events, confirm=confirm)
         if confirm:

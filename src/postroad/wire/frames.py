@@ -204,7 +204,8 @@ class Ack(Message, frozen=True, kw_only=True):
 
     number: int
     token: str
-    events: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)  # shared: pubend -> ticks
+    # Shared: pubend -> ticks; a gap is named by its first.
+    events: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     ticket: int = 0  # ACKED is to say when this is on disk; 0: no answer
 
 
