@@ -12,6 +12,7 @@ from postroad.broker import Closed, Input
 from postroad.durable import groups
 from postroad.durable.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
+from postroad.overlay.effects import Effect, Note
 from postroad.storage.effects import Save, StorageEffect
 from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
 
@@ -455,3 +456,57 @@ def test_a_gap_goes_to_the_next_consumer_until_one_has_acknowledged_it(killed: b
     net.wait(3)
     assert (four.got(), five.got()) == ([], [])
     net.brokers[1].check()
+
+
+class Logging(DurableNet):
+    """Keeps the warnings of its brokers."""
+
+    def __init__(self, count: int) -> None:
+        self.warnings: list[str] = []
+        super().__init__(count)
+
+    def perform(self, at: int, effects: list[Effect]) -> None:
+        self.warnings += [one.text for one in effects if isinstance(one, Note) and one.level == "warning"]
+        super().perform(at, effects)
+
+
+def test_who_holds_up_the_others_of_its_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the keys of one that never acknowledges is bounded: then the group waits."""
+    monkeypatch.setattr(groups, "MAX_HELD", 20)
+    net = Logging(1)
+    publisher = DurableClient(net, 0)
+    hung, other = Consumer(net, 0).begin(key="k"), Consumer(net, 0).begin(key="k")
+    net.wait(1)
+    for number in range(60):
+        publisher.send(keyed(publisher, ("a", f"a{number}"), ("b", f"b{number}")))
+        other.ack(*other.got())
+    net.wait(28)
+    assert 18 <= len(other.got()) < 60
+    assert net.warnings == []
+    net.wait(5)
+    (warning,) = net.warnings
+    assert warning == (
+        "the shared subscription 'g' waits: 20 events are not acknowledged, the oldest of them with client "
+        f"'c' (connection {hung.connection}), which has acknowledged nothing for 30 s"
+    )
+    net.wait(60)
+    assert len(net.warnings) == 2, "at growing intervals"
+    hung.gone()
+    for _ in range(10):
+        other.ack(*other.got())
+        net.wait(1)
+    assert len(other.got()) == 120
+    net.wait(120)
+    assert len(net.warnings) == 2
+
+
+def test_who_works_for_long_and_hinders_nobody_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MAX_HELD", 20)
+    net = Logging(1)
+    publisher, one = DurableClient(net, 0), Consumer(net, 0).begin(key="k")
+    net.wait(1)
+    for number in range(60):
+        publisher.send(keyed(publisher, ("a", str(number))))
+    net.wait(100)
+    assert len(one.got()) == 20
+    assert net.warnings == []

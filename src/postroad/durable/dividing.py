@@ -99,6 +99,14 @@ class Division:
         self.in_flight -= len(left.in_flight)
         return len(left.in_flight)
 
+    def hindrance(self) -> int | None:
+        """The consumer with the oldest event, if another has none."""
+        having = {number: one for number, one in self._consumers.items() if one.in_flight}
+        if len(having) == len(self._consumers):
+            return None
+        oldest = {min(e.number for e in one.in_flight.values()): number for number, one in having.items()}
+        return oldest[min(oldest)] if oldest else None
+
     @property
     def _share(self) -> int:
         """Keys of a consumer, were they divided evenly."""

@@ -196,10 +196,17 @@ class SharedSubscription:
     def has_room(self, coming: int = 0) -> bool:
         """The group can be offered more, beside so many bytes that are on their way: `room` of its subscriber
         for Hosting."""
-        held = self._division
-        count = held.waiting + held.in_flight + len(self._gaps)
-        few = count < MAX_HELD and held.held_bytes + coming < MAX_HELD_BYTES
-        return few and bool(held.consumers)
+        few = self.held < MAX_HELD and self._division.held_bytes + coming < MAX_HELD_BYTES
+        return few and bool(self.consumers)
+
+    @property
+    def held(self) -> int:
+        """Open events and gaps."""
+        return self._division.waiting + self._division.in_flight + len(self._gaps)
+
+    def held_up_by(self) -> int | None:
+        """A consumer that others wait for: they have nothing, and the group takes no more."""
+        return None if self.has_room() else self._division.hindrance()
 
     def reset(self) -> None:
         """The group's stream begins again at its token: forget what was offered above it."""

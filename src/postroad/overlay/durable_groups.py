@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from postroad.durable.cursor import Cursor
 from postroad.durable.groups import Assigned, AssignGap, SharedSubscription
@@ -16,10 +17,22 @@ from postroad.durable.outputs import Deliver, DeliverGap
 from postroad.durable.subscriptions import SAVE_US, Subscription
 from postroad.errors import BugError, PostroadError, UsageError
 from postroad.events.batch import EventBatch, empty_frame
+from postroad.overlay.effects import Note
 from postroad.overlay.links import Links
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect
 from postroad.tracking.bulletins import Receivers
+from postroad.units import SECOND_US
 from postroad.wire.frames import Kind, Limits
+
+PATIENCE_US: Final = 30 * SECOND_US  # who holds up the others of its group for longer is named in the log
+
+
+class _HeldUp(NamedTuple):
+    """A group whose other consumers wait for one."""
+
+    consumer: int
+    since_us: int
+    name_at: int  # when it is named in the log
 
 
 @dataclass(slots=True)
@@ -31,6 +44,7 @@ class _Group:
     coming: int = 0  # bytes that it is sent in this turn and has not been offered yet
     tickets: list[int] = field(default_factory=list)  # acknowledgements to be confirmed by the next save
     confirming: list[int] = field(default_factory=list)  # by the save on its way
+    held_up: _HeldUp | None = None
 
 
 class DurableGroups:
@@ -210,6 +224,8 @@ class DurableGroups:
         group = self._groups[subscriber]
         for pubend, ticks in events.items():
             group.shared.ack(consumer, pubend, ticks)
+        if group.held_up is not None and group.held_up.consumer == consumer:
+            group.held_up = None
         if group.session is not None:
             self._hosting.ack(group.session, group.shared.token())
         if ticket is not None:
@@ -257,6 +273,31 @@ class DurableGroups:
         return self._flush_at if self._flush_at and self._active else None
 
     # ---- inspection
+
+    def complaints(self, now_us: int) -> list[Note]:
+        """Who holds up the others of its group, at growing intervals; to be called every second."""
+        out: list[Note] = []
+        for group in self._by_session.values():
+            consumer, held_up = group.shared.held_up_by(), group.held_up
+            if consumer is None:
+                group.held_up = None
+            elif held_up is None or held_up.consumer != consumer:
+                group.held_up = _HeldUp(consumer, now_us, now_us + PATIENCE_US)
+            elif now_us >= held_up.name_at:
+                waited_us = now_us - held_up.since_us
+                group.held_up = held_up._replace(name_at=now_us + waited_us)
+                out.append(Note("warning", self._complaint(group, consumer, waited_us)))
+        return out
+
+    def _complaint(self, group: _Group, consumer: int, waited_us: int) -> str:
+        connection, _ = group.consumers[consumer]
+        peer = self._links.peer(connection)
+        client = "a client" if peer is None else f"client {peer.name!r}"
+        return (
+            f"the shared subscription {group.name!r} waits: {group.shared.held} events are not acknowledged, "
+            f"the oldest of them with {client} (connection {connection}), "
+            f"which has acknowledged nothing for {waited_us // SECOND_US} s"
+        )
 
     def status(self, subscriber: int) -> dict[str, object] | None:
         """Of a group that is, or was, in use."""

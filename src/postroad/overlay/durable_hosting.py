@@ -58,7 +58,7 @@ from postroad.wire.frames import (
 if TYPE_CHECKING:
     from postroad.overlay.routing import Routing
 
-EXPIRE_US: Final = SECOND_US  # what moved away is looked at this often
+EXPIRE_US: Final = SECOND_US  # what moved away, and who holds up others, is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
 Sent = Callable[[Receivers, Deliver | DeliverGap], None]
 
@@ -561,6 +561,7 @@ class DurableHosting:
             self._out += self.hosting.subscriptions.flush(now_us)
         if now_us >= self._expire_at:
             self._expire_at = now_us + EXPIRE_US
+            self._out += self._groups.complaints(now_us)
             for name in self.hosting.subscriptions.expired(now_us):
                 deleted = self.delete(name, now_us)  # which takes what `_out` holds
                 self._out += deleted
