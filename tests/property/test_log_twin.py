@@ -424,6 +424,7 @@ def test_flipped_bits_cost_only_the_records_they_hit(
         state = machine.volume.recovered.streams.get(number)
         if state is not None and any(where == number and tick > state.last for where, tick in lost):
             assert state.suspect
+        assert not (clean and state is not None and state.suspect), "the noted ticks bound what is lost"
     machine.append(STREAMS[0], 1, 10, 1)
     machine.commit()
     machine.check_reads(600)

@@ -193,6 +193,74 @@ def test_what_a_damaged_log_may_have_held_is_lost_not_silent() -> None:
     assert append.first == NOW + 50_000_000, "the hole stays a hole in the log"
 
 
+def test_a_refused_append_does_not_cover_a_hole() -> None:
+    rig = Rig()
+    rig.write(rig.pubend.stage([rig.batch()], NOW + 10).effects)
+    pubend = rig.restart(NOW + 50_000_000, suspect=True)
+    refused = pubend.stage([rig.batch()], NOW + 50_000_010)
+    assert refused.tags[0] is not None
+    assert pubend.append_failed(refused.tags[0]) == refused.tags
+    staged = pubend.stage([rig.batch()], NOW + 50_000_020)
+    append = next(effect for effect in staged.effects if isinstance(effect, Append))
+    assert append.first == NOW + 50_000_000
+
+
+def test_a_hole_is_the_same_for_every_later_start() -> None:
+    """Nothing is lost while nothing is published, and what was told to be lost stays so."""
+    rig = Rig()
+    rig.write(rig.pubend.stage([rig.batch()], NOW + 10).effects)
+    end = NOW + 50_000_000
+    for at, suspect in ((0, True), (60_000_000, True), (120_000_000, False)):
+        pubend = rig.restart(end + at, suspect=suspect)
+        rig.write(pubend.reserve(end + at))
+        rig.write(pubend.assert_silence(end + at + 1_000_000)[1])
+        segments, spans = pubend.answer(NOW + 10, pubend.last, 10)
+        assert spans == []
+        assert [(one.start, one.end) for one in segments if one.lost] == [(NOW + 10, end)]
+    staged = pubend.stage([rig.batch()], end + 130_000_000)
+    assert [type(effect) for effect in staged.effects] == [Append, Save], "what follows a hole is noted"
+    rig.write(staged.effects)
+    assert rig.records[-1][0] == end
+    staged = pubend.stage([rig.batch()], end + 131_000_000)
+    assert [type(effect) for effect in staged.effects] == [Append]
+    rig.write(staged.effects)
+    pubend = rig.restart(end + 180_000_000, suspect=True)
+    segments, _ = pubend.answer(rig.records[-1][1], pubend.last, 10)
+    assert [(one.start, one.end) for one in segments] == [(rig.records[-1][1], pubend.last)]
+    assert segments[0].lost, "another hole"
+
+
+def test_quick_restarts_do_not_run_ahead_of_the_clock() -> None:
+    rig = Rig()
+    now = NOW
+    for _ in range(50):
+        rig.write(rig.pubend.reserve(now))
+        rig.write(rig.pubend.assert_silence(now)[1])
+        rig.write(rig.pubend.stage([rig.batch()], now).effects)
+        told = rig.pubend.last
+        now += 200_000
+        assert rig.restart(now).last >= told
+        assert rig.pubend.last <= now + RESERVE_US
+    for _ in range(100):  # and silence is told again as time goes by
+        now += 100_000
+        segment, effects = rig.pubend.assert_silence(now)
+        rig.write(effects)
+    assert segment is not None
+    assert segment.end == now
+
+
+def test_a_reservation_on_disk_never_goes_back() -> None:
+    rig = Rig()
+    rig.write(rig.pubend.stage([rig.batch()], NOW + 10).effects)
+    pubend = rig.restart(NOW + 20, suspect=True)
+    effects = pubend.reserve(NOW + 50_000_000)
+    staged = pubend.stage([rig.batch()], NOW + 30)  # the clock stepped back
+    rig.write([*effects, *staged.effects])
+    segment, _ = pubend.assert_silence(NOW + 100 * RESERVE_US)
+    assert segment is not None
+    assert rig.restart(NOW + 40).last >= segment.end
+
+
 @pytest.mark.parametrize("released", [False, True])
 def test_events_of_a_process_that_died_are_handed_out_by_recovery(released: bool) -> None:
     """T4: also what a checkpoint, made before the log is chopped, says need not be read."""

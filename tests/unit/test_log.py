@@ -261,11 +261,35 @@ def test_after_a_clean_close_a_flip_in_the_last_record_is_no_torn_tail(log: Open
     log = Opened(log.folder)
     (damage,) = log.volume.recovered.damage
     assert (damage.torn, damage.stream) == (False, 1)
-    assert log.volume.recovered.streams[1].suspect
+    assert not log.volume.recovered.streams[1].suspect, "nothing followed the tick that was noted"
+    assert (log.volume.recovered.streams[1].last, log.read(1, 0).missing) == (2, ((1, 2),))
     log.append(1, [(3, 4)])
     assert len(log.segments()) == 2  # nothing is written behind damage
     log = log.reopened()
     assert (log.lasts(1), log.read(1, 0).missing) == ([1, 4], ((1, 3),))
+    log.close()
+
+
+def test_a_stream_is_suspect_by_damage_behind_the_mark_until_something_is_appended_to_it(log: Opened) -> None:
+    log.append(1, [(0, 1)])
+    log.append(2, [(0, 1)])
+    log.metadata.commit(log.volume.marks())
+    log.append(1, [(1, 2)])
+    log.append(2, [(1, 2)])
+    record = 100 + OVERHEAD
+    flip(log.segments()[0], 2 * record + 50)
+    for clean in (False, True, True):  # a mark behind the damage makes nobody forget it
+        log = log.reopened(clean=clean)
+        states = log.volume.recovered.streams
+        assert {n: (s.last, s.suspect) for n, s in states.items()} == {1: (1, True), 2: (2, False)}
+    log.append(1, [(5, 6)])
+    log = log.reopened(clean=True)
+    assert not log.volume.recovered.streams[1].suspect
+    flip(log.segments()[-1], 50)
+    log = log.reopened(clean=True)
+    assert (log.volume.recovered.streams[1].last, log.volume.recovered.streams[1].suspect) == (6, False)
+    assert log.read(1, 0).missing == ((1, 6),)
+    assert log.metadata.load("log.suspects") == {}
     log.close()
 
 

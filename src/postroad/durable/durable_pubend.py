@@ -35,7 +35,8 @@ from postroad.wire.frames import Kind, Limits
 
 TABLE: Final = "durable.pubends"
 PUBLISHERS: Final = "durable.publishers"
-RESERVE_US: Final = 4 * SECOND_US  # silence is asserted at most this far beyond the last save
+RESERVE_US: Final = 4 * SECOND_US  # silence is reserved this far ahead of the clock
+AHEAD_US: Final = SECOND_US // 10  # or this far ahead of the last tick: less than a start takes
 RESERVE_RETRY_US: Final = SECOND_US // 2
 MAX_STAGED_BYTES: Final = 64 * MIB  # on their way to disk; then publishers are refused
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
@@ -54,6 +55,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
     start: int
     reserved: int
+    hole: Span = (0, 0)
 
 
 class _Checkpoint(msgspec.Struct, frozen=True):
@@ -147,6 +149,8 @@ class DurablePubend:
         if fresh:
             tag = self._new_tag()
             effects.append(self._log(fresh, prefixes, tag, now_us))
+            if self._hole[1] > self._synced:  # the log notes with it that there is a record behind the hole
+                effects.append(self._save_facts(now_us))
         return Staged(effects=effects, tags=[tag if wait is True else wait or None for wait in waits])
 
     def claim(self, prefix: bytes, principal: str, *, given: bool = False) -> bool:
@@ -218,7 +222,7 @@ class DurablePubend:
         self._staged.clear()
         self._coming.clear()
         self._staged_bytes = 0
-        self._logged = self._synced
+        self._logged = max(self._synced, self._hole[1])
         return failed
 
     def last_id(self, prefix: bytes) -> bytes:
@@ -257,18 +261,25 @@ class DurablePubend:
 
     def reserve(self, now_us: int) -> list[StorageEffect]:
         """Save a later bound for silence when half of the last one is used up."""
-        now = max(now_us, self.last)
-        bound = max([self._reserved, *self._reserving.values()])
-        if bound - now >= RESERVE_US // 2 and not self._fresh:
+        used = max(now_us + RESERVE_US // 2, self.last + AHEAD_US // 2)
+        if self._bound >= used and not self._fresh:
             return []
         if now_us < self._reserve_us:  # a disk that fails is not asked with every turn
             return []
+        return [self._save_facts(now_us)]
+
+    @property
+    def _bound(self) -> int:
+        return max([self._reserved, *self._reserving.values()])
+
+    def _save_facts(self, now_us: int) -> Save:
         self._reserve_us = now_us + RESERVE_RETRY_US
         self._fresh = False
         tag = self._new_tag()
-        self._reserving[tag] = now + RESERVE_US
-        row = msgspec.msgpack.encode(_Facts(self.start, now + RESERVE_US))
-        return [Save(table=TABLE, rows=((self._key, row),), tag=tag)]
+        bound = max(self._bound, now_us + RESERVE_US, self.last + AHEAD_US)
+        self._reserving[tag] = bound
+        row = msgspec.msgpack.encode(_Facts(self.start, bound, self._hole))
+        return Save(table=TABLE, rows=((self._key, row),), tag=tag)
 
     # ---- answering
 
@@ -507,11 +518,15 @@ class DurablePubend:
         self.floor = max(chopped, known.start)
         self._reserved = max(known.reserved, self._synced, self.start)
         self.last = self._assigned = self._reserved
-        if suspect:
-            # Acknowledged ticks may lie in what cannot be read: they are L, and are not assigned again.
-            self.last = self._assigned = max(self.last, now_us)
-            self._hole = (self._synced, self.last)
-            self._logged = self.last
+        # Acknowledged ticks may lie in what cannot be read: they are L, and are not assigned again. A hole
+        # that an earlier start found is the same as long as no record lies behind it.
+        if known.hole[1] > self._synced:
+            self._hole = (self._synced, known.hole[1])
+        elif suspect:
+            self._hole = (self._synced, max(self.last, now_us))
+        if self._hole[1]:
+            self.last = self._assigned = max(self.last, self._hole[1])
+            self._logged = self._hole[1]
         self._checkpoint = self.start
         saved = publishers.get(self._key)
         if saved is not None:

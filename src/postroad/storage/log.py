@@ -69,6 +69,7 @@ BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts 
 
 CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
 LASTS: Final = "log.lasts"  # the same: where streams ended at some time
+SUSPECTS: Final = "log.suspects"  # the same, of those found suspect
 STATE: Final = "log.state"
 SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
 
@@ -117,6 +118,7 @@ class LogVolume:
         self._lock = threading.Lock()
         self._unsaved: Chops = {}  # not on disk yet
         self._moved: dict[int, None] = {}  # streams whose last tick is not noted yet
+        self._suspects: list[Row] = []  # what is not noted yet
         self._gone: Mark | None = None  # what a start did not find
         self._dead: list[Segment] = []
         self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
@@ -128,7 +130,7 @@ class LogVolume:
     # -- opening and closing
 
     def _recover(self, facts: Facts) -> Recovery:
-        chops, noted = _ticks(facts.load(CHOPS)), _ticks(facts.load(LASTS))
+        chops, noted, suspects = (_ticks(facts.load(table)) for table in (CHOPS, LASTS, SUSPECTS))
         synced = _parse_mark(facts.load(STATE).get(SYNCED))
         try:
             found = find_segments(self.files, synced=synced)
@@ -156,8 +158,12 @@ class LogVolume:
             self._stream(number).chopped = tick
             self.chops_saved({number: tick})
         scanned = sum(segment.size for segment in found.segments)
+        streams = judge(found, chops, noted, suspects, synced)
+        suspect = {number: state.last for number, state in streams.items() if state.suspect}
+        self._suspects = [(_key(number), None) for number in suspects.keys() - suspect.keys()]
+        self._suspects += [(_key(number), _tick(last)) for number, last in suspect.items()]
         return Recovery(
-            streams=judge(found, chops, noted),
+            streams=streams,
             damage=tuple(found.damage),
             lost=tuple(lost),
             scanned_bytes=scanned,
@@ -177,10 +183,12 @@ class LogVolume:
             for number in self._moved
             if self._streams[number].chopped < MAX_TICK
         ]
-        return [(STATE, [(SYNCED, f"{mark[0]} {mark[1]}".encode() if mark else None)]), (LASTS, lasts)]
+        state: list[Row] = [(SYNCED, f"{mark[0]} {mark[1]}".encode() if mark else None)]
+        return [(STATE, state), (LASTS, lasts), (SUSPECTS, self._suspects)]
 
     def marks_saved(self) -> None:
         self._moved.clear()
+        self._suspects = []
 
     def _stream(self, number: int) -> Stream:
         found = self._streams.get(number)

@@ -9,6 +9,10 @@ What is not there any more cannot be scanned. So metadata notes with each of its
 end, how far the log was synced: the mark (the newest file and its size) and the last tick of every stream. A
 bit that flipped before the mark is damage and not taken for a tear, a marked file that is too short or gone
 is damage, and ticks of a stream up to its noted one that neither a record nor a chop accounts for are lost.
+
+Damage before the mark can have hit no later tick than the noted one. Behind the mark it may have hit whatever
+stream has no record behind it: that stream is suspect, which is noted with the next mark and holds as long as
+nothing is appended to it.
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ class Lost:
 class StreamState:
     """What is left of a stream after a restart.
 
-    `suspect`: damage lies behind its last readable record, so its latest acknowledged ticks may be among
+    `suspect`: damage lies behind its last readable record, so acknowledged ticks above `last` may be among
     what was lost. Whoever appends next should leave a hole behind `last` instead of covering it.
     """
 
@@ -200,9 +204,21 @@ def lost_ends(found: Found, chops: Mapping[int, int], noted: Mapping[int, int]) 
     return lost
 
 
-def judge(found: Found, chops: Mapping[int, int], noted: Mapping[int, int]) -> Mapping[int, StreamState]:
-    """The state of every stream that has records, was chopped or is noted, and is not over."""
-    hits = [((number_of(one.file), one.offset), one.stream) for one in found.damage if not one.torn]
+def judge(
+    found: Found,
+    chops: Mapping[int, int],
+    noted: Mapping[int, int],
+    suspects: Mapping[int, int],
+    synced: Mark | None,
+) -> Mapping[int, StreamState]:
+    """The state of every stream that has records, was chopped or is noted, and is not over. `suspects`: the
+    last ticks of streams that an earlier start found suspect."""
+    marked = synced if synced and any(one.name == synced[0] for one in found.segments) else None
+    hits = [
+        ((number_of(one.file), one.offset), one.stream)
+        for one in found.damage
+        if not one.torn and not (marked and _before(one, marked))
+    ]
     states = {}
     for stream in sorted(found.lasts.keys() | chops.keys() | noted.keys()):
         place = found.places.get(stream, (-1, -1))
@@ -215,6 +231,14 @@ def judge(found: Found, chops: Mapping[int, int], noted: Mapping[int, int]) -> M
             last=last,
             chopped=chopped,
             records=found.records.get(stream, 0),
-            suspect=any(at >= place and whose in (None, stream) for at, whose in hits),
+            suspect=suspects.get(stream) == last
+            or any(at >= place and whose in (None, stream) for at, whose in hits),
         )
     return states
+
+
+def _before(damage: Damage, mark: Mark) -> bool:
+    """Whatever it hit was synced when the mark was noted."""
+    if damage.file == mark[0]:
+        return not damage.gone and damage.offset + damage.length <= mark[1]
+    return number_of(damage.file) < number_of(mark[0])
