@@ -42,7 +42,9 @@ DENSE_HOPS: Final = 4  # as many dense pointers in a row: read forwards instead
 MAX_HOPS: Final = 64  # pointers followed one by one in one read
 CHECKPOINT_BYTES: Final = MIB  # of records between two checkpoints; as much is scanned after a crash
 MAX_CACHED_SETS: Final = 4_096
-MAX_PARSED: Final = 16_384  # records kept parsed
+PARSED_BYTES: Final = 16 * MIB  # of records kept parsed, as far as their size can be told
+GROUP_BYTES: Final = 256  # of a group without its ticks and members
+MEMBER_BYTES: Final = 128
 
 _VERSION: Final = 1
 _ALIKE: Final = 0  # all subscribers of a group have the same previous record
@@ -125,6 +127,7 @@ class PersistentFiltering:
         self._packed: dict[tuple[int, ...], bytes] = {}  # members of a group, as given -> their set as bytes
         self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
         self._parsed: dict[tuple[int, bytes], list[_Parsed]] = {}  # groups, by first tick and data
+        self._parsed_bytes = 0  # of these and of `_unpacked`
         self._recovering: int | None = None  # tag of the Read of the tail
         self.tail = start  # what a restart read from the log begins here
         self._consumed: Mapping[int, int] = {}  # while it does: subscriber -> tick
@@ -246,8 +249,7 @@ class PersistentFiltering:
         if found is None:
             values, _ = get_set(ids, 0)
             found = {value: place for place, value in enumerate(values.tolist())}
-            if len(self._unpacked) >= MAX_CACHED_SETS:
-                self._unpacked.clear()
+            self._make_room(len(ids) + MEMBER_BYTES * len(found))
             self._unpacked[ids] = found
         return found
 
@@ -273,10 +275,17 @@ class PersistentFiltering:
                 raise StorageError("a filtering record names a row that it does not have")
             groups.append(_Parsed(self._members(ids), ticks[rows], pointers))
             at += length
-        if len(self._parsed) >= MAX_PARSED:
-            self._parsed.clear()
+        self._make_room(len(data) + sum(GROUP_BYTES + one.ticks.nbytes for one in groups))
         self._parsed[first, data] = groups
         return groups
+
+    def _make_room(self, size: int) -> None:
+        """Both caches are emptied at once, since what is parsed refers to members."""
+        if self._parsed_bytes + size > PARSED_BYTES:
+            self._parsed.clear()
+            self._unpacked.clear()
+            self._parsed_bytes = 0
+        self._parsed_bytes += size
 
     def find(self, first: int, data: bytes, subscriber: int) -> tuple[Numbers, int] | None:
         """The ticks of a record that `subscriber` matched, and the end of its previous record, 0 if none."""
