@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,69 @@ def test_a_database_put_back_from_a_backup_is_one_line_that_says_what_to_do(brok
         broker.start()
         assert read_up_to(broker.address, wanted[-1]) == (wanted, [])
         assert broker.stop() == 0
+
+
+def test_a_damaged_row_is_one_line_that_says_which(brokers: Any) -> None:
+    broker = brokers.start("b1")
+    with postroad.sync.connect(broker.address) as client:
+        client.subscribe("t", durable="s").close()
+        client.subscribe("t", durable="own", token="").close()
+    publish(broker.address, 0, COUNT)
+    assert read_up_to(broker.address, str(COUNT - 1))[1] == []
+    assert broker.stop() == 0
+    whole = broker.data.with_name("whole")
+    shutil.copytree(broker.data, whole)
+    with closing(sqlite3.connect(broker.data / "postroad.db")) as database:
+        rows = dict(database.execute("SELECT name, max(key) FROM facts GROUP BY name").fetchall())
+    del rows["metadata"]
+    assert {"durable.owners", "durable.pubends", "durable.subscriptions", "log.lasts", "log.state"} <= set(
+        rows
+    )
+    for table, key in rows.items():
+        shutil.rmtree(broker.data)
+        shutil.copytree(whole, broker.data)
+        with closing(sqlite3.connect(broker.data / "postroad.db")) as database:
+            database.execute("UPDATE facts SET value = x'ff' WHERE name = ? AND key = ?", (table, key))
+            database.commit()
+        done = up(broker.data)
+        assert (done.returncode, done.stdout) == (1, ""), table
+        (line,) = done.stderr.splitlines()
+        row = repr(key.decode()) if table in ("durable.subscriptions", "log.state") else key.hex()
+        assert line.startswith(
+            f"postroad: cannot read {broker.data / 'postroad.db'}: row {row} of table {table} is damaged ("
+        )
+
+
+def test_a_damaged_last_record_is_one_gap_however_often_the_broker_starts(brokers: Any) -> None:
+    broker = brokers.start("b1")
+    with postroad.sync.connect(broker.address) as client:
+        for name in ("s", "later"):
+            client.subscribe("t", durable=name, ack="manual").close()
+        for number in range(COUNT):
+            client.publish("t", f"number {number}", mode="durable")
+    assert broker.stop() == 0
+    (file,) = (broker.data / "log").glob("*.log")
+    content = bytearray(file.read_bytes())
+    content[content.rindex(f"number {COUNT - 1}".encode())] ^= 1
+    file.write_bytes(content)
+    for _ in range(2):
+        broker.start()
+        assert broker.stop() == 0
+    broker.start()
+    with postroad.sync.connect(broker.address) as client:
+        client.publish("t", "after", mode="durable")
+    for name in ("s", "later"):
+        with (
+            postroad.sync.connect(broker.address) as client,
+            client.subscribe("t", durable=name, ack="manual") as events,
+        ):
+            found = [events.get(timeout=60) for _ in range(COUNT + 1)]
+        before, gap, after = found[-3:]
+        assert isinstance(gap, postroad.Gap)
+        assert (before.payload, after.payload) == (f"number {COUNT - 2}".encode(), b"after")
+        assert gap.end - gap.start < 1_000_000, "up to the lost event, not to when the broker started"
+        broker.kill()
+        broker.start()
 
 
 @pytest.fixture

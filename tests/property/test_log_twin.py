@@ -113,7 +113,7 @@ class MemoryFacts:
     def __init__(self) -> None:
         self.tables: dict[str, dict[bytes, bytes]] = {}
 
-    def load(self, table: str) -> dict[bytes, bytes]:
+    def load(self, table: str, _reader: object = None) -> dict[bytes, bytes]:
         return dict(self.tables.get(table, {}))
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:

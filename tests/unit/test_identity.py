@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import time
@@ -69,10 +70,19 @@ def test_a_damaged_database_is_said_so(tmp_path: Path, harm: str) -> None:
         commit(tmp_path, 0)
     assert str(error.value).startswith(f"cannot read {database}: ")
     assert str(error.value).endswith(
-        f"; it is damaged, or no database: restore the folder {tmp_path} from a backup, or move it away and"
-        " start anew, as another broker, without the durable events and subscriptions that it holds"
+        f"; it is damaged, or no broker's database: restore the folder {tmp_path} from a backup, or move it"
+        " away and start anew, as another broker, without the durable events and subscriptions that it holds"
     )
     assert database.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("table", ["broker", "facts"])
+def test_the_database_of_something_else_is_said_to_be_so(tmp_path: Path, table: str) -> None:
+    database = sqlite3.connect(tmp_path / DATABASE)
+    database.execute(f"CREATE TABLE {table} (a)")
+    database.close()
+    with pytest.raises(StorageError, match=r"no such column: .*; it is damaged, or no broker's database: "):
+        commit(tmp_path, 1)
 
 
 def test_a_newer_layout_is_left_alone(tmp_path: Path) -> None:

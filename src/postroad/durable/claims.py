@@ -91,4 +91,9 @@ class Claims:
 
     def recover(self, rows: Mapping[bytes, bytes]) -> None:
         for name, value in sorted(rows.items()):
-            self._rows[name.decode()] = msgspec.msgpack.decode(value, type=_Row)
+            held, row = read_claim(name, value)
+            self._rows[held] = row
+
+
+def read_claim(name: bytes, value: bytes) -> tuple[str, _Row]:
+    return name.decode(), msgspec.msgpack.decode(value, type=_Row)

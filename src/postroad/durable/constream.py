@@ -13,6 +13,7 @@ rest from memory in the same step in which its subscriber is counted in here: th
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -31,6 +32,7 @@ from postroad.storage.effects import Save, StorageEffect
 from postroad.units import MIB
 
 DELIVERED: Final = "durable.delivered"
+_U64: Final = struct.Struct(">Q")
 RECENT_BYTES: Final = MIB  # of segments kept for switchover, beyond those that wait for the disk
 RECENT_SEGMENTS: Final = 512  # and no more of them: each is a message to whoever switches over
 PENDING_BYTES: Final = 32 * MIB  # of segments that wait for the disk; then catchup streams wait too
@@ -294,7 +296,8 @@ class Ledger:
 
     def recover(self, rows: Mapping[bytes, bytes]) -> None:
         for key, value in sorted(rows.items()):
-            self.saved[int.from_bytes(key, "big")] = int.from_bytes(value, "big")
+            pubend, tick = read_delivered(key, value)
+            self.saved[pubend] = tick
 
     def begin(self, pubend: int, tick: int) -> None:
         self.saved.setdefault(pubend, tick)
@@ -308,7 +311,7 @@ class Ledger:
             return []
         tag = self._new_tag()
         self._saving[tag] = news
-        rows = tuple((pubend.to_bytes(8, "big"), tick.to_bytes(8, "big")) for pubend, tick in news.items())
+        rows = tuple((_U64.pack(pubend), _U64.pack(tick)) for pubend, tick in news.items())
         return [Save(table=DELIVERED, rows=rows, tag=tag)]
 
     def on_saved(self, tag: int) -> None:
@@ -323,3 +326,8 @@ def _rows_of(groups: list[Group], subscriber: int) -> npt.NDArray[np.uint32] | N
         if subscriber in targets:
             return rows
     return None
+
+
+def read_delivered(key: bytes, value: bytes) -> tuple[int, int]:
+    """Pubend and latestDelivered."""
+    return _U64.unpack(key)[0], _U64.unpack(value)[0]

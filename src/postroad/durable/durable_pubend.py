@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
+from postroad.durable.pubend_rows import Checkpoint, Facts, read_checkpoint, read_facts
 from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.errors import BugError, PeerError, StorageError, UnavailableError
 from postroad.events.batch import EventBatch
@@ -48,20 +49,6 @@ CHECKPOINT_BYTES: Final = 16 * MIB  # of records between two checkpoints; as muc
 MARK_BYTES: Final = 4 * MIB  # sizes are remembered this finely, at first
 MARKS_WITHIN: Final = 16  # and at least as finely as this part of what early release by size keeps
 MAX_MARKS: Final = 1_024
-
-
-class _Facts(msgspec.Struct, frozen=True):
-    """What is saved of a pubend."""
-
-    start: int
-    reserved: int
-    hole: Span = (0, 0)
-
-
-class _Checkpoint(msgspec.Struct, frozen=True):
-    tick: int  # publishers' last ids and sizes are saved as they were up to here
-    size: int  # bytes ever logged
-    marks: list[tuple[int, int]]  # (tick, bytes ever logged up to it)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +265,7 @@ class DurablePubend:
         tag = self._new_tag()
         bound = max(self._bound, now_us + RESERVE_US, self.last + AHEAD_US)
         self._reserving[tag] = bound
-        row = msgspec.msgpack.encode(_Facts(self.start, bound, self._hole))
+        row = msgspec.msgpack.encode(Facts(self.start, bound, self._hole))
         return Save(table=TABLE, rows=((self._key, row),), tag=tag)
 
     # ---- answering
@@ -452,7 +439,7 @@ class DurablePubend:
 
     def _save_checkpoint(self) -> list[StorageEffect]:
         tag = self._new_tag()
-        facts = _Checkpoint(self._synced, self._size, list(self._marks))
+        facts = Checkpoint(self._synced, self._size, list(self._marks))
         ids = tuple((self._key + prefix, self._row(prefix)) for prefix in self._dirty)
         self._saving[tag] = (self._synced, tuple(self._dirty))
         self._dirty.clear()
@@ -512,7 +499,7 @@ class DurablePubend:
         if held is None and last <= 0:
             return []  # it never asserted anything, and nothing of it was acknowledged
         self._fresh = held is None  # the save failed where the append behind it did not
-        known = _Facts(0, 0) if held is None else msgspec.msgpack.decode(held, type=_Facts)
+        known = Facts(0, 0) if held is None else read_facts(self._key, held)
         self.start = known.start
         self._synced = self._logged = max(last, chopped, 0)
         self.floor = max(chopped, known.start)
@@ -530,7 +517,7 @@ class DurablePubend:
         self._checkpoint = self.start
         saved = publishers.get(self._key)
         if saved is not None:
-            found = msgspec.msgpack.decode(saved, type=_Checkpoint)
+            found = read_checkpoint(saved)
             self._checkpoint, self._size, self._saved_size = found.tick, found.size, found.size
             self._marks = deque(found.marks)
         ids = sorted((v, k) for k, v in publishers.items() if k[:8] == self._key and len(k) == 16)

@@ -511,10 +511,10 @@ class PersistentFiltering:
         checkpoint = 0
         for key, value in rows.items():
             if key == self._key():
-                checkpoint, self.doubt = _META.unpack(value)
-            elif key[:8] == self._key() and len(key) == 12:
+                checkpoint, self.doubt = read_filtering(key, value)
+            elif key[:8] == self._key():
                 one = int.from_bytes(key[8:], "big")
-                self._last_index[one], self._totals[one] = _ROW.unpack(value)
+                self._last_index[one], self._totals[one] = read_filtering(key, value)
         self.chopped = max(chopped, 0)
         self.last_timestamp = self._first = self._synced = max(last, self.chopped)
         self.heard = max(delivered, self.last_timestamp)
@@ -595,6 +595,11 @@ class PersistentFiltering:
         ends = list(self._pending.values())
         if ends != sorted(set(ends)) or (ends and ends[-1] > self.heard):
             raise BugError("filtering: records on their way are out of order")
+
+
+def read_filtering(key: bytes, value: bytes) -> tuple[int, int]:
+    """What is saved of the pubend or, where the key names one, of a subscriber."""
+    return (_META if len(key) == 8 else _ROW).unpack(value)
 
 
 def _set_bytes(values: Sequence[int]) -> bytes:

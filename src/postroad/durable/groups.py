@@ -367,7 +367,7 @@ class SharedSubscription:
         for key, value in sorted(rows.items()):
             pubend = int.from_bytes(key[4:], "big")
             if key[:4] == self.subscriber.to_bytes(4, "big") and pubend in self._progress:
-                row, progress = msgspec.msgpack.decode(value, type=_Row), self._progress[pubend]
+                row, progress = read_done(key, value), self._progress[pubend]
                 progress.done = [span for span in row.done if span[1] > token[pubend]]
                 progress.left = max(0, row.events - (self._matched(pubend) or 0)) if progress.done else 0
 
@@ -389,3 +389,7 @@ class SharedSubscription:
             (pubend, tick) for pubend, one in self._progress.items() for tick in one.open
         ):
             raise BugError("group: what is open is not what is held")
+
+
+def read_done(_key: bytes, value: bytes) -> _Row:
+    return msgspec.msgpack.decode(value, type=_Row)

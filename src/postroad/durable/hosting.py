@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from postroad.durable.claims import TABLE as CLAIMS
-from postroad.durable.constream import DELIVERED, Constream, Ledger
+from postroad.durable.claims import read_claim
+from postroad.durable.constream import DELIVERED, Constream, Ledger, read_delivered
 from postroad.durable.cursor import Told
 from postroad.durable.filtering import TABLE as FILTERING
-from postroad.durable.filtering import PersistentFiltering
+from postroad.durable.filtering import PersistentFiltering, read_filtering
 from postroad.durable.followed import Followed
 from postroad.durable.groups import TABLE as GROUPS
+from postroad.durable.groups import read_done
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Message, Output, Reported, Wants
 from postroad.durable.release import Reporter
@@ -34,6 +36,8 @@ from postroad.durable.subscriptions import (
     Attached,
     Subscription,
     Subscriptions,
+    read_released,
+    read_subscription,
 )
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, UsageError
@@ -43,6 +47,7 @@ from postroad.storage.effects import (
     Appended,
     Read,
     ReadDone,
+    Reader,
     Save,
     Saved,
     SaveFailed,
@@ -57,7 +62,14 @@ KEPT_ROW_US: Final = MILLISECOND_US  # but no more of them in a time: each is a 
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
 
-TABLES: Final = (SUBSCRIPTIONS, RELEASED, DELIVERED, FILTERING, GROUPS, CLAIMS)
+TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
+    SUBSCRIPTIONS: read_subscription,
+    RELEASED: read_released,
+    DELIVERED: read_delivered,
+    FILTERING: read_filtering,
+    GROUPS: read_done,
+    CLAIMS: read_claim,
+}
 
 
 class Hosting:

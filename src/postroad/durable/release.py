@@ -164,7 +164,7 @@ class ReleaseRoot:
         prefix = self.pubend.to_bytes(8, "big")
         for key, value in sorted(rows.items()):
             if key[:8] == prefix:
-                self._owners[int.from_bytes(key[8:], "big")] = msgspec.msgpack.decode(value, type=_Row)
+                self._owners[int.from_bytes(key[8:], "big")] = read_owner(key, value)
 
     def inherit(self, sibling: ReleaseRoot) -> None:
         """A new pubend of the same broker: whoever follows the sibling follows this one too, and holds all
@@ -290,3 +290,7 @@ class ReleaseRoot:
         for owner, row in self._owners.items():
             if row.released > row.latest_delivered:
                 raise BugError(f"release: owner {owner:08x} released more than was delivered")
+
+
+def read_owner(_key: bytes, value: bytes) -> _Row:
+    return msgspec.msgpack.decode(value, type=_Row)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -41,6 +41,9 @@ LATE_US: Final = 5 * SECOND_US  # clocks differ: how far before its creation a s
 
 _NEXT: Final = b"\0next"  # no name begins with NUL
 _CURSOR: Final = struct.Struct("<qqqq")
+
+
+_Next = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -414,15 +417,14 @@ class Subscriptions:
         """After a restart: the tables. Nobody is connected."""
         self.elsewhere.recover(claims)
         for name, value in sorted(subscriptions.items()):
-            if name == _NEXT:
-                self._next = max(self._next, msgspec.msgpack.decode(value, type=int))
+            row = read_subscription(name, value)
+            if isinstance(row, int):
+                self._next = max(self._next, row)
                 continue
-            row = msgspec.msgpack.decode(value, type=_Row)
-            selector = Selector.parse(row.topic, row.where)
             held = Subscription(
                 row.id,
                 name.decode(),
-                selector,
+                Selector.parse(row.topic, row.where),
                 row.ack,
                 row.epoch,
                 row.created_us,
@@ -443,7 +445,7 @@ class Subscriptions:
             number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
             owner = self._by_id.get(number)
             if owner is not None:
-                tick, since, matched, quiet = _CURSOR.unpack(value)
+                tick, since, matched, quiet = read_released(key, value)
                 self.begin(owner, pubend, tick, since=since, matched=matched)
                 owner.cursors[pubend].quiet = quiet
         self._dirty.clear()
@@ -521,6 +523,20 @@ class Subscriptions:
                 raise BugError("subscriptions: the least released tick is another one")
             if any(cursor.saved > cursor.released for cursor in holders.values()):
                 raise BugError("subscriptions: more is saved than was acknowledged")
+
+
+def read_subscription(name: bytes, value: bytes) -> _Row | int:
+    """A subscription, or the number of the next one."""
+    if name == _NEXT:
+        return msgspec.msgpack.decode(value, type=_Next)
+    row = msgspec.msgpack.decode(value, type=_Row)
+    _check_name(name.decode(), row.ack)
+    Selector.parse(row.topic, row.where)
+    return row
+
+
+def read_released(_key: bytes, value: bytes) -> tuple[int, int, int, int]:
+    return _CURSOR.unpack(value)
 
 
 def _cursor_key(number: int, pubend: int) -> bytes:

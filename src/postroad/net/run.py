@@ -45,13 +45,16 @@ from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
 from postroad.overlay.durable_publishing import TABLES as PUBLISHING_TABLES
 from postroad.overlay.ends import TABLE as ENDS_TABLE
+from postroad.overlay.ends import read_end
 from postroad.overlay.handshake import MAX_WINDOW
 from postroad.overlay.history import TABLE as HISTORY_TABLE
+from postroad.overlay.history import read_row as read_history
 from postroad.overlay.releasing import TABLES as RELEASING_TABLES
 from postroad.overlay.retiring import TABLE as RETIRED_TABLE
+from postroad.overlay.retiring import read_retired
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
-from postroad.storage.effects import Stored, StreamEnd
+from postroad.storage.effects import Reader, Stored, StreamEnd
 from postroad.storage.identity import DataFolder
 from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
@@ -286,12 +289,10 @@ def _stored(storage: Storage) -> Stored:
     """What an earlier process left on disk; damage is told to whoever reads the log."""
     for damage in (*storage.recovered.damage, *storage.recovered.lost):
         LOGGER.warning("log: %s", damage)
-    others = (HISTORY_TABLE, ENDS_TABLE, RETIRED_TABLE)
+    tables: dict[str, Reader] = {**PUBLISHING_TABLES, **HOSTING_TABLES, **RELEASING_TABLES}
+    tables |= {HISTORY_TABLE: read_history, ENDS_TABLE: read_end, RETIRED_TABLE: read_retired}
     return Stored(
-        tables={
-            table: storage.load(table)
-            for table in (*PUBLISHING_TABLES, *HOSTING_TABLES, *RELEASING_TABLES, *others)
-        },
+        tables={table: storage.load(table, reader) for table, reader in tables.items()},
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.recovered.streams.items()

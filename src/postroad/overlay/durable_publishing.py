@@ -14,12 +14,13 @@ can be saved at the start, frames are refused until one can.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.knowledge import Segment
+from postroad.durable.pubend_rows import read_facts, read_publisher
 from postroad.errors import BugError, DeniedError, PostroadError, StorageError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY
@@ -31,6 +32,7 @@ from postroad.storage.effects import (
     Appended,
     AppendFailed,
     ReadDone,
+    Reader,
     Saved,
     SaveFailed,
     StorageInput,
@@ -40,7 +42,10 @@ from postroad.storage.effects import (
 from postroad.units import SECOND_US
 from postroad.wire.frames import Limits, Rejected, encode
 
-TABLES: Final = (TABLE, PUBLISHERS)  # what a start must load
+TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
+    TABLE: read_facts,
+    PUBLISHERS: read_publisher,
+}
 TICK_US: Final = SECOND_US
 STALL_US: Final = 5 * SECOND_US  # the longest that a sync takes
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)

@@ -8,6 +8,7 @@ the clock may have stepped back since.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,6 +19,7 @@ from postroad.units import SECOND_US
 
 TABLE: Final = "plain.ends"  # plain pubend -> its last tick, of processes that stopped in good order
 MAX_ENDS: Final = 16
+_U64: Final = struct.Struct(">Q")
 STEP_US: Final = 10 * SECOND_US  # no clock steps back further between two processes
 
 
@@ -27,7 +29,7 @@ class Ends:
     def __init__(self, rows: Mapping[bytes, bytes], mine: PlainPubend) -> None:
         self._mine = mine
         # Plain pubends of earlier processes -> their last tick, as far as known.
-        self._last = {int.from_bytes(key, "big"): int.from_bytes(tick, "big") for key, tick in rows.items()}
+        self._last = dict(read_end(key, tick) for key, tick in rows.items())
 
     def lost(self, pubend: int, tick: int) -> list[Span]:
         """What is lost of a pubend to somebody who knows it up to `tick`."""
@@ -43,3 +45,7 @@ class Ends:
             (self._mine.id.to_bytes(8, "big"), self._mine.last.to_bytes(8, "big")),
             *((pubend.to_bytes(8, "big"), None) for pubend in forgotten),
         )
+
+
+def read_end(key: bytes, tick: bytes) -> tuple[int, int]:
+    return _U64.unpack(key)[0], _U64.unpack(tick)[0]

@@ -72,12 +72,7 @@ class FilterShipping:
         self._failed = False  # the disk failed since the last step
         self._retry_us = 0
         if ROW in rows:
-            try:
-                self._mark = msgspec.msgpack.decode(rows[ROW], type=_Mark)
-            except msgspec.DecodeError as error:
-                raise StorageError(
-                    f"what was saved about published filters cannot be read: {error}"
-                ) from None
+            self._mark = read_mark(rows[ROW])
         tracking.resume_after(self._last)
 
     @property
@@ -218,3 +213,7 @@ def _sound(sequence: int, record: bytes) -> bool:
         return decode_meta(record).sequence == sequence
     except StorageError:
         return False
+
+
+def read_mark(value: bytes) -> _Mark:
+    return msgspec.msgpack.decode(value, type=_Mark)

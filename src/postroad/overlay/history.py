@@ -21,10 +21,10 @@ from typing import Final
 import msgspec
 
 from postroad.durable.outputs import Deliver, DeliverGap
-from postroad.errors import BugError, StorageError
+from postroad.errors import BugError
 from postroad.ids import IdSource, is_history
 from postroad.overlay.effects import Effect
-from postroad.overlay.filter_shipping import FilterShipping
+from postroad.overlay.filter_shipping import ROW, FilterShipping, read_mark
 from postroad.overlay.press import Press
 from postroad.storage.effects import Save, StorageInput
 from postroad.tracking.bulletins import (
@@ -310,10 +310,13 @@ class History:
 
 
 def _recovered(rows: Mapping[bytes, bytes], now_us: int) -> dict[str, int]:
-    if _WANTED not in rows:
-        return {}
-    try:
-        wanted = msgspec.msgpack.decode(rows[_WANTED], type=dict[str, int])
-    except msgspec.DecodeError as error:
-        raise StorageError(f"what was saved about the broker's own history cannot be read: {error}") from None
+    wanted = _read_wanted(rows[_WANTED]) if _WANTED in rows else {}
     return {topic: at for topic, at in wanted.items() if topic in TOPICS and at + LINGER_US > now_us}
+
+
+def read_row(key: bytes, value: bytes) -> object:
+    return read_mark(value) if key == ROW else _read_wanted(value)
+
+
+def _read_wanted(value: bytes) -> dict[str, int]:
+    return msgspec.msgpack.decode(value, type=dict[str, int])

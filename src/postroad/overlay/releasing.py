@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from postroad.durable.durable_pubend import DurablePubend
-from postroad.durable.release import TABLE, ReleaseMerger, ReleaseRoot, Report, RetentionPolicy
+from postroad.durable.release import TABLE, ReleaseMerger, ReleaseRoot, Report, RetentionPolicy, read_owner
 from postroad.errors import PeerError
 from postroad.ids import is_volatile
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.topology import Topology
-from postroad.storage.effects import MAX_TICK, Saved, SaveFailed, StorageInput
+from postroad.storage.effects import MAX_TICK, Reader, Saved, SaveFailed, StorageInput
 from postroad.units import SECOND_US
 from postroad.wire.frames import Release, encode
 
-TABLES: Final = (TABLE,)  # what a start must load
+TABLES: Final[Mapping[str, Reader]] = {TABLE: read_owner}  # what a start must load
 RELEASE_US: Final = SECOND_US  # floors are found this often
 MAX_RELEASES: Final = 16_384  # reports in one frame, which has 43 bytes for each
 _MAX_U32: Final = (1 << 32) - 1

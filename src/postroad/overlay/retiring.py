@@ -10,6 +10,7 @@ subscribers get gaps for what was released meanwhile, and its pubends count agai
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,7 @@ from postroad.storage.effects import Save
 from postroad.units import SECOND_US
 from postroad.wire.frames import Reply, Request, encode
 
+_U32: Final = struct.Struct(">I")
 TABLE: Final = "retired"  # number of a retired broker -> nothing
 RETIRE: Final = "retire"
 RETIRE_US: Final = 5 * SECOND_US  # others have this long to answer
@@ -58,7 +60,7 @@ class Retiring:
         self._inquiries = inquiries
         self._forget = forget
         self._new_tag = new_tag
-        self._retired = {int.from_bytes(key, "big"): None for key in rows}
+        self._retired = dict.fromkeys(read_retired(key, value) for key, value in rows.items())
         self._seen = 0  # generation of the topology in which the retired ones were looked for
         self._under_way: list[_Retirement] = []
         inquiries.serve(RETIRE, self._asked)
@@ -167,3 +169,8 @@ class Retiring:
 
     def next_deadline(self) -> int | None:
         return min((one.deadline for one in self._under_way), default=None)
+
+
+def read_retired(key: bytes, _value: bytes) -> int:
+    (broker,) = _U32.unpack(key)
+    return int(broker)

@@ -99,7 +99,7 @@ class DiskFacts:
         held = disk.read(FACTS)
         self.tables: Tables = {} if held is None else msgspec.msgpack.decode(held, type=Tables)
 
-    def load(self, table: str) -> dict[bytes, bytes]:
+    def load(self, table: str, _reader: object = None) -> dict[bytes, bytes]:
         return dict(self.tables.get(table, {}))
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:

@@ -36,6 +36,7 @@ from postroad.storage.effects import (
     AppendFailed,
     Chop,
     Read,
+    Reader,
     Save,
     Saved,
     SaveFailed,
@@ -327,9 +328,9 @@ class Storage:
         """The disk is full: what can be left unwritten should be."""
         return self.volume.short
 
-    def load(self, table: str) -> dict[bytes, bytes]:
+    def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
         """A table of metadata, before anything is performed."""
-        return self._metadata.load(table)
+        return self._metadata.load(table, reader)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
         writes: list[Append | Save | Chop] = []

@@ -13,7 +13,7 @@ either, since it may be what releases events: so a core that saves how far a log
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,5 +114,6 @@ class Stored:
     streams: Mapping[int, StreamEnd]
 
 
+Reader = Callable[[bytes, bytes], object]  # decodes a row of metadata, given as key and value
 StorageEffect = Append | Chop | Read | Save
 StorageInput = Appended | AppendFailed | ReadDone | Saved | SaveFailed

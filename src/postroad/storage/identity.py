@@ -26,7 +26,7 @@ from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
 from postroad.ids import VOLATILE
 from postroad.storage.files import BALLAST
-from postroad.storage.metadata import commits_of, unreadable
+from postroad.storage.metadata import commits_of, is_alien, unreadable
 from postroad.storage.segment import parse_name
 from postroad.storage.stamp import read_stamp
 
@@ -71,14 +71,13 @@ class DataFolder:
                 self._refuse_old_log()
             self.database = self._with_room(lambda: _open_database(path / DATABASE))
             self._refuse_other_database()
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             os.close(self._lock)
+            if is_alien(error):
+                raise unreadable(path / DATABASE, error) from None
             raise StorageError(
                 f"cannot write {path / DATABASE}: {error}; make room, or choose another folder with --data"
             ) from None
-        except sqlite3.Error as error:
-            os.close(self._lock)
-            raise unreadable(path / DATABASE, error) from None
         except StorageError:
             os.close(self._lock)
             raise
@@ -90,10 +89,10 @@ class DataFolder:
         """
         try:
             return self._with_room(lambda: self._count_start(name))
-        except sqlite3.OperationalError as error:
-            raise StorageError(f"cannot write {self.path / DATABASE}: {error}") from None
         except sqlite3.Error as error:
-            raise unreadable(self.path / DATABASE, error) from None
+            if is_alien(error):
+                raise unreadable(self.path / DATABASE, error) from None
+            raise StorageError(f"cannot write {self.path / DATABASE}: {error}") from None
 
     def _count_start(self, name: str | None) -> Identity:
         database = self.database

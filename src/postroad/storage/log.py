@@ -20,6 +20,7 @@ thread, `read` and `chop` to anyone. The lock guards the index only, never a dis
 
 from __future__ import annotations
 
+import struct
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -72,6 +73,9 @@ LASTS: Final = "log.lasts"  # the same: where streams ended at some time
 SUSPECTS: Final = "log.suspects"  # the same, of those found suspect
 STATE: Final = "log.state"
 SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
+
+_KEY: Final = struct.Struct(">Q")
+_TICK: Final = struct.Struct(">q")
 
 Chops = dict[int, int | None]  # stream -> tick; None: forget the stream
 Row = tuple[bytes, bytes | None]
@@ -130,8 +134,9 @@ class LogVolume:
     # -- opening and closing
 
     def _recover(self, facts: Facts) -> Recovery:
-        chops, noted, suspects = (_ticks(facts.load(table)) for table in (CHOPS, LASTS, SUSPECTS))
-        synced = _parse_mark(facts.load(STATE).get(SYNCED))
+        chops, noted, suspects = (_ticks(facts.load(table, _row)) for table in (CHOPS, LASTS, SUSPECTS))
+        state = facts.load(STATE, _parse_mark)
+        synced = _parse_mark(SYNCED, state[SYNCED]) if SYNCED in state else None
         try:
             found = find_segments(self.files, synced=synced)
         except OSError as error:
@@ -557,21 +562,22 @@ def _holes(
 
 
 def _key(stream: int) -> bytes:
-    return stream.to_bytes(8, "big")
+    return _KEY.pack(stream)
 
 
 def _tick(tick: int) -> bytes:
-    return tick.to_bytes(8, "big", signed=True)
+    return _TICK.pack(tick)
+
+
+def _row(key: bytes, value: bytes) -> tuple[int, int]:
+    return _KEY.unpack(key)[0], _TICK.unpack(value)[0]
 
 
 def _ticks(rows: Mapping[bytes, bytes]) -> dict[int, int]:
-    return {
-        int.from_bytes(key, "big"): int.from_bytes(value, "big", signed=True) for key, value in rows.items()
-    }
+    return dict(_row(key, value) for key, value in rows.items())
 
 
-def _parse_mark(mark: bytes | None) -> tuple[str, int] | None:
-    if mark is None:
-        return None
+def _parse_mark(_key: bytes, mark: bytes) -> Mark:
     name, size = mark.decode().split(" ")
+    number_of(name)
     return name, int(size)

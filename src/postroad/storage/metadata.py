@@ -8,11 +8,15 @@ are counted, and the count is noted beside the log (`stamp`).
 from __future__ import annotations
 
 import sqlite3
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from postroad.errors import StorageError
+import msgspec
+
+from postroad.errors import PostroadError, StorageError
+from postroad.storage.effects import Reader
 from postroad.storage.files import NoRoom
 from postroad.storage.stamp import Stamp, StampFile
 
@@ -20,12 +24,13 @@ BUSY_S: Final = 5.0
 COMMITS: Final = ("metadata", b"commits")  # how many there were: table and key
 
 Rows = Iterable[tuple[bytes, bytes | None]]
+_DAMAGED: Final = (msgspec.MsgspecError, struct.error, ValueError, PostroadError)  # what a reader raises
 
 
 class Facts(Protocol):
     """What the log needs of a metadata store: SQLite here, a virtual file in the simulator."""
 
-    def load(self, table: str) -> dict[bytes, bytes]: ...
+    def load(self, table: str, reader: Reader, /) -> dict[bytes, bytes]: ...
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """All of the changes in order, durable, or none and a StorageError: NoRoom if the disk is full."""
@@ -57,14 +62,27 @@ class Metadata:
             number, boot = self._broker
             self._stamp.write(Stamp(broker=number, boot=boot, commits=self._commits))
 
-    def load(self, table: str) -> dict[bytes, bytes]:
+    def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
+        """The rows of a table; StorageError if there is one that the reader cannot decode."""
         try:
             rows = self._database.execute(
                 "SELECT key, value FROM facts WHERE name = ? ORDER BY key", (table,)
             )
-            return dict(rows.fetchall())
+            found = dict(rows.fetchall())
         except sqlite3.Error as error:
             raise unreadable(self.path, error) from None
+        if reader is not None:
+            for key, value in found.items():
+                self._check(table, key, value, reader)
+        return found
+
+    def _check(self, table: str, key: bytes, value: bytes, reader: Reader) -> None:
+        try:
+            reader(key, value)
+        except _DAMAGED as error:
+            row = repr(key.decode()) if key.isascii() and key.decode().isprintable() else key.hex()
+            what = f"row {row} of table {table} is damaged ({error})"
+            raise StorageError(f"cannot read {self.path}: {what}; {_advice(self.path)}") from None
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         database = self._database
@@ -95,14 +113,21 @@ class Metadata:
 
 def unreadable(path: Path, error: sqlite3.Error) -> StorageError:
     """What SQLite says of this file; where it is damaged, also what to do."""
-    advice = ""
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        advice = (
-            f"; it is damaged, or no database: restore the folder {path.parent} from a backup, or move it"
-            " away and start anew, as another broker, without the durable events and subscriptions that it"
-            " holds"
-        )
+    advice = f"; it is damaged, or no broker's database: {_advice(path)}" if is_alien(error) else ""
     return StorageError(f"cannot read {path}: {error}{advice}")
+
+
+def is_alien(error: sqlite3.Error) -> bool:
+    """The file is no database, a damaged one, or has other tables (SQLITE_ERROR)."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
+
+
+def _advice(path: Path) -> str:
+    return (
+        f"restore the folder {path.parent} from a backup, or move it away and start anew, as another broker,"
+        " without the durable events and subscriptions that it holds"
+    )
 
 
 def commits_of(database: sqlite3.Connection) -> int:
