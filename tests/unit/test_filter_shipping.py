@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,9 +12,11 @@ from postroad.errors import StorageError
 from postroad.ids import MessageId
 from postroad.overlay import filter_shipping
 from postroad.overlay.effects import Effect
-from postroad.overlay.filter_shipping import RETRY_US, ROW, FilterShipping
+from postroad.overlay.filter_shipping import RETRY_US, FilterShipping
+from postroad.overlay.history import TABLE, read_row
 from postroad.overlay.press import Press, Settled
 from postroad.storage.effects import Save, Saved, SaveFailed
+from postroad.storage.metadata import Metadata
 from postroad.tracking.bulletins import Author, Bulletin, join_parts
 from postroad.tracking.effects import FiltersRead, ReadFilters, StoreFilter
 from postroad.tracking.record import decode_record
@@ -236,8 +239,10 @@ def test_what_cannot_be_read_is_counted_and_what_was_replaced_is_not() -> None:
     assert net.step() == [], "none of a group could be read: it goes on with the next"
 
 
-def test_a_mark_that_cannot_be_read_is_an_error() -> None:
-    net = Shipped()
-    net.rows = {ROW: b"nonsense"}
-    with pytest.raises(StorageError, match="published filters"):
-        net.start()
+@pytest.mark.parametrize("row", ["filters", "wanted"])
+def test_a_row_that_cannot_be_read_is_an_error(tmp_path: Path, row: str) -> None:
+    metadata = Metadata(tmp_path / "m.db")
+    metadata.commit([(TABLE, [(row.encode(), b"nonsense")])])
+    with pytest.raises(StorageError, match=f"row '{row}' of table history is damaged"):
+        metadata.load(TABLE, read_row)
+    metadata.close()
