@@ -187,7 +187,24 @@ def test_publish_waits_for_room_and_can_be_cancelled() -> None:
             async with asyncio.timeout(0.5):
                 await client.publish_many(("a", b"x" * 1000) for _ in range(100_000))
         assert client._outbox.held_bytes < 9 << 20
-        assert client._waiters == []
+        assert not client._waiters
+        await client._shut()
+
+    run(test)
+
+
+def test_a_wait_that_is_cancelled_as_something_changes_is_cancelled() -> None:
+    async def test(broker: FakeBroker) -> None:
+        client = await postroad.connect(broker.address)
+        events = await client.subscribe("a")
+        broker.accepting = False
+        publishing = asyncio.ensure_future(client.publish("a", b"x", mode="durable"))
+        await asyncio.sleep(0.05)
+        publishing.cancel()
+        await events.close()  # wakes who waits, in the same turn
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        assert not client._waiters
         await client._shut()
 
     run(test)

@@ -99,7 +99,7 @@ class Client:
         self._requests: dict[int, asyncio.Future[str]] = {}
         self._acking: dict[int, asyncio.Future[None]] = {}  # acknowledgements to be confirmed, by ticket
         self._storing: dict[int, asyncio.Future[None]] = {}  # durable frames, by their ordinals
-        self._waiters: list[asyncio.Future[None]] = []  # woken by every change of the session
+        self._waiters: dict[asyncio.Future[None], None] = {}  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
         self._failed: PostroadError | None = None  # for good
@@ -425,15 +425,14 @@ class Client:
             if self._outage is not None:
                 raise self._outage.with_traceback(None)
             future: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(future)
+            self._waiters[future] = None
             try:
                 await future
             finally:
-                if not future.done() or future.cancelled():
-                    self._waiters.remove(future)
+                self._waiters.pop(future, None)  # who woke it has forgotten it
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for future in waiters:
             if not future.done():
                 future.set_result(None)
