@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import postroad
+from postroad.client.subscription import TURN_S
 from postroad.overlay.durable_desk import PAGE_ROWS
 
 from .test_durable import SOURCE, reachable, run
@@ -152,6 +153,72 @@ def test_a_confirmed_acknowledgement_survives_kill_9_of_everyone(brokers: Any) -
             assert numbers(list(await take(events, 45))) == list(range(55, 100))
 
     run(after())
+
+
+BUSY = """
+import asyncio, os, sys, time
+import postroad
+
+async def main():
+    handled = 0
+    async with postroad.connect(sys.argv[1]) as client, client.subscribe("t", durable="s") as events:
+        async for event in events:
+            began = time.perf_counter()
+            if not handled:
+                print(event.payload.decode(), flush=True)
+            handled += 1
+            if handled == 3000:
+                os._exit(9)
+            while time.perf_counter() - began < 0.0001:
+                pass
+
+asyncio.run(main())
+"""
+
+
+def test_a_handler_that_never_waits_and_dies_gets_the_last_milliseconds_again(brokers: Any) -> None:
+    """D11: acknowledgements leave while a program reads what has come without waiting for anything."""
+    (one,) = brokers.line(1)
+    cli(one.address, "sub", "t", "--durable", "s", "--timeout", "0.1")
+    run(publish(one.address, 0, 10_000))
+    began = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", BUSY, one.address],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=os.environ | {"PYTHONPATH": str(SOURCE)},
+                check=False,
+            ).stdout
+        )
+        for _ in range(3)
+    ]
+    assert began[0] == 0
+    for before, after in itertools.pairwise(began):
+        assert before + 2999 - TURN_S / 0.0001 <= after <= before + 2999
+
+
+def test_kill_9_of_the_command_repeats_the_last_lines(brokers: Any, tmp_path: Path) -> None:
+    """What is acknowledged was written before; what was written is acknowledged some milliseconds later."""
+    (one,) = brokers.line(1)
+    command = ("sub", "t", "--durable", "s")
+    cli(one.address, *command, "--timeout", "0.1")
+    run(publish(one.address, 0, 30_000))
+    out = tmp_path / "out"
+    with out.open("w") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "postroad", *command, "--broker", one.address],
+            stdout=written,
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        )
+    until(lambda: out.stat().st_size > 100_000)
+    process.kill()
+    process.wait()
+    printed = [int(line.split()[1]) for line in out.read_text().splitlines(keepends=True) if line[-1] == "\n"]
+    assert printed == list(range(len(printed)))
+    again = int(cli(one.address, *command, "--count", "1").stdout.split()[1])
+    assert len(printed) - 1000 < again <= len(printed)
 
 
 def test_who_is_replaced_hands_out_nothing_more(brokers: Any) -> None:

@@ -95,12 +95,13 @@ def welcome() -> wire.Welcome:
     )
 
 
-def delivery() -> bytes:
-    """One event for the first subscription."""
+def delivery(count: int = 1, *, start: int = 0) -> bytes:
+    """Events for the first subscription."""
     builder = BatchBuilder()
-    builder.add(bytes(MessageId(1, 2, 3, 4)), "a", {}, b"x", DEFAULT_LIMITS)
+    for number in range(count):
+        builder.add(bytes(MessageId(1, 2, 3, number)), "a", {}, b"x", DEFAULT_LIMITS)
     batch = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
-    return batch.with_ticks(5, kind=Kind.DELIVERY, pubend=5, start=0, channel=1).data
+    return batch.with_ticks(start + 1, kind=Kind.DELIVERY, pubend=5, start=start, channel=1).data
 
 
 def run(test: Callable[[FakeBroker], Awaitable[Any]]) -> None:
@@ -256,6 +257,49 @@ def test_a_subscription_that_is_not_confirmed_can_be_given_up() -> None:
                 async with asyncio.timeout(0.1):
                     await client.subscribe("a")
             assert client._subscriptions == {}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("frames", "busy_s", "at_least"), [(1, 0.0005, 20), (200, 0.0005, 20), (1, 0.003, 195)]
+)
+def test_who_reads_without_waiting_lets_the_loop_run(frames: int, busy_s: float, at_least: int) -> None:
+    async def test(broker: FakeBroker) -> None:
+        turns = 0
+
+        async def beat() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with postroad.connect(broker.address) as client, client.subscribe("a") as events:
+            for frame in range(frames):
+                broker.say(delivery(200 // frames, start=frame * 200 // frames))
+            while len(events._queue) < frames:  # noqa: ASYNC110 -- the broker's word is awaited
+                await asyncio.sleep(0.01)
+            beating = asyncio.ensure_future(beat())
+            for _ in range(200):
+                await anext(events)
+                time.sleep(busy_s)  # noqa: ASYNC251 -- a handler that holds the loop
+            assert turns >= at_least
+            beating.cancel()
+
+    run(test)
+
+
+def test_what_has_come_can_be_asked_for_without_patience() -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client, client.subscribe("a") as events:
+            broker.say(delivery(5))
+            for _ in range(5):
+                await asyncio.sleep(0.05)
+                async with asyncio.timeout(0):
+                    await anext(events)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await anext(events)
 
     run(test)
 

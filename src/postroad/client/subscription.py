@@ -3,8 +3,8 @@
 It holds batches as they came; they are decoded when the application asks for events. What it holds is
 bounded by the client's window, because credit goes back only as it is emptied.
 
-Acknowledgements are said once per turn of the loop. The client for programs without a loop reads from a
-thread of its own, hence the lock.
+Acknowledgements are said once per turn of the loop, so who reads on without ever waiting lets the loop run
+every TURN_S. The client for programs without a loop reads from a thread of its own, hence the lock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from itertools import takewhile
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from postroad.client.settings import check_texts
 from postroad.durable.token import CheckpointToken
@@ -25,6 +26,8 @@ from postroad.ids import parse_pubend
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
+
+TURN_S: Final = 0.002
 
 
 class Subscription:
@@ -84,6 +87,7 @@ class Subscription:
         self._queue: deque[tuple[EventBatch | Gap | dict[int, int], int]] = deque()
         self._ready: deque[Event] = deque()  # of the batch being read
         self._waiter: asyncio.Future[None] | None = None
+        self._turn_ends = 0.0  # 0: nothing was read in this turn of the loop
         self._over = False
         self._error: PostroadError | None = None
 
@@ -287,6 +291,10 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Event | Gap:
+        if self._ready and monotonic() >= self._turn_ends and self._turn_over():
+            if self._ack == "auto":
+                self._settle()
+            await self._end_turn()
         while (event := self._take()) is None:
             item = await self._next()
             if item is None:
@@ -334,6 +342,8 @@ class Subscription:
         if self._began is None or not self._began.done():
             await self._open()
         self._settle()
+        if self._queue and monotonic() >= self._turn_ends and self._turn_over():
+            await self._end_turn()
         while True:
             while self._queue:
                 passed = self._queue[0][0]
@@ -352,6 +362,25 @@ class Subscription:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def _turn_over(self) -> bool:
+        """False if it has only begun."""
+        if self._turn_ends:
+            return True
+        self._begin_turn()
+        return False
+
+    def _begin_turn(self) -> None:
+        self._turn_ends = monotonic() + TURN_S
+        asyncio.get_running_loop().call_soon(self._forget_turn)
+
+    def _forget_turn(self) -> None:
+        self._turn_ends = 0.0
+
+    async def _end_turn(self) -> None:
+        self._say()  # here: a loop may write only at the end of a turn, and the next one is ours again
+        await asyncio.sleep(0)
+        self._begin_turn()
 
     def _pop(self) -> EventBatch | Gap:
         item, taken = self._queue.popleft()
