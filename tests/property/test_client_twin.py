@@ -102,6 +102,7 @@ actions = st.lists(
         st.tuples(st.just("accept"), st.integers(0, 5)),
         st.tuples(st.just("reject"), st.integers(0, 5)),
         st.tuples(st.just("reconnect"), st.integers(0, 2)),
+        st.tuples(st.just("outage"), st.integers(0, 2)),
         st.tuples(st.just("credit"), st.integers(1, 4000)),
     ),
     max_size=60,
@@ -111,7 +112,7 @@ WINDOW = 4000  # of the twin's broker
 
 @given(actions)
 @settings(max_examples=200, deadline=None)
-def test_everything_published_is_accepted_or_rejected_in_order(
+def test_everything_published_is_accepted_rejected_or_withdrawn_in_order(
     script: list[tuple[str, int]],
 ) -> None:
     """The twin is a broker that keeps a list; retries are recognised by their ids."""
@@ -119,6 +120,9 @@ def test_everything_published_is_accepted_or_rejected_in_order(
     published: list[bytes] = []
     pubend: list[bytes] = []  # what the broker took, without repeats
     rejected: set[bytes] = set()
+    sent: set[bytes] = set()  # once or more
+    durable: dict[int, list[bytes]] = {}  # by the ordinals of their frames
+    withdrawn: set[bytes] = set()
     in_flight: list[EventBatch] = []  # sent on this connection, not answered
     owed = 0  # bytes sent on this connection and not given back as credit
 
@@ -149,6 +153,9 @@ def test_everything_published_is_accepted_or_rejected_in_order(
             batch = EventBatch.parse(frame, DEFAULT_LIMITS, expect=Kind.PUBLISH)
             assert batch.channel == (in_flight[-1].channel + 1 if in_flight else batch.channel)
             in_flight.append(batch)
+            ids = {batch.id(row) for row in range(batch.count)}
+            assert not ids & withdrawn
+            sent.update(ids)
 
     connect(1)
     now_ms = 1_000
@@ -156,7 +163,11 @@ def test_everything_published_is_accepted_or_rejected_in_order(
         now_ms += 1
         if action == "publish":
             room = outbox.max_events - outbox.unsettled if outbox.room else 0
-            published += [outbox.add("t", None, b"payload", now_ms) for _ in range(min(amount, room))]
+            for _ in range(min(amount, room)):
+                kept = amount % 2 == 0
+                published.append(outbox.add("t", None, b"payload", now_ms, durable=kept))
+                if kept:
+                    durable.setdefault(outbox.ordinal, []).append(published[-1])
         elif action == "send":
             send()
         elif action == "accept" and in_flight[:amount]:
@@ -168,10 +179,16 @@ def test_everything_published_is_accepted_or_rejected_in_order(
             batch = in_flight.pop(0)
             rejected |= {batch.id(row) for row in range(batch.count)}
             assert outbox.rejected(batch.channel) == batch.count
-        elif action == "reconnect":
+        elif action in ("reconnect", "outage"):
             for batch in in_flight[:amount]:  # these arrived, but the answer was lost
                 arrive(batch)
             outbox.closed()
+            if action == "outage":
+                unsent, tried = outbox.expire()
+                assert not any(sent & set(durable[ordinal]) for ordinal in unsent)
+                assert all(sent >= set(durable[ordinal]) for ordinal in tried)
+                withdrawn |= {identity for ordinal in (*unsent, *tried) for identity in durable[ordinal]}
+                outbox.check()
             connect(1 + amount % 2)
         elif action == "credit":
             give_back(min(amount, owed))
@@ -188,7 +205,8 @@ def test_everything_published_is_accepted_or_rejected_in_order(
     assert outbox.unsettled == 0
     # A rejected event may have arrived before, on a connection that broke before its answer came.
     assert [identity for identity in published if identity in pubend] == pubend
-    assert set(published) == set(pubend) | rejected
+    assert set(published) == set(pubend) | rejected | withdrawn
+    assert not withdrawn & rejected
 
 
 class CountingBroker:

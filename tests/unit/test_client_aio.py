@@ -31,11 +31,19 @@ class FakeBroker:
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> FakeBroker:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """At the same address as before."""
+        port = int(self.address.split(":")[1]) if self.address else 0
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
         self._server.close()
         self.drop()
         await asyncio.sleep(0.01)
@@ -222,6 +230,29 @@ def test_what_was_in_flight_is_sent_again_after_a_reconnect() -> None:
             await client.flush()
             assert broker.connections == 2
             assert [batch.event(0).id for batch in broker.published] == [receipt.id, receipt.id]
+
+    run(test)
+
+
+def test_a_durable_publish_that_raised_is_not_sent_later() -> None:
+    async def test(broker: FakeBroker) -> None:
+        broker.accepting = False
+        async with postroad.connect(broker.address, timeout=0.5) as client:
+            publishing = asyncio.ensure_future(client.publish("a", b"1", mode="durable"))
+            await asyncio.sleep(0.1)
+            await broker.stop()
+            with pytest.raises(
+                postroad.UnavailableError, match="sent, perhaps published, and not sent again"
+            ):
+                await publishing
+            with pytest.raises(postroad.UnavailableError, match="no broker at"):
+                await client.publish("a", b"2", mode="durable")
+            broker.accepting = True
+            await broker.start()
+            while not client.connected:  # noqa: ASYNC110 -- it dials by itself
+                await asyncio.sleep(0.01)
+            await client.publish("a", b"3", mode="durable")
+            assert [batch.payload(0) for batch in broker.published] == [b"1", b"3"]
 
     run(test)
 

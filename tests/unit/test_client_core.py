@@ -109,8 +109,8 @@ class Script:
     def lose(self) -> None:
         self.handle(fx.Closed(connection=self.connection))
 
-    def publish(self, topic: str = "a/b", payload: bytes = b"x") -> MessageId:
-        return MessageId.from_bytes(self.core.publish(topic, payload, None, self.now))
+    def publish(self, topic: str = "a/b", payload: bytes = b"x", *, durable: bool = False) -> MessageId:
+        return MessageId.from_bytes(self.core.publish(topic, payload, None, self.now, durable=durable))
 
     def flush(self) -> list[EventBatch]:
         self.do(self.core.flush())
@@ -500,6 +500,36 @@ def test_what_was_not_accepted_is_sent_again_with_the_same_ids() -> None:
     (batch,) = script.flush()
     assert batch.channel == 5
     script.say(wire.Accepted(sequence=5))
+    assert script.core.outbox.unsettled == 0
+
+
+def test_durable_events_that_no_broker_took_in_time_are_withdrawn() -> None:
+    """Who waits for them is told, and whether they were sent; what is published later is not held up."""
+    script = Script(outage_us=10 * SECOND_US)
+    script.up()
+    sent = script.publish(durable=True)
+    assert len(script.flush()) == 1
+    plain = script.publish()
+    script.publish(durable=True)
+    script.lose()
+    script.now += 10 * SECOND_US
+    script.handle()
+    told = script.take(fx.Stored)
+    assert [(one.ordinals, one.perhaps) for one in told] == [((3,), False), ((1,), True)]
+    assert [str(one.error).split(":")[0] for one in told] == [
+        "not sent, and withdrawn",
+        "sent, perhaps published, and not sent again",
+    ]
+    assert all("no broker at a:1 (the broker closed the connection)" in str(one.error) for one in told)
+    assert len(script.take(fx.Outage)) == 1
+    script.up()
+    later = script.publish(durable=True)
+    script.do(script.core.flush())
+    batches = [message for message in script.sent() if isinstance(message, EventBatch)]
+    assert [(batch.channel, batch.event(0).id) for batch in batches] == [(1, plain), (2, later)]
+    assert later > sent
+    script.say(wire.Accepted(sequence=2))
+    assert [one.error for one in script.take(fx.Stored)] == [None]
     assert script.core.outbox.unsettled == 0
 
 

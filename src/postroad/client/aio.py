@@ -196,8 +196,9 @@ class Client:
         Returns once the event is queued; waits only while the window of unaccepted events is full or there
         is no broker. An event that a broker does not take raises at the next publish, flush or close.
 
-        With mode "durable" it returns when the event is synced to the log of the broker, and raises if it
-        is not. Many can be under way at a time, as tasks: they share frames, and syncs.
+        With mode "durable" it returns when the event is synced to the log of the broker. Without a broker for
+        `timeout` seconds it raises UnavailableError, and the event is not sent any more; one that was sent
+        before may be published. Many can be under way at a time, as tasks: they share frames, and syncs.
         """
         durable = mode == "durable"
         if mode != "plain":

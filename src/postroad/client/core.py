@@ -4,7 +4,8 @@ The driver reports what happened (`handle`), the application's calls come in as 
 effects, for the driver and for the application (`effects`). One connection at a time: the addresses are
 tried in turn, with a backoff after each round, and a lost connection is dialled again at the same broker
 first, since only that one recognises retries of what it accepted without telling us. After a reconnect,
-unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`).
+unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`). Without a broker for
+`outage_us`, calls fail, and durable publishes are withdrawn.
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
 corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
@@ -155,7 +156,19 @@ class ClientCore:
             and now_us >= self._down_us + settings.outage_us
         ):
             self._outage = True
-            self._out.append(Outage(error=self._unreachable()))
+            error = self._unreachable()
+            self._expire(error)
+            self._out.append(Outage(error=error))
+
+    def _expire(self, error: UnavailableError) -> None:
+        """Whoever waits for a durable event is told that it failed, so it must not be sent after that."""
+        unsent, sent = self.outbox.expire()
+        if unsent:
+            why = UnavailableError(f"not sent, and withdrawn: {error}")
+            self._out.append(Stored(ordinals=unsent, error=why))
+        if sent:
+            why = UnavailableError(f"sent, perhaps published, and not sent again: {error}")
+            self._out.append(Stored(ordinals=sent, error=why, perhaps=True))
 
     # --- connecting
 

@@ -87,6 +87,7 @@ class Stored:
 
     ordinals: tuple[int, ...]
     error: PostroadError | None = None
+    perhaps: bool = False  # with an error: they may be all the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ class _Held:
     frame: bytes
     count: int
     durable: bool
+    sent: bool = False  # on this connection or an earlier one
 
 
 class Outbox:
@@ -115,6 +116,18 @@ class Outbox:
     def closed(self) -> None:
         self.open = self.room = False
 
+    def expire(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """No broker took the durable frames in time: they go. The ordinals of those never sent, and of those
+        sent before, which a broker may have. Whoever waits for plain ones goes on waiting."""
+        self._cut()
+        gone = [entry for entry in (*self._sent, *self._waiting) if entry.durable]
+        for entry in gone:
+            self._settle(entry)
+        self._sent = deque(entry for entry in self._sent if not entry.durable)
+        self._waiting = deque(entry for entry in self._waiting if not entry.durable)
+        unsent = tuple(entry.ordinal for entry in gone if not entry.sent)
+        return unsent, tuple(entry.ordinal for entry in gone if entry.sent)
+
     # --- publishing
 
     def add(
@@ -168,6 +181,7 @@ class Outbox:
                     break
             entry = self._waiting.popleft()
             self._credit -= len(entry.frame)
+            entry.sent = True
             self._sent.append(entry)
             frames.append(entry.frame)
         return frames
@@ -266,5 +280,6 @@ class Outbox:
         if ordinals != sorted(set(ordinals)):
             raise BugError("the outbox is out of order")
         sequences = [entry.sequence for entry in held]
-        if sequences != sorted(set(sequences)) or (sequences and sequences[-1] != self._sequence):
+        last = sequences[-1] if self.open and sequences else self._sequence
+        if sequences != sorted(set(sequences)) or last != self._sequence:
             raise BugError("the outbox misnumbers its frames")

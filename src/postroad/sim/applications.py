@@ -255,7 +255,7 @@ class DurablePublisher(Application):
         match effect:
             case Send(data=data):
                 self._sent(data)
-            case fx.Stored(ordinals=ordinals, error=error):
+            case fx.Stored(ordinals=ordinals, error=error, perhaps=perhaps):
                 for ordinal in ordinals:
                     for event in self._frames.pop(ordinal, []):
                         if error is None:
@@ -263,7 +263,7 @@ class DurablePublisher(Application):
                             self._ledger.accept(event, pubend, self.world.now_us)
                         else:
                             self.world.note(self.name, f"rejected: {error}", tags=(event.text,))
-                            event.rejected = True
+                            event.rejected = not perhaps
             case fx.Lost(error=error):
                 raise Violation("protocol", f"{self.name}: {error}", (self.name,))
             case _:
