@@ -11,7 +11,7 @@ from postroad.ids import MessageId
 from postroad.overlay import covering, interest
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector
-from postroad.wire.frames import MAX_CONTROL_BYTES, InterestEntry, InterestUpdate, encode
+from postroad.wire.frames import MAX_CONTROL_BYTES, InterestClaim, InterestEntry, InterestUpdate, encode
 
 ME, OTHER = 1, 2
 BOOT = 3
@@ -439,3 +439,49 @@ class TestHostileUpdates:
             broker.accept(
                 InterestUpdate(owner=OTHER, base=0, version=10, added=(entry,), removed=(), part=1, parts=2)
             )
+
+
+def heard(broker: Interest) -> dict[str, int | None]:
+    """What others claim, as it is after all that was heard."""
+    found: dict[str, int | None] = {}
+    for one in broker.take_heard():
+        found |= one.claims
+    return found
+
+
+def test_names_claimed_anew_by_a_change_of_several_versions_stay_claimed() -> None:
+    """The later claim comes with an earlier version than the one that takes the old one away."""
+    owner, broker = Interest(OTHER, BOOT), Interest(ME, BOOT)
+    names = [f"{number:0250}" for number in range(5_000)]
+    for update in owner.full(OTHER):
+        broker.accept(update)
+    for update in owner.claim(dict.fromkeys(names, 7)):
+        assert broker.accept(update) == (True, False)
+    assert heard(broker) == dict.fromkeys(names, 7)
+    updates = owner.claim(dict.fromkeys(names, 8))
+    assert len(updates) > 1
+    for update in updates:
+        assert broker.accept(update) == (True, False)
+    assert heard(broker) == dict.fromkeys(names, 8)
+    assert broker.claims_of(OTHER).claims == dict.fromkeys(names, 8)
+    for update in owner.claim({names[0]: None}):
+        broker.accept(update)
+    assert heard(broker) == {names[0]: None}
+    broker.check()
+
+
+def test_of_two_claims_on_a_name_in_a_whole_table_the_later_entry_counts() -> None:
+    """Between two versions of one change a table holds both; its parts may come in any order."""
+    broker = Interest(ME, BOOT)
+    for part, (entry, epoch) in reversed(list(enumerate([(1, 7), (2, 8)]))):
+        claims = (InterestClaim(entry=entry, name="s", epoch=epoch),)
+        broker.accept(
+            InterestUpdate(
+                owner=OTHER, base=0, version=9, added=(), removed=(), part=part, parts=2, claims=claims
+            )
+        )
+    assert heard(broker) == {"s": 8}
+    broker.accept(InterestUpdate(owner=OTHER, base=9, version=10, added=(), removed=(1,)))
+    assert heard(broker) == {}
+    broker.accept(InterestUpdate(owner=OTHER, base=10, version=11, added=(), removed=(2,)))
+    assert heard(broker) == {"s": None}

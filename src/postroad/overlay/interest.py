@@ -81,10 +81,11 @@ class _Change:
 class _Table:
     """Another broker's table as held here."""
 
-    __slots__ = ("entries", "text_bytes", "version")
+    __slots__ = ("claims", "entries", "text_bytes", "version")
 
     def __init__(self, version: int) -> None:
         self.version = version
+        self.claims: dict[str, int] = {}  # name -> entry number, the latest if there are two
         # Entry number -> (key in the index, selector), or (0, claim).
         self.entries: dict[int, tuple[int, Entry]] = {}
         self.text_bytes = 0
@@ -210,6 +211,12 @@ class Interest:
         """What others claim, since this was last asked."""
         heard, self._heard = self._heard, []
         return heard
+
+    def claims_of(self, owner: int) -> Heard:
+        """All that an owner is known to claim."""
+        table = self._tables.get(owner)
+        entries = [] if table is None else [table.entries[entry][1] for entry in table.claims.values()]
+        return Heard(owner, claims_in(entries), whole=False)
 
     def _check_own(self, selector: Selector) -> int:
         text_bytes = text_bytes_of(selector.topic, selector.where)
@@ -349,7 +356,10 @@ class Interest:
         for entry in update.removed:
             key, gone = table.entries.pop(entry)
             if isinstance(gone, Claim):
-                claims[gone.name] = None
+                # A change that is too large for one frame adds the later claim in an earlier version.
+                if table.claims.get(gone.name) == entry:
+                    del table.claims[gone.name]
+                    claims[gone.name] = None
             else:
                 self._index.remove(key)
                 self._count_reserved(gone, -1)
@@ -395,13 +405,14 @@ class Interest:
         table.text_bytes = assembly.text_bytes
         self._tables[owner] = table
         self._versions = None
-        self._heard.append(Heard(owner, claims_in(assembly.entries.values()), whole=True))
         self._fill(owner, table, assembly.entries)
+        self._heard.append(self.claims_of(owner)._replace(whole=True))
 
     def _fill(self, owner: int, table: _Table, added: Mapping[int, Entry]) -> None:
         for entry, selector in added.items():
             if isinstance(selector, Claim):
                 table.entries[entry] = (0, selector)
+                table.claims[selector.name] = max(entry, table.claims.get(selector.name, 0))
                 continue
             self._last_key += 1
             table.entries[entry] = (self._last_key, selector)
