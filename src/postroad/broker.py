@@ -152,6 +152,7 @@ class Broker:
             topology=self._topology,
             inquiries=self._inquiries,
             forget=self._retire,
+            restored=self._restored,
             rows=tables.get(RETIRED_TABLE, {}),
             new_tag=None if stored is None else self._new_tag,
         )
@@ -288,6 +289,8 @@ class Broker:
             flood=self._flooding.interest,
             inquiries=self._inquiries,
             name_of=self._topology.name,
+            reachable=lambda broker: self._topology.distance(broker) is not None,
+            retired=lambda broker: self._retiring.gone(broker),
             tracking=self._tracer.tracking if tracked else None,
             report=self._releasing.report,
             sent=lambda receivers, message: self._history.sent(receivers, message, self._now_us),
@@ -479,6 +482,12 @@ class Broker:
         if self._host is not None:
             self._host.moving.retire(broker)
         self._out.append(Note("info", f"broker {self._topology.name(broker)!r} is retired"))
+
+    def _restored(self, broker: int) -> list[Effect]:
+        """A retired broker is back: what it claims counts again."""
+        if self._host is None:
+            return []
+        return self._host.moving.heard([self._interest.claims_of(broker)], self._now_us)
 
     def _on_credit(self, connection: int) -> None:
         peer = self._peers.get(connection)

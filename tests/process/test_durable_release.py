@@ -160,6 +160,35 @@ def test_a_broker_that_never_comes_back_is_retired(brokers: Any, tmp_path: Path)
     run(work())
 
 
+def look(address: str) -> list[bytes | postroad.Gap]:
+    """What the subscription `m` has not acknowledged, and does not acknowledge now."""
+    with (
+        postroad.sync.connect(address) as client,
+        client.subscribe("x/#", durable="m", ack="manual", timeout=3) as events,
+    ):
+        return [item if isinstance(item, postroad.Gap) else item.payload for item in events]
+
+
+def test_what_moved_to_a_retired_broker_goes_on_at_a_third(brokers: Any) -> None:
+    one = brokers.start("b1")
+    two = brokers.start("b2", one.address)
+    three = brokers.start("b3", one.address)
+    sent = [b"%d" % number for number in range(5)]
+    for broker in (one, two, three):
+        run(reachable(broker.address, 3))
+    assert look(one.address) == []
+    with postroad.sync.connect(one.address) as publisher:
+        for payload in sent:
+            publisher.publish("x/1", payload, mode="durable")
+    assert look(two.address) == sent
+    two.kill()
+    for broker in (one, three):
+        run(reachable(broker.address, 2))
+    assert command("subs", "retire", "b2", "--broker", one.address) == "b2 is retired at b1, b3\n"
+    assert look(three.address) == sent
+    assert look(one.address) == sent
+
+
 def command(*arguments: str) -> str:
     found = subprocess.run(
         [sys.executable, "-m", "postroad", *arguments],

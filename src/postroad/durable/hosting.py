@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from postroad.durable.claims import TABLE as CLAIMS
-from postroad.durable.claims import read_claim
+from postroad.durable.claims import read_claims
 from postroad.durable.constream import DELIVERED, Constream, Ledger, read_delivered
 from postroad.durable.cursor import Told
 from postroad.durable.filtering import TABLE as FILTERING
@@ -68,7 +68,7 @@ TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
     DELIVERED: read_delivered,
     FILTERING: read_filtering,
     GROUPS: read_done,
-    CLAIMS: read_claim,
+    CLAIMS: read_claims,
 }
 
 

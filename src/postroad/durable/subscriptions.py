@@ -8,7 +8,8 @@ share a save. What is reported up the tree is always what is saved.
 
 Decisions (docs/durable.md): a name that comes back with another selector is refused; a second connection
 under one name takes it over, the first is ended; at two brokers the higher epoch has it, and the other one
-lets go, but holds what the subscription has not acknowledged for `HOLD_US`, until the new one has reported.
+lets go, but holds what the subscription has not acknowledged until the new one was reachable for `HOLD_US`
+and has reported.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Subscriptions:
         self._by_name: dict[str, Subscription] = {}
         self._by_id: dict[int, Subscription] = {}
         self._sessions: dict[int, Subscription] = {}  # those connected
-        self.elsewhere = Claims(new_tag=new_tag)  # of other brokers, higher than what is here
+        self.claims = Claims(new_tag=new_tag)  # of other brokers
         self._holders: dict[int, dict[int, Cursor]] = {}  # pubend -> subscription -> cursor
         self._minimum: dict[int, int] = {}  # pubend -> least saved; absent: to be found anew
         self._dirty_names: dict[str, None] = {}  # whose row is to be saved or removed
@@ -162,16 +163,16 @@ class Subscriptions:
         """A connection takes the subscription, which is created if there is none of that name. `late`: one
         that is created begins after this tick on pubends that its broker hears of later.
 
-        Where another broker has it (`elsewhere`) its token must be known.
+        Where another broker has it (`owner`) its token must be known.
         """
         _check_name(name, ack)
         if session in self._sessions:
             raise BugError(f"session {session} has a subscription already")
         held = self._by_name.get(name)
-        elsewhere = self.elsewhere.epoch(name)
-        if elsewhere and token is None:
+        if self.owner(name) is not None and token is None:
             raise BugError(f"{name!r} begins anew while another broker keeps its token")
-        epoch = max(now_us, elsewhere + 1, held.epoch + 1 if held is not None else 1)
+        highest = self.claims.highest(name)
+        epoch = max(now_us, *(one.epoch + 1 for one in (highest, held) if one is not None), 1)
         if held is not None:
             held.check_same(selector, shared, key)
             if held.session is not None:
@@ -184,7 +185,6 @@ class Subscriptions:
         created = held.epoch == 0
         held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
         self._sessions[session] = held
-        self.elsewhere.drop(name)
         self._dirty_names[name] = None
         self._save_at = 0
         return Attached(subscription=held, created=created)
@@ -220,46 +220,69 @@ class Subscriptions:
 
     # ---- at two brokers
 
+    def owner(self, name: str) -> int | None:
+        """The other broker that has `name`, by a claim that is higher than what is here.
+
+        Equal epochs go to the higher broker number.
+        """
+        highest, held = self.claims.highest(name), self._by_name.get(name)
+        if highest is None:
+            return None
+        if held is not None and (held.epoch, self._broker) > (highest.epoch, highest.broker):
+            return None
+        return highest.broker
+
     def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Subscription | None:
         """Another broker says that it hosts `name` since `epoch`. What moved there, if it was ours.
 
-        Equal epochs go to the higher broker number. What is ours by a higher claim stays: that one is known
-        to the other as well.
+        What is ours by a higher claim stays: that one is known to the other as well.
         """
+        self.claims.hear(name, epoch, broker)
         held = self._by_name.get(name)
-        if held is not None and (held.epoch, self._broker) > (epoch, broker):
-            return None
-        self.elsewhere.hear(name, epoch, broker)
-        if held is None or held.moved_at is not None:
+        if held is None or held.moved_at is not None or self.owner(name) is None:
             return None
         held.moved_at = now_us
+        self.claims.save(name)
         self._save_at = 0
         return held
 
     def withdrawn(self, name: str, broker: int, now_us: int) -> None:
-        """That broker does not host `name` any more: it was deleted there, so it is over here as well."""
-        if self.elsewhere.broker(name) == broker:
-            self.elsewhere.drop(name)
+        """That broker does not host `name` any more. If it had it, it was deleted there, so it is over here
+        as well; else it has let go of what moved on."""
+        if self.owner(name) != broker:
+            self.claims.remove(name, broker)
+            return
+        self.claims.drop(name)
+        held = self._by_name.get(name)
+        if held is not None:
+            held.moved_at = now_us - HOLD_US
+
+    def retired(self, broker: int) -> list[Subscription]:
+        """That broker will not come back. What moved from here to there is here again, above its claim."""
+        back: list[Subscription] = []
+        for name, epoch in self.claims.of(broker).items():
+            had = self.owner(name) == broker
+            self.claims.remove(name, broker)
             held = self._by_name.get(name)
-            if held is not None:
-                held.moved_at = now_us - HOLD_US
+            if had and held is not None and self.owner(name) is None:
+                held.moved_at, held.epoch = None, epoch + 1
+                self._dirty_names[name] = None
+                back.append(held)
+        self._save_at = 0
+        return back
 
-    def retired(self, broker: int) -> int:
-        """That broker will not come back: how many names it had. What moved there is here again."""
-        names = self.elsewhere.of(broker)
-        for name in names:
-            self.elsewhere.drop(name)
-            if name in self._by_name:
-                self._by_name[name].moved_at = None
-        return len(names)
-
-    def expired(self, now_us: int) -> list[str]:
-        """Names that moved long enough ago; they are to be deleted here."""
-        return [
-            one.name
-            for one in self._by_name.values()
-            if one.moved_at is not None and now_us - one.moved_at >= HOLD_US
-        ]
+    def expired(self, now_us: int, reachable: Callable[[int], bool]) -> list[str]:
+        """Names to be deleted here: they moved, and their brokers were reachable for long enough since."""
+        found: list[str] = []
+        for one in self._by_name.values():
+            if one.moved_at is None:
+                continue
+            broker = self.owner(one.name)
+            if broker is not None and not reachable(broker):
+                one.moved_at = now_us
+            elif now_us - one.moved_at >= HOLD_US:
+                found.append(one.name)
+        return found
 
     # ---- tokens
 
@@ -330,7 +353,7 @@ class Subscriptions:
         if now_us < self._save_at or not self._unsaved:
             return []
         self._save_at = now_us + SAVE_US
-        effects: list[StorageEffect] = self.elsewhere.flush()
+        effects: list[StorageEffect] = self.claims.flush()
         if self._dirty_names:
             tag = self._new_tag()
             rows = [(name.encode(), self._row(name)) for name in self._dirty_names]
@@ -379,12 +402,12 @@ class Subscriptions:
 
     @property
     def _unsaved(self) -> bool:
-        return bool(self._dirty or self._dirty_names or self._tickets) or self.elsewhere.dirty
+        return bool(self._dirty or self._dirty_names or self._tickets) or self.claims.dirty
 
     def saved(self, tag: int) -> list[tuple[int, int]] | None:
         """Rows are on disk: the (subscription, ticket) to confirm; None if the tag is not ours."""
         self._saving_names.pop(tag, None)
-        self.elsewhere.saved(tag)
+        self.claims.saved(tag)
         saving = self._saving.pop(tag, None)
         if saving is None:
             return None
@@ -400,7 +423,7 @@ class Subscriptions:
     def save_failed(self, tag: int, error: PostroadError) -> list[tuple[int, int, PostroadError]] | None:
         """The rows are to be saved again; those who wait for them get the error, and may ask again."""
         self._dirty_names.update(dict.fromkeys(self._saving_names.pop(tag, ())))
-        self.elsewhere.save_failed(tag)
+        self.claims.save_failed(tag)
         saving = self._saving.pop(tag, None)
         if saving is None:
             return None
@@ -415,7 +438,7 @@ class Subscriptions:
         now_us: int,
     ) -> None:
         """After a restart: the tables. Nobody is connected."""
-        self.elsewhere.recover(claims)
+        self.claims.recover(claims)
         for name, value in sorted(subscriptions.items()):
             row = read_subscription(name, value)
             if isinstance(row, int):
@@ -434,13 +457,8 @@ class Subscriptions:
             )
             self._by_name[held.name] = self._by_id[held.id] = held
             self._next = max(self._next, held.id + 1)
-            if (self.elsewhere.epoch(held.name), self.elsewhere.broker(held.name) or 0) > (
-                held.epoch,
-                self._broker,
-            ):
+            if self.owner(held.name) is not None:
                 held.moved_at = now_us
-            else:
-                self.elsewhere.drop(held.name)
         for key, value in sorted(released.items()):
             number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
             owner = self._by_id.get(number)

@@ -79,7 +79,7 @@ class DurableDesk:
 
     def _row(self, one: Subscription, now_us: int) -> dict[str, object]:
         done = self._groups.done(one) if one.shared else 0
-        elsewhere = self._subscriptions.elsewhere.broker(one.name)
+        elsewhere = self._subscriptions.owner(one.name)
         moved_to = self._name_of(elsewhere) if one.moved_at is not None and elsewhere is not None else ""
         return {**self._hosting.row(one, now_us, done), "moved_to": moved_to}
 
@@ -88,7 +88,7 @@ class DurableDesk:
     def _delete(self, connection: int, message: Request, now_us: int) -> list[Effect]:
         name = message.arguments.get("name", "")
         one = self._subscriptions.get(name)
-        elsewhere = self._subscriptions.elsewhere.broker(name)
+        elsewhere = self._subscriptions.owner(name)
         if elsewhere is not None and (one is None or one.moved_at is not None):
             raise UsageError(
                 f"the durable subscription {shorten(name, 40)!r} is at broker {self._name_of(elsewhere)!r}: "
@@ -97,6 +97,7 @@ class DurableDesk:
         if one is None:
             raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
         out = self._host.delete(name, now_us)
+        self._subscriptions.claims.drop(name)
         ticket = self._host.new_number()
         self._deleting[ticket] = (connection, message.number)
         self._hosting.confirm(one.id, ticket)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from postroad.durable.claims import MAX_CLAIMS
 from postroad.durable.groups import TABLE as GROUPS
 from postroad.durable.hosting import Hosting
 from postroad.durable.knowledge import Segment
@@ -79,6 +80,8 @@ class DurableHosting:
         flood: Callable[[list[InterestUpdate]], None],
         inquiries: Inquiries,
         name_of: Callable[[int], str],
+        reachable: Callable[[int], bool],
+        retired: Callable[[int], bool],
         tracking: Tracking | None,
         report: Callable[[int, Report], None],
         sent: Sent,
@@ -87,6 +90,7 @@ class DurableHosting:
     ) -> None:
         self._me = me
         self._name_of = name_of
+        self._reachable = reachable
         self._tracking = tracking
         self._links = links
         self._interest = interest
@@ -126,6 +130,7 @@ class DurableHosting:
             interest=interest,
             inquiries=inquiries,
             name_of=name_of,
+            retired=retired,
             flood=flood,
             host=self,
         )
@@ -274,11 +279,16 @@ class DurableHosting:
                 self.hosting.confirm(known.id, session.id)
             self._groups.join(known.id, session.id, connection, message.number)
             return self.take()
-        elsewhere = subscriptions.elsewhere.broker(message.durable)
+        elsewhere = subscriptions.owner(message.durable)
         if message.shared and elsewhere is not None:
             raise UnavailableError(
                 f"the shared subscription {message.durable!r} is at broker {self._name_of(elsewhere)!r}: "
                 "its consumers connect there"
+            )
+        if known is None and elsewhere is None and not message.token and subscriptions.claims.lost:
+            raise UnavailableError(
+                f"{message.durable!r} is not created here: more than {MAX_CLAIMS} durable subscriptions are "
+                "at other brokers, and it may be one of them"
             )
         token = self._start(message, selector, now_us)
         if elsewhere is not None and not message.token:
@@ -562,7 +572,7 @@ class DurableHosting:
         if now_us >= self._expire_at:
             self._expire_at = now_us + EXPIRE_US
             self._out += self._groups.complaints(now_us)
-            for name in self.hosting.subscriptions.expired(now_us):
+            for name in self.hosting.subscriptions.expired(now_us, self._reachable):
                 deleted = self.delete(name, now_us)  # which takes what `_out` holds
                 self._out += deleted
         return self.take() + self.moving.tick(now_us) + self.readers.tick(now_us)

@@ -84,6 +84,7 @@ class Moving:
         interest: Interest,
         inquiries: Inquiries,
         name_of: Callable[[int], str],
+        retired: Callable[[int], bool],
         flood: Callable[[list[InterestUpdate]], None],
         host: Host,
     ) -> None:
@@ -91,10 +92,12 @@ class Moving:
         self._interest = interest
         self._inquiries = inquiries
         self._name_of = name_of
+        self._retired = retired
         self._flood = flood
         self._host = host
         self._claims: dict[str, int | None] = {  # to be told with the end of the turn
-            one.name: one.epoch for one in subscriptions if one.moved_at is None
+            one.name: one.epoch
+            for one in subscriptions  # also what moved: should it be retired there, it is here
         }
         self._waiting: dict[tuple[int, int], _Waiting] = {}  # by connection and number
         inquiries.serve(HANDOVER, self._asked)
@@ -109,13 +112,15 @@ class Moving:
         self._claims[name] = None
 
     def heard(self, news: Sequence[Heard], now_us: int) -> list[Effect]:
-        """What other brokers claim."""
+        """What other brokers claim. A retired one claims nothing, though somebody still has its table."""
         out: list[Effect] = []
         subscriptions = self._subscriptions
         for owner, claims, whole in news:
+            if self._retired(owner):
+                continue
             gone = [name for name, epoch in claims.items() if epoch is None]
             if whole:
-                gone += subscriptions.elsewhere.of(owner, but=claims)
+                gone += subscriptions.claims.of(owner, but=claims)
             for name in gone:
                 subscriptions.withdrawn(name, owner, now_us)
             for name, epoch in claims.items():
@@ -128,14 +133,15 @@ class Moving:
         return UsageError(f"{name!r} was taken by another connection, at broker {self._name_of(broker)!r}")
 
     def retire(self, broker: int) -> None:
-        """That broker never comes back: its names are free, and what moved there is here again."""
-        self._subscriptions.retired(broker)
+        """That broker never comes back: its names are those of whoever had them before, or free."""
+        for one in self._subscriptions.retired(broker):
+            self.claim(one)
 
     # ---- a subscriber whose token another broker keeps
 
     def wait(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
         """Ask for its token; UnavailableError if that cannot be."""
-        broker = self._subscriptions.elsewhere.broker(message.durable) or 0
+        broker = self._subscriptions.owner(message.durable) or 0
         if len(self._waiting) >= MAX_WAITING:
             raise UnavailableError(f"more than {MAX_WAITING} subscribers wait for their tokens")
         one = _Waiting(connection, message, selector, broker, now_us + HANDOVER_US)
@@ -188,7 +194,7 @@ class Moving:
             token = CheckpointToken.from_json(answer.token).maximum(mine)
         else:
             # Whoever was asked does not have it, nor does whoever named that one: it was deleted meanwhile.
-            subscriptions.elsewhere.drop(name)
+            subscriptions.claims.drop(name)
         return self._host.attach(one.connection, one.message, one.selector, token, now_us)
 
     def _refusal(self, one: _Waiting, error: Exception) -> Send:
@@ -223,10 +229,10 @@ class Moving:
 
     def _hand_over(self, broker: int, request: _Request) -> tuple[_Answer, list[Effect]]:
         one = self._subscriptions.get(request.name)
-        elsewhere = self._subscriptions.elsewhere.broker(request.name)
+        elsewhere = self._subscriptions.owner(request.name)
         if elsewhere is not None and elsewhere != broker:
             return _Answer(elsewhere=elsewhere), []
-        if one is None:
+        if one is None or (elsewhere is None and one.moved_at is not None):  # deleted where it moved to
             return _Answer(), []
         try:
             one.check_same(Selector.parse(request.topic, request.where), request.shared, request.key)

@@ -1,10 +1,11 @@
 """Retiring a broker that never comes back, so that nothing is kept for it any more.
 
 An administrator asks any broker; that one asks every other broker it can reach, and says who has done it.
-Each forgets what the retired one reported on its pubends, and the durable names it claimed, and remembers
-that nobody is to wait for its own pubends. Brokers that are away are named: for them it is to be asked again
-when they are back. A retired broker that comes back after all is an owner again as soon as it reports, its
-subscribers get gaps for what was released meanwhile, and its pubends count again.
+Each forgets what the retired one reported on its pubends, and the durable names it claimed, which are those
+of whoever had them before, and remembers that nobody is to wait for its own pubends. Brokers that are away
+are named: for them it is to be asked again when they are back. A retired broker that comes back after all is
+an owner again as soon as it reports, its subscribers get gaps for what was released meanwhile, and its
+pubends and claims count again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class _Retirement:
 
 
 class Retiring:
-    """`forget(broker)` drops what is kept here for it; `rows`: of `TABLE`; `new_tag`: None without a disk."""
+    """`forget(broker)` drops what is kept here for it, `restored(broker)`: it is back. `rows`: of `TABLE`;
+    `new_tag`: None without a disk."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Retiring:
         topology: Topology,
         inquiries: Inquiries,
         forget: Callable[[int], None],
+        restored: Callable[[int], list[Effect]],
         rows: Mapping[bytes, bytes],
         new_tag: Callable[[], int] | None,
     ) -> None:
@@ -59,6 +62,7 @@ class Retiring:
         self._topology = topology
         self._inquiries = inquiries
         self._forget = forget
+        self._restored = restored
         self._new_tag = new_tag
         self._retired = dict.fromkeys(read_retired(key, value) for key, value in rows.items())
         self._seen = 0  # generation of the topology in which the retired ones were looked for
@@ -149,7 +153,11 @@ class Retiring:
         if self._seen == self._topology.generation:
             return []
         self._seen = self._topology.generation
-        return self._restore([one for one in self._retired if self._topology.distance(one) is not None])
+        back = [one for one in self._retired if self._topology.distance(one) is not None]
+        out = self._restore(back)
+        for one in back:
+            out += self._restored(one)
+        return out
 
     def _settle(self) -> list[Effect]:
         out: list[Effect] = []

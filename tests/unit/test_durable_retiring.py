@@ -1,0 +1,330 @@
+"""What becomes of durable subscriptions that moved to a broker which is then retired, and of known names in
+other orders of claims, failures and partitions: nobody begins one anew in silence (D7, D10)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.test_broker import numbers
+from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_moving import names, reasons, retire
+from tests.unit.test_durable_shared import Consumer
+from tests.unit.test_durable_subscribers import Reader
+
+from postroad.durable import claims
+from postroad.wire.frames import Request, encode
+
+
+class Mesh(DurableNet):
+    """Four brokers, each linked with all others."""
+
+    def __init__(self) -> None:
+        super().__init__(4, [(one, other) for one in range(4) for other in range(one + 1, 4)])
+
+    def isolate(self, at: int) -> None:
+        for other in range(4):
+            self.cut(at, other)
+
+    def join(self, at: int) -> None:
+        for other in range(4):
+            if other != at and self.brokers[other] is not None:
+                self.link(at, other)
+        self.wait(2)
+
+    def back(self, at: int) -> None:
+        self.start(at)
+        self.join(at)
+
+    def restart(self, at: int) -> None:
+        self.kill(at)
+        self.back(at)
+
+
+def move(net: Mesh, *brokers: int) -> Reader:
+    """The subscription `s` is made at the first one, and goes on at the others; its last connection."""
+    for at in brokers:
+        reader = Reader(net, at)
+        reader.begin("s", ack="auto")
+        net.wait(1)
+        assert (bool(reader.start), reader.ended()) == (True, [])
+    return reader
+
+
+def publish(net: Mesh, *payloads: str) -> None:
+    publisher = DurableClient(net, 3)
+    publisher.send(publisher.durable("t", *payloads))
+    net.wait(1)
+
+
+def goes_on(net: Mesh, at: int) -> list[str]:
+    """What a subscriber of `s` gets at that broker."""
+    reader = Reader(net, at)
+    reader.begin("s", ack="auto")
+    net.wait(2)
+    assert reader.ended() == []
+    return reader.got()
+
+
+def refused(net: Mesh, at: int) -> str:
+    reader = Reader(net, at)
+    reader.begin("s", ack="auto")
+    net.wait(6)
+    assert (reader.ended(), reader.start) == (["unavailable"], {})
+    return reasons(reader)[0]
+
+
+def moved_to_a_broker_that_died(net: Mesh) -> None:
+    """From 0 to 1, which had acknowledged nothing of five events."""
+    move(net, 0)
+    publish(net, *numbers(0, 5))
+    move(net, 1)
+    net.kill(1)
+    net.wait(1)
+
+
+@pytest.mark.parametrize("asked", [0, 2, 3])
+def test_at_a_third_broker_it_goes_on_from_what_its_former_broker_has(asked: int) -> None:
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    assert retire(net, asked, "b1")[0] == ""
+    assert names(net, 0) == {"s": False}
+    assert goes_on(net, 2) == numbers(0, 5)
+    assert names(net, 0) == {"s": True}
+    net.wait(70)
+    assert (names(net, 0), names(net, 2)) == ({}, {"s": False})
+
+
+@pytest.mark.parametrize("restarted", [(0,), (2,), (0, 2), (2, 0)])
+def test_also_after_restarts(restarted: tuple[int, ...]) -> None:
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    assert retire(net, 3, "b1")[0] == ""
+    for at in restarted:
+        net.restart(at)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+@pytest.mark.parametrize("restarted", [(0,), (2,), (2, 0)])
+def test_also_if_they_restarted_before_it_was_retired(restarted: tuple[int, ...]) -> None:
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    for at in restarted:
+        net.restart(at)
+    net.isolate(0)
+    assert retire(net, 3, "b1")[0] == ""
+    assert "kept by broker 'b0'" in refused(net, 2)
+    assert retire(net, 0, "b1")[0] == ""
+    net.join(0)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_while_its_former_broker_is_away_nobody_begins_anew() -> None:
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    assert retire(net, 3, "b1")[0] == ""
+    net.kill(0)
+    net.wait(1)
+    assert "kept by broker 'b0'" in refused(net, 2)
+    net.restart(2)
+    assert "kept by broker 'b0'" in refused(net, 2)
+    net.back(0)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_former_broker_that_is_told_late() -> None:
+    """It was down when its successor was retired, and holds what it has until it is told."""
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    net.kill(0)
+    net.wait(1)
+    assert retire(net, 3, "b1")[0] == ""
+    net.back(0)
+    net.wait(100)
+    assert "kept by broker 'b1'" in refused(net, 2)
+    assert names(net, 0) == {"s": True}
+    assert retire(net, 3, f"{2:08x}")[0] == ""
+    assert names(net, 0) == {"s": False}
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_third_broker_that_is_told_late_hears_the_claim() -> None:
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    net.isolate(2)
+    assert retire(net, 0, "b1")[0] == ""
+    net.join(2)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_newest_of_two_former_brokers_has_it(restart: bool) -> None:
+    """What was acknowledged at the second does not come again from the first."""
+    net = Mesh()
+    move(net, 0)
+    publish(net, *numbers(0, 5))
+    reader = move(net, 1)
+    net.wait(1)
+    reader.ack()
+    publish(net, *numbers(5, 8))
+    move(net, 2)
+    net.kill(2)
+    net.wait(1)
+    if restart:
+        net.restart(0)
+        net.restart(1)
+    assert retire(net, 0, "b2")[0] == ""
+    assert (names(net, 0), names(net, 1)) == ({"s": True}, {"s": False})
+    assert goes_on(net, 3) == numbers(5, 8)
+
+
+def test_the_newest_of_two_former_brokers_is_waited_for() -> None:
+    net = Mesh()
+    move(net, 0)
+    publish(net, *numbers(0, 5))
+    move(net, 1, 2)
+    net.kill(2)
+    net.kill(1)
+    net.wait(1)
+    assert retire(net, 0, "b2")[0] == ""
+    for at in (0, 3):
+        assert "kept by broker 'b1'" in refused(net, at)
+    assert retire(net, 0, "b1")[0] == ""
+    assert goes_on(net, 3) == numbers(0, 5)
+
+
+def test_both_were_retired_in_the_other_order() -> None:
+    net = Mesh()
+    move(net, 0)
+    publish(net, *numbers(0, 5))
+    move(net, 1, 2)
+    net.kill(2)
+    net.kill(1)
+    net.wait(1)
+    assert retire(net, 0, "b1")[0] == ""
+    assert "kept by broker 'b2'" in refused(net, 3)
+    assert retire(net, 0, "b2")[0] == ""
+    assert goes_on(net, 3) == numbers(0, 5)
+
+
+def test_a_late_claim_of_the_retired_broker_does_not_count() -> None:
+    """A broker that was not told still has its table, and gives it to one that restarts."""
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    net.isolate(3)
+    assert retire(net, 0, "b1")[0] == ""
+    net.restart(2)
+    net.join(3)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_names_that_only_the_retired_broker_had_stay_free_though_its_table_comes_late() -> None:
+    net = Mesh()
+    move(net, 1)
+    net.kill(1)
+    net.wait(1)
+    net.isolate(3)
+    assert retire(net, 0, "b1")[0] == ""
+    net.kill(2)
+    net.start(2)
+    net.link(2, 3)
+    net.link(2, 0)
+    net.wait(2)
+    assert goes_on(net, 2) == []
+    assert names(net, 2) == {"s": False}
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_retired_broker_that_comes_back_has_its_names_again(restart: bool) -> None:
+    net = Mesh()
+    move(net, 1).gone()
+    publish(net, *numbers(0, 5))
+    net.isolate(1)
+    assert retire(net, 0, "b1")[0] == ""
+    if restart:
+        net.kill(1)
+        net.start(1)
+    net.join(1)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_retired_broker_that_comes_back_lets_go_of_what_its_former_broker_has() -> None:
+    net = Mesh()
+    move(net, 0)
+    publish(net, *numbers(0, 5))
+    there = move(net, 1)
+    net.isolate(1)
+    assert retire(net, 0, "b1")[0] == ""
+    net.join(1)
+    assert there.ended() == ["usage"]
+    assert (names(net, 0), names(net, 1)) == ({"s": False}, {"s": True})
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_shared_one_is_at_its_former_broker_again() -> None:
+    """Groups do not move; the same name was made in two partitions."""
+    net = Mesh()
+    net.isolate(1)
+    Consumer(net, 0).begin().gone()
+    net.wait(1)
+    publish(net, *numbers(0, 5))
+    Consumer(net, 1).begin()
+    net.join(1)
+    assert names(net, 0) == {"g": True}
+    net.kill(1)
+    net.wait(1)
+    assert retire(net, 3, "b1")[0] == ""
+    net.restart(0)
+    assert Consumer(net, 2).begin().ended() == [
+        "the shared subscription 'g' is at broker 'b0': its consumers connect there"
+    ]
+    consumer = Consumer(net, 0).begin()
+    net.wait(2)
+    assert consumer.got() == numbers(0, 5)
+
+
+def test_a_former_broker_holds_on_while_the_new_one_is_away() -> None:
+    """The minute begins when the new one is back: only then can it have reported."""
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    net.wait(120)
+    assert names(net, 0) == {"s": True}
+    net.back(1)
+    net.wait(50)
+    assert names(net, 0) == {"s": True}
+    net.wait(20)
+    assert names(net, 0) == {}
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_broker_whose_disk_fails_while_it_takes_over_still_knows_who_has_it() -> None:
+    net = Mesh()
+    move(net, 0).gone()
+    publish(net, *numbers(0, 5))
+    net.disks[2].full = True
+    reader = Reader(net, 2)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    assert reader.ended() == ["storage"]
+    net.disks[2].full = False
+    net.wait(1)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_name_deleted_after_it_moved_is_not_handed_over_by_its_former_broker() -> None:
+    net = Mesh()
+    move(net, 0)
+    publish(net, *numbers(0, 5))
+    reader = move(net, 1)
+    reader.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
+    assert goes_on(net, 1) == []
+    assert names(net, 1) == {"s": False}
+
+
+def test_without_room_for_all_claims_no_unknown_name_is_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "MAX_CLAIMS", 1)
+    net = Mesh()
+    Reader(net, 0).begin("first", ack="auto")
+    net.wait(1)
+    move(net, 1).gone()
+    publish(net, *numbers(0, 5))
+    assert "it may be one of them" in refused(net, 2)
+    assert goes_on(net, 1) == numbers(0, 5)
