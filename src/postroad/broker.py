@@ -23,6 +23,7 @@ from postroad.ids import is_history, is_volatile
 from postroad.overlay.connection import SHUTTING_DOWN
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
+from postroad.overlay.durable_moving import know_nothing
 from postroad.overlay.durable_publishing import DurablePublishing, PubendRoom
 from postroad.overlay.effects import Effect, Note
 from postroad.overlay.ends import TABLE as ENDS_TABLE
@@ -136,6 +137,8 @@ class Broker:
         self._history = self._make_history(tables.get(HISTORY_TABLE, {}))
         # Durable subscribers, where there is a disk.
         self._host = None if stored is None else self._make_host(stored, tracked=tracking is not None)
+        if self._host is None:
+            know_nothing(self._inquiries)
         self._subscribing = Subscribing(
             limits=config.limits,
             links=self._links,
@@ -290,6 +293,7 @@ class Broker:
             inquiries=self._inquiries,
             name_of=self._topology.name,
             reachable=lambda broker: self._topology.distance(broker) is not None,
+            brokers=self._topology.reachable,
             retired=lambda broker: self._retiring.gone(broker),
             tracking=self._tracer.tracking if tracked else None,
             report=self._releasing.report,

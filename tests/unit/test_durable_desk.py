@@ -344,8 +344,8 @@ def test_a_referral_to_a_broker_that_does_not_have_it_any_more() -> None:
     assert other._host is not None
     first.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
     net.wait(1)
-    broker._host.hosting.subscriptions.claims.hear("s", 1 << 60, 2)
-    other._host.hosting.subscriptions.claims.hear("s", 1 << 60, 3)
+    broker._host.hosting.subscriptions.claims.hear("s", 1 << 60, 2, 1)
+    other._host.hosting.subscriptions.claims.hear("s", 1 << 60, 3, 1)
     second = Reader(net, 0)
     second.begin("s", ack="auto")
     net.wait(1)

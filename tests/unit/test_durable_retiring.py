@@ -10,8 +10,9 @@ from tests.unit.test_durable_moving import names, reasons, retire
 from tests.unit.test_durable_shared import Consumer
 from tests.unit.test_durable_subscribers import Reader
 
+from postroad.broker import Received
 from postroad.durable import claims
-from postroad.wire.frames import Request, encode
+from postroad.wire.frames import Request, Subscribe, encode
 
 
 class Mesh(DurableNet):
@@ -328,3 +329,109 @@ def test_without_room_for_all_claims_no_unknown_name_is_created(monkeypatch: pyt
     publish(net, *numbers(0, 5))
     assert "it may be one of them" in refused(net, 2)
     assert goes_on(net, 1) == numbers(0, 5)
+
+
+def known_only_on_disks(net: Mesh) -> None:
+    """The broker that has it is gone, and those who heard its claim have restarted since."""
+    publish(net, *numbers(0, 5))
+    net.kill(1)
+    for at in (0, 3):
+        net.kill(at)
+    for at in (0, 3):
+        net.start(at)
+    net.link(0, 3)
+    net.wait(1)
+
+
+def test_a_broker_that_joins_later_asks_the_others_before_a_name_begins() -> None:
+    net = Mesh()
+    net.kill(2)
+    net.disks[2].tables.clear()
+    net.disks[2].records.clear()
+    move(net, 1).gone()
+    known_only_on_disks(net)
+    net.back(2)
+    assert "kept by broker '00000002'" in refused(net, 2)
+    consumer = Consumer(net, 2).begin("s")
+    net.wait(1)
+    assert consumer.ended() == [
+        "the shared subscription 's' is at broker '00000002': its consumers connect there"
+    ]
+    net.back(1)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_a_broker_that_was_cut_off_while_a_name_moved_asks_the_others() -> None:
+    net = Mesh()
+    move(net, 0)
+    net.isolate(2)
+    move(net, 1).gone()
+    net.wait(70)
+    assert names(net, 0) == {}
+    known_only_on_disks(net)
+    net.join(2)
+    assert "kept by broker 'b1'" in refused(net, 2)
+    net.back(1)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+def test_who_asks_waits_only_for_brokers_in_reach_and_not_for_ever() -> None:
+    net = Mesh()
+    held, net.brokers[1] = net.brokers[1], None  # it hangs
+    reader, left = Reader(net, 2), Reader(net, 2)
+    reader.begin("s", ack="auto")
+    left.begin("other", ack="auto")
+    left.gone()
+    net.wait(3)
+    assert (reader.start, reader.ended()) == ({}, [])
+    net.wait(8)
+    assert reader.start
+    assert names(net, 2) == {"s": False}
+    net.brokers[1] = held
+    net.wait(15)
+    net.brokers[1] = None
+    third = Reader(net, 2)
+    third.begin("third", ack="auto")
+    for other in range(4):
+        net.cut(1, other)
+    net.wait(2)
+    assert third.start
+
+
+def test_names_of_one_turn_are_asked_for_together() -> None:
+    """Two connections of one name: the later one has it, as if they had come one after the other."""
+    net = Mesh()
+    one, two = Reader(net, 2), Reader(net, 2)
+    frames = [
+        Received(reader.connection, encode(Subscribe(number=1, topic="t", where="", durable="s", ack="auto")))
+        for reader in (one, two)
+    ]
+    net.give(2, [*frames])
+    net.wait(1)
+    assert (one.ended(), two.ended()) == (["usage"], [])
+    publish(net, "a")
+    assert two.got() == ["a"]
+
+
+def test_an_unknown_name_with_since_begins_there() -> None:
+    net = Mesh()
+    begun_us = net.now_us
+    publish(net, *numbers(0, 5))
+    reader = Reader(net, 2)
+    reader.begin("s", ack="auto", since_us=begun_us)
+    net.wait(2)
+    assert reader.got() == numbers(0, 5)
+
+
+def test_an_old_table_of_a_broker_that_is_away_withdraws_nothing() -> None:
+    """Brokers that restart get it from one that was cut off when the name was made."""
+    net = Mesh()
+    net.isolate(2)
+    move(net, 1).gone()
+    known_only_on_disks(net)
+    net.join(2)
+    assert "kept by broker 'b1'" in refused(net, 0)
+    net.restart(0)
+    assert "kept by broker 'b1'" in refused(net, 0)
+    net.back(1)
+    assert goes_on(net, 0) == numbers(0, 5)

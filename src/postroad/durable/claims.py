@@ -5,7 +5,8 @@ epoch has a name; equal epochs go to the higher broker number. Lower ones are of
 and still hold what it has not acknowledged: should the highest be retired, the next one has it. Heard claims
 are kept on disk, and stay although their broker is gone: a subscriber that comes here must not begin anew
 while its token lies elsewhere. A claim goes when its broker withdraws it, when the name is deleted, or when
-an administrator retires the broker.
+an administrator retires the broker. A table of that broker that is older than the claim withdraws nothing:
+after a restart, whoever was cut off may have such a table, and be the only one to have any.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MAX_CLAIMS: Final = 1_000_000
 class Row(msgspec.Struct, frozen=True, order=True):
     epoch: int
     broker: int
+    version: int  # of that broker's table, in which it was heard
 
 
 class Claims:
@@ -45,17 +47,21 @@ class Claims:
         found = self._rows.get(name)
         return None if found is None else found[0]
 
-    def hear(self, name: str, epoch: int, broker: int) -> None:
+    def hear(self, name: str, epoch: int, broker: int, version: int) -> None:
         held = self._rows.get(name, ())
         if not held and len(self._rows) >= MAX_CLAIMS:
             self.lost = True
             return
         if any(row.broker == broker and row.epoch >= epoch for row in held):
             return
-        rows = [Row(epoch, broker), *(row for row in held if row.broker != broker)]
+        rows = [Row(epoch, broker, version), *(row for row in held if row.broker != broker)]
         self._rows[name] = tuple(sorted(rows, reverse=True))
         if [row.broker for row in self._rows[name]] != [row.broker for row in held]:
             self.save(name)  # a later epoch alone is heard again after a restart
+
+    def version(self, name: str, broker: int) -> int:
+        """Of the table in which this broker claimed the name; 0 if it does not."""
+        return next((row.version for row in self._rows.get(name, ()) if row.broker == broker), 0)
 
     def remove(self, name: str, broker: int) -> None:
         """That broker does not claim it any more."""

@@ -165,7 +165,7 @@ class Subscriptions:
 
         Where another broker has it (`owner`) its token must be known.
         """
-        _check_name(name, ack)
+        check_name(name, ack)
         if session in self._sessions:
             raise BugError(f"session {session} has a subscription already")
         held = self._by_name.get(name)
@@ -232,12 +232,13 @@ class Subscriptions:
             return None
         return highest.broker
 
-    def claimed(self, name: str, epoch: int, broker: int, now_us: int) -> Subscription | None:
-        """Another broker says that it hosts `name` since `epoch`. What moved there, if it was ours.
+    def claimed(self, name: str, epoch: int, broker: int, version: int, now_us: int) -> Subscription | None:
+        """Another broker says that it hosts `name` since `epoch`, with this version of its table. What moved
+        there, if it was ours.
 
         What is ours by a higher claim stays: that one is known to the other as well.
         """
-        self.claims.hear(name, epoch, broker)
+        self.claims.hear(name, epoch, broker, version)
         held = self._by_name.get(name)
         if held is None or held.moved_at is not None or self.owner(name) is None:
             return None
@@ -246,9 +247,11 @@ class Subscriptions:
         self._save_at = 0
         return held
 
-    def withdrawn(self, name: str, broker: int, now_us: int) -> None:
-        """That broker does not host `name` any more. If it had it, it was deleted there, so it is over here
-        as well; else it has let go of what moved on."""
+    def withdrawn(self, name: str, broker: int, version: int, now_us: int) -> None:
+        """With this version of its table that broker does not host `name` any more. If it had it, it was
+        deleted there, so it is over here as well; else it has let go of what moved on."""
+        if version <= self.claims.version(name, broker):
+            return
         if self.owner(name) != broker:
             self.claims.remove(name, broker)
             return
@@ -561,7 +564,7 @@ def _cursor_key(number: int, pubend: int) -> bytes:
     return number.to_bytes(4, "big") + pubend.to_bytes(8, "big")
 
 
-def _check_name(name: str, ack: str) -> None:
+def check_name(name: str, ack: str) -> None:
     if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
         raise UsageError(
             f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {shorten(name, 40)!r}"

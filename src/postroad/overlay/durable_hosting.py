@@ -25,7 +25,7 @@ from postroad.durable.outputs import (
     delivery_frame,
 )
 from postroad.durable.release import Report
-from postroad.durable.subscriptions import Subscription
+from postroad.durable.subscriptions import Subscription, check_name
 from postroad.durable.token import CheckpointToken
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.ids import is_history, is_volatile, pubend_text
@@ -81,6 +81,7 @@ class DurableHosting:
         inquiries: Inquiries,
         name_of: Callable[[int], str],
         reachable: Callable[[int], bool],
+        brokers: Callable[[], list[int]],
         retired: Callable[[int], bool],
         tracking: Tracking | None,
         report: Callable[[int, Report], None],
@@ -126,10 +127,13 @@ class DurableHosting:
             record=self._record,
         )
         self.moving = Moving(
+            me=me,
             subscriptions=self.hosting.subscriptions,
             interest=interest,
             inquiries=inquiries,
             name_of=name_of,
+            reachable=reachable,
+            brokers=brokers,
             retired=retired,
             flood=flood,
             host=self,
@@ -269,6 +273,15 @@ class DurableHosting:
 
     def subscribe(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
         """UsageError if it cannot be."""
+        check_name(message.durable, message.ack)
+        subscriptions = self.hosting.subscriptions
+        heard = message.durable in subscriptions or subscriptions.owner(message.durable) is not None
+        if heard or message.token or not self.moving.look(connection, message, selector, now_us):
+            return self.begin(connection, message, selector, now_us)
+        return []
+
+    def begin(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
+        """All that others know of the name is known here."""
         subscriptions = self.hosting.subscriptions
         known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:

@@ -8,11 +8,15 @@ A subscriber that brings its token goes on at once, wherever it comes. One whose
 waits here until that broker has handed it over. Handing over is not letting go: until the claim of the new
 broker is heard, the former one has the subscription, so nothing is lost if the new one dies before its disk
 has it.
+
+Claims are heard by everybody who is there while their broker is. A broker that joined or was cut off may have
+missed one, and its broker may be away since; the others have it on their disks. So before a name begins that
+is not known here, all brokers in reach are asked what they know of it, once for all such names of a turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -24,13 +28,16 @@ from postroad.errors import PostroadError, UnavailableError, UsageError, from_wi
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Heard, Interest
+from postroad.overlay.interest_entries import MAX_EPOCH
 from postroad.selectors import Selector
 from postroad.units import SECOND_US
 from postroad.wire.frames import Ended, InterestUpdate, Subscribe, encode
 
 HANDOVER: Final = "handover"
-HANDOVER_US: Final = 5 * SECOND_US  # a former broker has this long to answer
-MAX_WAITING: Final = 10_000  # subscribers that wait for their tokens
+CLAIMS: Final = "claims"
+HANDOVER_US: Final = 5 * SECOND_US  # brokers have this long to answer
+MAX_WAITING: Final = 100_000  # subscribers that wait for their tokens, or for what others know
+MAX_NAMES: Final = 1_000  # of a question
 MAX_REFERRALS: Final = 4  # brokers that may say "it is there", one after the other
 
 
@@ -51,18 +58,36 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
 
 
+class _Known(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    epoch: int
+    broker: int
+    version: int
+
+
 @dataclass(slots=True)
 class _Waiting:
     connection: int
     message: Subscribe
     selector: Selector
-    broker: int  # asked
+    broker: int  # asked for its token
     deadline: int
     referrals: int = 0
 
 
+@dataclass(slots=True)
+class _Round:
+    """Subscribers whose names are not known here, and the brokers that have not said what they know."""
+
+    ones: list[_Waiting]
+    brokers: dict[int, None]
+    deadline: int
+
+
 class Host(Protocol):
     """What the room around does."""
+
+    def begin(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]: ...
 
     def attach(
         self,
@@ -80,18 +105,24 @@ class Moving:
     def __init__(
         self,
         *,
+        me: int,
         subscriptions: Subscriptions,
         interest: Interest,
         inquiries: Inquiries,
         name_of: Callable[[int], str],
+        reachable: Callable[[int], bool],
+        brokers: Callable[[], list[int]],
         retired: Callable[[int], bool],
         flood: Callable[[list[InterestUpdate]], None],
         host: Host,
     ) -> None:
+        self._me = me
         self._subscriptions = subscriptions
         self._interest = interest
         self._inquiries = inquiries
         self._name_of = name_of
+        self._reachable = reachable
+        self._brokers = brokers
         self._retired = retired
         self._flood = flood
         self._host = host
@@ -99,8 +130,12 @@ class Moving:
             one.name: one.epoch
             for one in subscriptions  # also what moved: should it be retired there, it is here
         }
-        self._waiting: dict[tuple[int, int], _Waiting] = {}  # by connection and number
+        self._waiting: dict[int, dict[int, _Waiting]] = {}  # by connection, then by number
+        self._count = 0  # of `_waiting`
+        self._unknown: list[_Waiting] = []  # others are to be asked with the end of the turn
+        self._rounds: list[_Round] = []
         inquiries.serve(HANDOVER, self._asked)
+        inquiries.serve(CLAIMS, self._asked_claims)
 
     # ---- claims
 
@@ -115,16 +150,18 @@ class Moving:
         """What other brokers claim. A retired one claims nothing, though somebody still has its table."""
         out: list[Effect] = []
         subscriptions = self._subscriptions
-        for owner, claims, whole in news:
+        for owner, version, claims, whole in news:
             if self._retired(owner):
                 continue
             gone = [name for name, epoch in claims.items() if epoch is None]
             if whole:
                 gone += subscriptions.claims.of(owner, but=claims)
             for name in gone:
-                subscriptions.withdrawn(name, owner, now_us)
+                subscriptions.withdrawn(name, owner, version, now_us)
             for name, epoch in claims.items():
-                moved = None if epoch is None else subscriptions.claimed(name, epoch, owner, now_us)
+                if epoch is None:
+                    continue
+                moved = subscriptions.claimed(name, epoch, owner, version, now_us)
                 if moved is not None:
                     out += self._host.end(moved, self._taken(name, owner))
         return out
@@ -142,12 +179,22 @@ class Moving:
     def wait(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
         """Ask for its token; UnavailableError if that cannot be."""
         broker = self._subscriptions.owner(message.durable) or 0
-        if len(self._waiting) >= MAX_WAITING:
-            raise UnavailableError(f"more than {MAX_WAITING} subscribers wait for their tokens")
         one = _Waiting(connection, message, selector, broker, now_us + HANDOVER_US)
         out = self._ask(one)
-        self._waiting[connection, message.number] = one
+        self._put(one)
         return out
+
+    def _put(self, one: _Waiting) -> None:
+        if self._count >= MAX_WAITING:
+            raise UnavailableError(f"more than {MAX_WAITING} subscribers wait for their tokens")
+        self._count += 1
+        self._waiting.setdefault(one.connection, {})[one.message.number] = one
+
+    def _take(self, one: _Waiting) -> bool:
+        """Whether it waited until now."""
+        if self._waiting.get(one.connection, {}).get(one.message.number) is not one:
+            return False  # it left, or waited too long
+        return self.forget(one.connection, one.message.number)
 
     def _ask(self, one: _Waiting) -> list[Effect]:
         message = one.message
@@ -156,8 +203,8 @@ class Moving:
         )
 
         def answered(body: bytes, now_us: int) -> list[Effect]:
-            if self._waiting.pop((one.connection, message.number), None) is not one:
-                return []  # it left, or waited too long
+            if not self._take(one):
+                return []
             try:
                 return self._answered(one, msgspec.msgpack.decode(body, type=_Answer), now_us)
             except (PostroadError, msgspec.DecodeError) as error:
@@ -184,17 +231,16 @@ class Moving:
             if one.referrals > MAX_REFERRALS:
                 raise self._unreachable(one)
             out = self._ask(one)
-            self._waiting[one.connection, one.message.number] = one
+            self._put(one)
             return out
-        held = subscriptions.get(name)
-        token: CheckpointToken | None = None
-        if answer.token:
-            # A token that was kept here until it moved there may be ahead where that broker saw nothing.
-            mine = CheckpointToken() if held is None else held.token()
-            token = CheckpointToken.from_json(answer.token).maximum(mine)
-        else:
+        if not answer.token:
             # Whoever was asked does not have it, nor does whoever named that one: it was deleted meanwhile.
             subscriptions.claims.drop(name)
+            return self._host.begin(one.connection, one.message, one.selector, now_us)
+        held = subscriptions.get(name)
+        # A token that was kept here until it moved there may be ahead where that broker saw nothing.
+        mine = CheckpointToken() if held is None else held.token()
+        token = CheckpointToken.from_json(answer.token).maximum(mine)
         return self._host.attach(one.connection, one.message, one.selector, token, now_us)
 
     def _refusal(self, one: _Waiting, error: Exception) -> Send:
@@ -203,19 +249,91 @@ class Moving:
         return Send(one.connection, encode(ended))
 
     def has(self, connection: int, number: int) -> bool:
-        return (connection, number) in self._waiting
+        return number in self._waiting.get(connection, {})
 
     def count(self, connection: int) -> int:
-        return sum(held == connection for held, _ in self._waiting)
+        return len(self._waiting.get(connection, {}))
 
     def forget(self, connection: int, number: int) -> bool:
         """It does not wait any more."""
-        return self._waiting.pop((connection, number), None) is not None
+        held = self._waiting.get(connection, {})
+        if held.pop(number, None) is None:
+            return False
+        self._count -= 1
+        if not held:
+            del self._waiting[connection]
+        return True
 
     def closed(self, connection: int) -> None:
-        for held, number in list(self._waiting):
-            if held == connection:
-                del self._waiting[held, number]
+        self._count -= len(self._waiting.pop(connection, {}))
+
+    # ---- a name that is not known here
+
+    def look(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> bool:
+        """Ask others, and begin then; False if there is nobody to ask."""
+        if self._brokers() == [self._me]:
+            return False
+        one = _Waiting(connection, message, selector, 0, now_us + HANDOVER_US)
+        self._put(one)
+        self._unknown.append(one)
+        return True
+
+    def _ask_others(self, ones: list[_Waiting], now_us: int) -> list[Effect]:
+        brokers = [broker for broker in self._brokers() if broker != self._me]
+        names = dict.fromkeys(one.message.durable for one in ones)
+        question = msgspec.msgpack.encode(list(names))
+        under_way = _Round(ones, dict.fromkeys(brokers), now_us + HANDOVER_US)
+        self._rounds.append(under_way)
+        out: list[Effect] = []
+
+        def asked(broker: int) -> list[Effect]:
+            def answered(body: bytes, now_us: int) -> list[Effect]:
+                under_way.brokers.pop(broker, None)
+                self._learn(names, body, now_us)
+                return self._begin_known(now_us)
+
+            return self._inquiries.ask(broker, CLAIMS, question, answered) or []
+
+        for broker in brokers:
+            out += asked(broker)
+        return out
+
+    def _learn(self, names: Collection[str], body: bytes, now_us: int) -> None:
+        """What another broker knows. Those in reach have said themselves what they claim."""
+        try:
+            known = msgspec.msgpack.decode(body, type=list[_Known])
+        except msgspec.DecodeError:
+            return
+        for one in known:
+            away = not self._reachable(one.broker) and not self._retired(one.broker)
+            if away and one.name in names and 0 < one.epoch <= MAX_EPOCH:
+                self._subscriptions.claimed(one.name, one.epoch, one.broker, one.version, now_us)
+
+    def _begin_known(self, now_us: int) -> list[Effect]:
+        """Those of whose names everybody in reach has said what it knows, or had the time to."""
+        out: list[Effect] = []
+        for one in list(self._rounds):
+            if one.deadline > now_us and any(map(self._reachable, one.brokers)):
+                continue
+            self._rounds.remove(one)
+            for waiting in filter(self._take, one.ones):
+                try:
+                    out += self._host.begin(waiting.connection, waiting.message, waiting.selector, now_us)
+                except PostroadError as error:
+                    out.append(self._refusal(waiting, error))
+        return out
+
+    def _asked_claims(self, broker: int, number: int, body: bytes, _now_us: int) -> list[Effect]:
+        try:
+            names = msgspec.msgpack.decode(body, type=list[str])
+        except msgspec.DecodeError:
+            return []
+        known = []
+        for name in names[:MAX_NAMES]:
+            highest = self._subscriptions.claims.highest(name)
+            if highest is not None and self._subscriptions.owner(name) is not None:
+                known.append(_Known(name, highest.epoch, highest.broker, highest.version))
+        return self._inquiries.respond(broker, number, msgspec.msgpack.encode(known))
 
     # ---- the former broker
 
@@ -247,12 +365,25 @@ class Moving:
         if self._claims:
             claims, self._claims = self._claims, {}
             self._flood(self._interest.claim(claims))
+        unknown, self._unknown = self._unknown, []
         out: list[Effect] = []
-        for key, one in list(self._waiting.items()):
-            if one.deadline <= now_us:
-                del self._waiting[key]
+        for at in range(0, len(unknown), MAX_NAMES):
+            out += self._ask_others(unknown[at : at + MAX_NAMES], now_us)
+        if self._rounds:
+            out += self._begin_known(now_us)
+        for one in [one for held in self._waiting.values() for one in held.values()]:
+            if one.deadline <= now_us and self._take(one):
                 out.append(self._refusal(one, self._unreachable(one)))
         return out
 
     def next_deadline(self) -> int | None:
-        return min((one.deadline for one in self._waiting.values()), default=None)
+        return min((one.deadline for held in self._waiting.values() for one in held.values()), default=None)
+
+
+def know_nothing(inquiries: Inquiries) -> None:
+    """A broker without a disk has heard no claims; who asks need not wait for it."""
+
+    def asked(broker: int, number: int, _body: bytes, _now_us: int) -> list[Effect]:
+        return inquiries.respond(broker, number, msgspec.msgpack.encode([]))
+
+    inquiries.serve(CLAIMS, asked)

@@ -56,9 +56,10 @@ _MAX_CHANGES: Final = (1 << 32) - 1
 
 
 class Heard(NamedTuple):
-    """What an owner claims; None: no longer. `whole`: and nothing else."""
+    """What an owner claims with a version of its table; None: no longer. `whole`: and nothing else."""
 
     owner: int
+    version: int
     claims: dict[str, int | None]
     whole: bool
 
@@ -216,7 +217,7 @@ class Interest:
         """All that an owner is known to claim."""
         table = self._tables.get(owner)
         entries = [] if table is None else [table.entries[entry][1] for entry in table.claims.values()]
-        return Heard(owner, claims_in(entries), whole=False)
+        return Heard(owner, self.version(owner), claims_in(entries), whole=False)
 
     def _check_own(self, selector: Selector) -> int:
         text_bytes = text_bytes_of(selector.topic, selector.where)
@@ -365,7 +366,7 @@ class Interest:
                 self._count_reserved(gone, -1)
         claims.update(claims_in(added.values()))
         if claims:
-            self._heard.append(Heard(owner, claims, whole=False))
+            self._heard.append(Heard(owner, update.version, claims, whole=False))
         self._fill(owner, table, added)
         table.text_bytes = text_bytes
         table.version = update.version

@@ -18,7 +18,7 @@ from postroad.wire.frames import (
 TOPIC_BYTES: Final = (1 << 16) - 1  # whatever the limits say
 WHERE_BYTES: Final = 16 << 10
 NAME_BYTES: Final = 255  # of a durable subscription
-_MAX_EPOCH: Final = (1 << 62) - 1
+MAX_EPOCH: Final = (1 << 62) - 1
 
 _PART_BYTES: Final = MAX_CONTROL_BYTES - (4 << 10)  # what entries may take of one frame
 _ENTRY_BYTES: Final = 24  # MessagePack around an entry's texts, at most
@@ -119,7 +119,7 @@ def parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Ent
         parsed[entry.entry] = selector
         text_bytes += entry_bytes(selector)
     for claim in update.claims:
-        if not 0 < len(claim.name.encode()) <= NAME_BYTES or not 0 < claim.epoch <= _MAX_EPOCH:
+        if not 0 < len(claim.name.encode()) <= NAME_BYTES or not 0 < claim.epoch <= MAX_EPOCH:
             raise PeerError(f"a claim of broker {update.owner} with a name or an epoch that cannot be")
         parsed[claim.entry] = Claim(claim.name, claim.epoch)
         text_bytes += len(claim.name.encode())
