@@ -3,6 +3,8 @@ other orders of claims, failures and partitions: nobody begins one anew in silen
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.unit.test_broker import numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
@@ -10,7 +12,8 @@ from tests.unit.test_durable_moving import names, reasons, retire
 from tests.unit.test_durable_shared import Consumer
 from tests.unit.test_durable_subscribers import Reader
 
-from postroad.broker import Received
+from postroad.broker import Broker, Received
+from postroad.config import Identity
 from postroad.durable import claims
 from postroad.wire.frames import Request, Subscribe, encode
 
@@ -435,3 +438,16 @@ def test_an_old_table_of_a_broker_that_is_away_withdraws_nothing() -> None:
     assert "kept by broker 'b1'" in refused(net, 0)
     net.back(1)
     assert goes_on(net, 0) == numbers(0, 5)
+
+
+def test_a_broker_without_a_disk_is_not_waited_for() -> None:
+    net = Mesh()
+    net.kill(1)
+    net.boots[1] += 1
+    identity = Identity(number=2, node=bytes([2]) * 16, name="b1", boot=net.boots[1])
+    net.brokers[1] = Broker(net.config, identity, draw=random.Random(1).randrange, now_us=net.now_us)
+    net.join(1)
+    reader = Reader(net, 2)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    assert reader.start

@@ -40,6 +40,7 @@ from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
 from postroad.overlay.reading import FUTURE_US, Readers
 from postroad.overlay.streams import DURABLE_KEY, Stream
+from postroad.overlay.topology import Topology
 from postroad.selectors import Selector
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect, StorageInput, Stored
 from postroad.tracking.bulletins import Receivers
@@ -79,9 +80,7 @@ class DurableHosting:
         limits: Limits,
         flood: Callable[[list[InterestUpdate]], None],
         inquiries: Inquiries,
-        name_of: Callable[[int], str],
-        reachable: Callable[[int], bool],
-        brokers: Callable[[], list[int]],
+        topology: Topology,
         retired: Callable[[int], bool],
         tracking: Tracking | None,
         report: Callable[[int, Report], None],
@@ -90,8 +89,7 @@ class DurableHosting:
         now_us: int,
     ) -> None:
         self._me = me
-        self._name_of = name_of
-        self._reachable = reachable
+        self._topology = topology
         self._tracking = tracking
         self._links = links
         self._interest = interest
@@ -131,9 +129,7 @@ class DurableHosting:
             subscriptions=self.hosting.subscriptions,
             interest=interest,
             inquiries=inquiries,
-            name_of=name_of,
-            reachable=reachable,
-            brokers=brokers,
+            topology=topology,
             retired=retired,
             flood=flood,
             host=self,
@@ -141,7 +137,7 @@ class DurableHosting:
         self.desk = DurableDesk(
             hosting=self.hosting,
             groups=self._groups,
-            name_of=name_of,
+            name_of=topology.name,
             host=self,
             send=lambda connection, frame: self._out.append(Send(connection, frame)),
         )
@@ -295,8 +291,8 @@ class DurableHosting:
         elsewhere = subscriptions.owner(message.durable)
         if message.shared and elsewhere is not None:
             raise UnavailableError(
-                f"the shared subscription {message.durable!r} is at broker {self._name_of(elsewhere)!r}: "
-                "its consumers connect there"
+                f"the shared subscription {message.durable!r} is at broker "
+                f"{self._topology.name(elsewhere)!r}: its consumers connect there"
             )
         if known is None and elsewhere is None and not message.token and subscriptions.claims.lost:
             raise UnavailableError(
@@ -585,7 +581,7 @@ class DurableHosting:
         if now_us >= self._expire_at:
             self._expire_at = now_us + EXPIRE_US
             self._out += self._groups.complaints(now_us)
-            for name in self.hosting.subscriptions.expired(now_us, self._reachable):
+            for name in self.hosting.subscriptions.expired(now_us, self.moving.reachable):
                 deleted = self.delete(name, now_us)  # which takes what `_out` holds
                 self._out += deleted
         return self.take() + self.moving.tick(now_us) + self.readers.tick(now_us)

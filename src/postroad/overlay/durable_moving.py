@@ -29,6 +29,7 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Heard, Interest
 from postroad.overlay.interest_entries import MAX_EPOCH
+from postroad.overlay.topology import Topology
 from postroad.selectors import Selector
 from postroad.units import SECOND_US
 from postroad.wire.frames import Ended, InterestUpdate, Subscribe, encode
@@ -109,9 +110,7 @@ class Moving:
         subscriptions: Subscriptions,
         interest: Interest,
         inquiries: Inquiries,
-        name_of: Callable[[int], str],
-        reachable: Callable[[int], bool],
-        brokers: Callable[[], list[int]],
+        topology: Topology,
         retired: Callable[[int], bool],
         flood: Callable[[list[InterestUpdate]], None],
         host: Host,
@@ -120,9 +119,7 @@ class Moving:
         self._subscriptions = subscriptions
         self._interest = interest
         self._inquiries = inquiries
-        self._name_of = name_of
-        self._reachable = reachable
-        self._brokers = brokers
+        self._topology = topology
         self._retired = retired
         self._flood = flood
         self._host = host
@@ -136,6 +133,9 @@ class Moving:
         self._rounds: list[_Round] = []
         inquiries.serve(HANDOVER, self._asked)
         inquiries.serve(CLAIMS, self._asked_claims)
+
+    def reachable(self, broker: int) -> bool:
+        return self._topology.distance(broker) is not None
 
     # ---- claims
 
@@ -167,7 +167,9 @@ class Moving:
         return out
 
     def _taken(self, name: str, broker: int) -> UsageError:
-        return UsageError(f"{name!r} was taken by another connection, at broker {self._name_of(broker)!r}")
+        return UsageError(
+            f"{name!r} was taken by another connection, at broker {self._topology.name(broker)!r}"
+        )
 
     def retire(self, broker: int) -> None:
         """That broker never comes back: its names are those of whoever had them before, or free."""
@@ -218,7 +220,7 @@ class Moving:
     def _unreachable(self, one: _Waiting) -> UnavailableError:
         return UnavailableError(
             f"the durable subscription {one.message.durable!r} is kept by broker "
-            f"{self._name_of(one.broker)!r}, which cannot be reached: it comes from there once it can"
+            f"{self._topology.name(one.broker)!r}, which cannot be reached: it comes from there once it can"
         )
 
     def _answered(self, one: _Waiting, answer: _Answer, now_us: int) -> list[Effect]:
@@ -271,7 +273,7 @@ class Moving:
 
     def look(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> bool:
         """Ask others, and begin then; False if there is nobody to ask."""
-        if self._brokers() == [self._me]:
+        if self._topology.reachable() == [self._me]:
             return False
         one = _Waiting(connection, message, selector, 0, now_us + HANDOVER_US)
         self._put(one)
@@ -279,7 +281,7 @@ class Moving:
         return True
 
     def _ask_others(self, ones: list[_Waiting], now_us: int) -> list[Effect]:
-        brokers = [broker for broker in self._brokers() if broker != self._me]
+        brokers = [broker for broker in self._topology.reachable() if broker != self._me]
         names = dict.fromkeys(one.message.durable for one in ones)
         question = msgspec.msgpack.encode(list(names))
         under_way = _Round(ones, dict.fromkeys(brokers), now_us + HANDOVER_US)
@@ -305,7 +307,7 @@ class Moving:
         except msgspec.DecodeError:
             return
         for one in known:
-            away = not self._reachable(one.broker) and not self._retired(one.broker)
+            away = not self.reachable(one.broker) and not self._retired(one.broker)
             if away and one.name in names and 0 < one.epoch <= MAX_EPOCH:
                 self._subscriptions.claimed(one.name, one.epoch, one.broker, one.version, now_us)
 
@@ -313,7 +315,7 @@ class Moving:
         """Those of whose names everybody in reach has said what it knows, or had the time to."""
         out: list[Effect] = []
         for one in list(self._rounds):
-            if one.deadline > now_us and any(map(self._reachable, one.brokers)):
+            if one.deadline > now_us and any(map(self.reachable, one.brokers)):
                 continue
             self._rounds.remove(one)
             for waiting in filter(self._take, one.ones):
