@@ -551,7 +551,7 @@ def read_subscription(name: bytes, value: bytes) -> _Row | int:
     if name == _NEXT:
         return msgspec.msgpack.decode(value, type=_Next)
     row = msgspec.msgpack.decode(value, type=_Row)
-    _check_name(name.decode(), row.ack)
+    check_name(name.decode(), row.ack)
     Selector.parse(row.topic, row.where)
     return row
 
