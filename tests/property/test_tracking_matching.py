@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import count
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postroad.ids import MessageId
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.bloom import Shape
+from postroad.tracking.effects import StoreFilter, TrackingEffect
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import ROUTING, HistoryKey
 from postroad.tracking.moments import Times
-from postroad.tracking.record import FilterMeta
-from postroad.units import MILLISECOND_US
+from postroad.tracking.planner import Plan, Wish, plan
+from postroad.tracking.record import FilterMeta, decode_meta
+from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.tracking.strategies import make_tracking
+from postroad.units import KIB, MILLISECOND_US, SECOND_US
 
 START_US = 1_700_000_000_000_000
 FOREVER_US = 1 << 60
@@ -77,7 +84,7 @@ def cases(draw: st.DrawFn) -> tuple[int, int, int, int, list[tuple[int, int, int
     """(Ts, Tj, capacity, Tn, messages), where a message is (pause after the last, skew, way)."""
     skew_us = draw(st.integers(1, 40)) * 500
     jitter_us = draw(st.integers(0, 40)) * 500
-    capacity = draw(st.integers(1, 6))
+    capacity = draw(st.integers(1, 12))
     lifetime_us = draw(st.integers(1, 60)) * 500
     pause = st.integers(0, 3 * lifetime_us)
     messages = draw(
@@ -90,10 +97,10 @@ def cases(draw: st.DrawFn) -> tuple[int, int, int, int, list[tuple[int, int, int
     return skew_us, jitter_us, capacity, lifetime_us, messages
 
 
-@given(cases(), st.integers(0, 3), st.booleans())
-@settings(max_examples=200, deadline=None)
+@given(cases(), st.integers(0, 3), st.booleans(), st.booleans())
+@settings(max_examples=400, deadline=None)
 def test_corollary_2(
-    case: tuple[int, int, int, int, list[tuple[int, int, int]]], longer: int, retain: bool
+    case: tuple[int, int, int, int, list[tuple[int, int, int]]], longer: int, retain: bool, adaptive: bool
 ) -> None:
     """2 Ts + Tj <= w Tn: never more than w + 1, whatever the skews, the ways and the pauses.
 
@@ -108,6 +115,7 @@ def test_corollary_2(
         ahead_us=skew_us,
         behind_us=skew_us + jitter_us,
         retain=retain,
+        adaptive=adaptive,
     )
     now_us = START_US
     arrivals: list[int] = []
@@ -229,3 +237,115 @@ def test_adaptive_filters_are_full_when_tp_ends(factor: int) -> None:
     assert all(0.9 * 1000 * ms <= lifetime <= 1.5 * 1000 * ms for lifetime in lifetimes)
     during = [meta for meta in final if START_US + 20_000 * ms <= meta.stored_us <= START_US + 21_000 * ms]
     assert len(during) <= 6
+
+
+def keep(stored: dict[int, FilterMeta], effects: list[TrackingEffect]) -> None:
+    for effect in effects:
+        if isinstance(effect, StoreFilter):
+            stored.pop(effect.replaces or 0, None)
+            stored[effect.sequence] = decode_meta(effect.record)
+
+
+@pytest.mark.parametrize(("gathers", "matching"), [(1, 3), (2, 2)])
+def test_collecting_ids_counts_twice(gathers: int, matching: int) -> None:
+    """T7: with w = 1, 2 Ts + Tj and twice the span of a page of notes must fit into Tn.
+
+    A filter that ends within a page has the times of all of it, also of what came later; one that begins
+    there, also of what came before.
+    """
+    skew_ms, jitter_ms, gather_ms = 50, 100, GATHER_US // MILLISECOND_US
+    lasts_ms = 2 * skew_ms + jitter_ms + gathers * gather_ms
+    config = TrackingConfig(
+        bits=1000,
+        capacity=10,
+        hashes=3,
+        skew_us=skew_ms * MILLISECOND_US,
+        jitter_us=jitter_ms * MILLISECOND_US,
+        adaptive=False,
+    )
+    tracking = make_tracking(config, me=1, stored=(), changes=(), now_us=START_US)
+    stored: dict[int, FilterMeta] = {}
+    last_ms = gather_ms - 1
+    early, late = -skew_ms - jitter_ms, skew_ms - 1
+    # (when, how many, message time less that); no more than 10 come in any `lasts_ms`.
+    arrivals = [(-lasts_ms, 9, 0), (0, 2, 0), (last_ms, 7, late), (lasts_ms - last_ms, 1, early)]
+    serial = 0
+    for at_ms, number, about in [*arrivals, (lasts_ms, 2, 0)]:
+        now_us = START_US + SECOND_US + at_ms * MILLISECOND_US
+        for _ in range(number):
+            serial += 1
+            ids = bytes(MessageId(7, 2, now_us // MILLISECOND_US + about, serial))
+            tracking.routed(2, 3, ids, now_us)
+    keep(stored, tracking.close(now_us))
+    assert len(stored) == 3
+    assert largest(list(stored.values())) == matching
+
+
+bursts = st.lists(
+    st.tuples(st.integers(1, 300), st.sampled_from((0.0, 0.001, 0.03, 0.3, 1.0, 20.0))),
+    min_size=2,
+    max_size=6,
+)
+
+
+@given(st.sampled_from((1, 2, 8, 40)), st.sampled_from((20, 500)), bursts, st.integers(0, 1 << 32))
+@settings(max_examples=60, deadline=None)
+def test_a_plans_accuracy_is_kept_whatever_the_rate(
+    memory: int, jitter_ms: int, profile: list[tuple[int, float]], seed: int
+) -> None:
+    """T7, T11: quiet, bursts, and bursts after quiet, as long as no Tn has more than n messages.
+
+    The profile is steps of 10 ms and the share of the peak rate; above 1 all comes that may.
+    """
+    chance = Random(seed)
+    wish = Wish(
+        accuracy=0.99, rate=2000, memory=memory * KIB, skew_us=50_000, jitter_us=jitter_ms * MILLISECOND_US
+    )
+    found = plan(wish)
+    assert isinstance(found, Plan)
+    config = TrackingConfig(
+        bits=found.shape.m,
+        capacity=found.shape.n,
+        hashes=found.shape.k,
+        persist_us=found.persist_us,
+        skew_us=found.skew_us,
+        jitter_us=wish.jitter_us,
+        least_capacity=16,
+    )
+    now_us = START_US
+    tracking = make_tracking(config, me=1, stored=(), changes=(), now_us=now_us)
+    stored: dict[int, FilterMeta] = {}
+    recent: deque[tuple[int, int]] = deque()  # when how many came, within Tn
+    due = total = 0.0
+    for steps, share in profile:
+        for _ in range(steps):
+            now_us += 10 * MILLISECOND_US
+            while recent and recent[0][0] <= now_us - found.lifetime_us:
+                total -= recent.popleft()[1]
+            due = min(due, 1.0) + share * wish.rate / 100
+            number = min(int(due), int(found.shape.n - total))
+            due -= int(due)
+            if number:
+                recent.append((now_us, number))
+                total += number
+                ids = b"".join(
+                    bytes(MessageId(7, 2, (now_us + about) // MILLISECOND_US, serial))
+                    for serial, about in enumerate(_abouts(chance, number, config))
+                )
+                tracking.routed(2, 3, ids, now_us)
+            keep(stored, tracking.tick(now_us))
+    keep(stored, tracking.close(now_us))
+    filters = list(stored.values())
+    assert largest(filters) <= found.w + 1
+    for at in filters:
+        right = 1.0
+        for meta in filters:
+            if meta.matches(at.lo_ms):
+                right *= 1 - Shape(meta.m, meta.n, meta.k).fpp
+        assert 1 - right <= (1 - wish.accuracy) * (1 + 1e-9)
+
+
+def _abouts(chance: Random, number: int, config: TrackingConfig) -> list[int]:
+    """How far message times are from now: clocks as wrong and ways as long as may be."""
+    skew, way = config.skew_us - MILLISECOND_US, config.jitter_us
+    return [chance.choice((-skew, 0, skew)) - chance.choice((0, way)) for _ in range(number)]

@@ -135,7 +135,7 @@ def test_token_file(tmp_path: Path) -> None:
         ("limits.attributes = 0", "0 is not a positive whole number"),
         (
             "tracking.bits = 99999999999999",
-            "tracking.bits: 99999999999999 is too large: the most is 2147483647",
+            "tracking.bits: 99999999999999 is too large: the most is 4294967296",
         ),
         (
             'limits.event_bytes = "1025 GiB"',

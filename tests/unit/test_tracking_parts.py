@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -40,7 +40,7 @@ from postroad.tracking.planner import (
     plan,
 )
 from postroad.tracking.render import dot, tree
-from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import parse_ids
@@ -235,7 +235,7 @@ def test_plans_keep_their_promise(wish: Wish) -> None:
     found = plan(wish)
     if isinstance(found, Plan):
         assert found.accuracy >= wish.accuracy - 1e-12
-        assert 2 * found.skew_us + wish.jitter_us <= found.w * found.lifetime_us
+        assert 2 * found.skew_us + wish.jitter_us + 2 * GATHER_US <= found.w * found.lifetime_us
         assert found.lifetime_us <= found.persist_us
         assert found.lifetime_us <= found.shape.n / wish.rate * SECOND_US
         assert found.persist_us <= MAX_PERSIST_US * PERSIST_MARGIN + MILLISECOND_US
@@ -264,7 +264,7 @@ def test_plans_keep_their_promise(wish: Wish) -> None:
 
 def test_the_papers_configuration() -> None:
     """Section 5: 10,000 bytes, 5,000 a second, five nines: about 2521 keys, 16 hashes, w = 1."""
-    found = plan(Wish(accuracy=0.99999, rate=5000, memory=8192, skew_us=200_000, jitter_us=0))
+    found = plan(Wish(accuracy=0.99999, rate=5000, memory=8192, skew_us=150_000, jitter_us=0))
     assert isinstance(found, Plan)
     assert (found.w, found.shape.m) == (1, 65536)
     assert 2521 <= found.shape.n <= 2600
@@ -347,6 +347,33 @@ def test_plan_command_prints_configuration() -> None:
     }
     code, text = run_plan("--accuracy", "0.99999", "--json")
     assert json.loads(text)["configuration"]["tracking"]["strategy"] == "bloom"
+
+
+@given(
+    accuracy=st.floats(1e-6, 1 - 1e-12),
+    rate=st.floats(1e-3, 1e9),
+    memory=st.integers(1, 1 << 40),
+    skew_us=st.integers(0, 10**8),
+    jitter_us=st.integers(0, 10**8),
+)
+@example(accuracy=0.999, rate=3e6, memory=1 << 29, skew_us=250_000, jitter_us=500_000)
+@example(accuracy=0.1, rate=1e9, memory=1 << 40, skew_us=0, jitter_us=0)
+@settings(max_examples=100, deadline=None)
+def test_what_is_planned_is_accepted(
+    tmp_path_factory: pytest.TempPathFactory,
+    accuracy: float,
+    rate: float,
+    memory: int,
+    skew_us: int,
+    jitter_us: int,
+) -> None:
+    """T7: a broker takes the configuration that a plan prints, whatever was wished."""
+    wish = ("--accuracy", str(accuracy), "--rate", str(rate), "--memory", str(memory))
+    code, text = run_plan(*wish, "--skew", f"{skew_us} us", "--jitter", f"{jitter_us} us")
+    if code == 0:
+        file = tmp_path_factory.getbasetemp() / "planned.toml"
+        file.write_text(text)
+        assert configure({}, file).broker.tracking.jitter_us == jitter_us
 
 
 def test_plan_command_says_what_is_impossible() -> None:

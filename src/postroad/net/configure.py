@@ -20,13 +20,14 @@ from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
 from postroad.errors import UsageError, shorten
 from postroad.net.log import LEVELS
 from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
+from postroad.tracking.bloom import MAX_BITS
 from postroad.units import GIB, SECOND_US, duration_us, size
 from postroad.wire.frames import MAX_CONTROL_BYTES
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_NAME: Final = 255
 SHOWN: Final = 60  # characters of a value in an error
-MAX_COUNT: Final = (1 << 31) - 1
+MAX_COUNT: Final = MAX_BITS  # the largest of them is tracking.bits
 MAX_SIZE: Final = 1024 * GIB
 MAX_LINKS: Final = 1_000
 MAX_PUBENDS: Final = 256

@@ -1,16 +1,27 @@
 """Filters sized from the observed rate, so that a filter is full when the persistence interval ends.
 
 The paper's filters have one size, and those stored part-full waste what they do not use (5.3). Here m grows
-and shrinks with n while m / n and k stay, so every filter keeps its false positive rate and costs the same
-bits per key. A rate that jumps fills a few small filters quickly; capacities grow by up to `GROWTH` each
-time, so a jump of any size costs at most log(greatest / least) / log(GROWTH) filters of extra matching set,
-and every answer's doubt is computed from the filters that were really asked.
+and shrinks with n while k and the false positive rate stay: a key costs the same bits in each.
+
+Accuracy rests on how many filters match one time, and a rate that jumps would fill one small filter after the
+other. So a filter that is full while it is young does not end: it grows, by `GROWTH` at least, up to the
+greatest capacity c. Young it is for as long as times belong to a range, ahead + behind of `history`; so long
+its keys stay in memory, to be put into the bigger filter. They take no more room than the greatest filter
+does: beyond that it becomes that one.
+
+Hence whatever ends because it is full has c keys, or has lasted ahead + behind. The filters that match a time
+t are some of those in use between t - ahead and t + behind. The first and the last of these aside, each began
+and ended within, and so has c keys; and a key more is in the first and in the last. Let at most c keys come
+in any Tn, and ahead + behind <= w Tn. Then at most w c keys come within, so that with the first and the last
+w + 1 filters match at most: as many as with filters of the greatest size only (Theorem 1, Corollary 2), each
+with the same rate.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from postroad.ids import ID_BYTES
 from postroad.tracking.bloom import Shape
 from postroad.units import SECOND_US
 
@@ -20,7 +31,7 @@ _SHORTEST_US: Final = 1000  # a filter that filled within one batch
 
 
 class Sizing:
-    """The shape of a history's next filter."""
+    """The shape of a history's next filter, and of a young one that grows."""
 
     __slots__ = ("_greatest", "_least", "_next", "_persist_us")
 
@@ -32,7 +43,20 @@ class Sizing:
 
     def shape(self) -> Shape:
         n, most = self._next, self._greatest
-        return most if n >= most.n else Shape(max(8, -(-most.m * n // most.n)), n, most.k)
+        # In proportion, and a bit more: the rate of small filters is a little above that of large ones.
+        return most if n >= most.n else Shape(max(8, -(-most.m * n // most.n) + 1), n, most.k)
+
+    def may_grow(self, shape: Shape) -> bool:
+        return shape.n < self._greatest.n
+
+    def is_dear(self, count: int) -> bool:
+        """Whether so many keys in memory take more than the greatest filter does."""
+        return count * ID_BYTES > self._greatest.size
+
+    def grow(self, count: int) -> Shape:
+        """For a young filter that has so many keys, and is full or dear."""
+        self._next = self._greatest.n if self.is_dear(count) else min(self._next * GROWTH, self._greatest.n)
+        return self.shape()
 
     def observed(self, count: int, lifetime_us: int) -> None:
         """A filter ended after that time with so many keys."""

@@ -38,6 +38,10 @@ class Window:
     ahead_us: int
     behind_us: int
 
+    @property
+    def length_us(self) -> int:
+        return self.ahead_us + self.behind_us
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -100,6 +104,7 @@ class FilterHistory:
         "_sizing",
         "_stored",
         "_window",
+        "_young",
         "dirty_us",
         "key",
         "used_us",
@@ -114,6 +119,7 @@ class FilterHistory:
         self._pace = pace
         self._next_sequence = next_sequence
         self._filter: BloomFilter | None = None
+        self._young: list[bytes] | None = None  # its keys, while it may have to grow (see `adaptive`)
         self._range = Range()
         self._opened_us = 0  # when the first key of the current filter was added
         self._stored: int | None = None  # the sequence under which an earlier state of it is stored
@@ -134,6 +140,9 @@ class FilterHistory:
             part = current.room * ID_BYTES
             piece = keys if position == 0 and part >= end else keys[position : position + part]
             current.add(piece)
+            self._grow_up(now_us)
+            if self._young is not None:
+                current = self._grown(current, self._young, piece)
             self._range.include(times, self._window, now_us)
             if self.dirty_us is None:
                 self.dirty_us = noted_us
@@ -143,11 +152,29 @@ class FilterHistory:
         return done
 
     def _open(self, now_us: int) -> BloomFilter:
-        self._filter = opened = BloomFilter(*self._sizing.shape())
+        shape = self._sizing.shape()
+        self._filter = opened = BloomFilter(*shape)
+        self._young = [] if self._sizing.may_grow(shape) else None
         self._range = Range()
         self._opened_us = now_us
         self._stored = None
         return opened
+
+    def _grow_up(self, now_us: int) -> None:
+        if self._young is not None and now_us - self._opened_us >= self._window.length_us:
+            self._young = None
+
+    def _grown(self, current: BloomFilter, young: list[bytes], piece: bytes) -> BloomFilter:
+        """The filter with that piece that goes on: a bigger one if this one is full, or its keys are dear."""
+        young.append(piece)
+        if not current.full and not self._sizing.is_dear(current.count):
+            return current
+        shape = self._sizing.grow(current.count)
+        self._filter = grown = BloomFilter(*shape)
+        grown.add(b"".join(young))
+        if not self._sizing.may_grow(shape):
+            self._young = None
+        return grown
 
     @property
     def due_us(self) -> int | None:
@@ -158,6 +185,7 @@ class FilterHistory:
         """The current filter, if it is due."""
         if self.dirty_us is None or now_us < self.dirty_us + self._pace.persist_us:
             return None
+        self._grow_up(now_us)
         if self._pace.retain and now_us - self._opened_us < self._pace.retain_us:
             return self._snapshot(now_us, final=False)
         return self.end(now_us)
@@ -173,7 +201,7 @@ class FilterHistory:
             raise BugError("a history without a current filter has none to end")
         filled = self._snapshot(now_us, final=True)
         self._sizing.observed(current.count, now_us - self._opened_us)
-        self._filter = None
+        self._filter = self._young = None
         self._stored = None
         return filled
 
@@ -211,7 +239,9 @@ class FilterHistory:
 
     @property
     def memory(self) -> int:
-        return 0 if self._filter is None else self._filter.shape.size
+        if self._filter is None:
+            return 0
+        return self._filter.shape.size + (0 if self._young is None else self._filter.count * ID_BYTES)
 
     def check(self) -> None:
         if self._filter is None and self.dirty_us is not None:

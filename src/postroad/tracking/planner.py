@@ -7,8 +7,9 @@ Corollary 2 asks for 2 Ts + Tj <= w Tn. The smallest w that meets this is the an
 bits per message. Tp is a little longer than Tn, so that filters are full when they are stored (4.2), but no
 longer than a crash may cost: a history with few messages stores part-full filters and retains them (4.3).
 
-r is the rate as the history sees it: messages that a slow link held back arrive together. To Tj come the
-`GATHER_US` for which a broker collects ids.
+r is the rate as the history sees it: messages that a slow link held back arrive together. To Tj comes twice
+the `GATHER_US` for which a broker collects ids: a filter that ends with some of them may have the time of the
+last, one that begins with some that of the first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ LEAST_SKEW_US: Final = MILLISECOND_US  # ids have whole milliseconds
 DAY_S: Final = 86_400
 LEAST_RATE: Final = 1e-3  # below this nobody plans
 _NEAREST_STEPS: Final = 100
-_NEED: Final = f"2 Ts + Tj + {GATHER_US // MILLISECOND_US} ms"
+_PAGES_US: Final = 2 * GATHER_US
+_NEED: Final = f"2 Ts + Tj + {_PAGES_US // MILLISECOND_US} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Plan:
     @property
     def skew_limit_us(self) -> int:
         """The worst clocks for which the bound still holds."""
-        return (self.w * self.lifetime_us - self.wish.jitter_us - GATHER_US) // 2
+        return (self.w * self.lifetime_us - self.wish.jitter_us - _PAGES_US) // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def plan(wish: Wish) -> Plan | Impossible:
 
 def _plan(wish: Wish) -> Plan | None:
     skew_us = max(wish.skew_us, LEAST_SKEW_US)
-    need_us = 2 * skew_us + wish.jitter_us + GATHER_US
+    need_us = 2 * skew_us + wish.jitter_us + _PAGES_US
     for w in range(1, MAX_MATCHING):
         fpp = filter_rate(1 - wish.accuracy, w + 1)
         if fpp <= 2.0**-MAX_HASHES:
@@ -132,7 +134,7 @@ def _largest(wish: Wish, fpp: float) -> Shape:
 
 
 def _explain(wish: Wish) -> Impossible:
-    need_us = 2 * max(wish.skew_us, LEAST_SKEW_US) + wish.jitter_us + GATHER_US
+    need_us = 2 * max(wish.skew_us, LEAST_SKEW_US) + wish.jitter_us + _PAGES_US
     longest_us = (MAX_MATCHING - 1) * MAX_PERSIST_US
     if need_us > longest_us:
         reason = (

@@ -1,7 +1,7 @@
 """What a broker is told about tracking (spec T3, T7, T11); docs/tracking.md explains each setting.
 
 The defaults are those of `postroad plan tracking --accuracy 0.999 --skew 250ms --jitter 500ms` for any rate
-up to a million events a second: filters grow and shrink with the observed rate (`adaptive`), so `capacity`
+up to 800,000 events a second: filters grow and shrink with the observed rate (`adaptive`), so `capacity`
 is only the greatest.
 """
 
