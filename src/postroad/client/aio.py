@@ -360,8 +360,8 @@ class Client:
 
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
         """The durable events between two checkpoint tokens, filtered; then it ends. Nothing is held for it,
-        and what was released meanwhile is a Gap. `request("heads")` tells how far every pubend is. Traces name
-        who subscribed, not who read."""
+        and what was released meanwhile is a Gap. `request("heads")` tells how far every pubend is.
+        Traces name who subscribed, not who read."""
         if not until or not isinstance(until, str):
             raise UsageError("a range ends somewhere: `until` is a checkpoint token")
         check_texts("range", after)

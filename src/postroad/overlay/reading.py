@@ -6,8 +6,8 @@ asked for upstream, like the curiosity of any catchup stream; what was released 
 another broker's, the reader's selector is part of the own interest while it reads, so that what is asked
 for is filtered with it.
 
-Tracking does not record what readers get: that is no delivery to a subscription, and histories would fill with
-each pass over the past.
+Tracking does not record what readers get: that is no delivery to a subscription, and histories would fill
+with each pass over the past.
 
 A range may end in the future, by an hour at most: the reader follows the stream until it gets there.
 

@@ -4,8 +4,8 @@ The paper's filters have one size, and those stored part-full waste what they do
 and shrinks with n while k and the false positive rate stay: a key costs the same bits in each.
 
 Accuracy rests on how many filters match one time, and a rate that jumps would fill one small filter after the
-other. So a filter that is full while it is young does not end: it grows, by `GROWTH` at least, up to the
-greatest capacity c. Young it is for as long as times belong to a range, ahead + behind of `history`; so long
+other. So a filter that is full while it is young does not end: it grows `GROWTH` times, up to the greatest
+capacity c. Young it is for as long as times belong to a range, ahead + behind of `history`; so long
 its keys stay in memory, to be put into the bigger filter. They take no more room than the greatest filter
 does: beyond that it becomes that one.
 
