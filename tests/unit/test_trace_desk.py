@@ -14,7 +14,7 @@ from postroad.tracking.messages import Finding, Sighting, TraceAnswer, TraceItem
 from postroad.tracking.record import decode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
-from postroad.tracking.trace import NO_ANSWER
+from postroad.tracking.trace import NO_ANSWER, NOT_REACHABLE
 from postroad.units import SECOND_US
 
 ME, OTHER = 7, 8
@@ -105,6 +105,15 @@ def test_silence_and_failures_end_a_trace_too() -> None:
     assert isinstance(gone, Report)
     assert ("there", "went away") in gone.results[0].missing
     assert made.failed(ask.number, "went away", NOW_US) == []
+
+
+def test_a_broker_known_and_away_may_have_what_nobody_knows() -> None:
+    made = desk_of(make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US), ME)
+    later_us = NOW_US + 60 * SECOND_US
+    _, out = made.begin([bytes(MessageId(1, ME, later_us // 1000, 0))], later_us)
+    (report,) = the(Report, out)
+    assert isinstance(report, Report)
+    assert (report.results[0].verdict, report.results[0].missing) == ("partial", (("there", NOT_REACHABLE),))
 
 
 def test_traces_under_way_are_bounded_and_can_be_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:

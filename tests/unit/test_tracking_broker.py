@@ -7,11 +7,13 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from postroad.broker import Broker
 from postroad.config import BrokerConfig, Identity
 from postroad.ids import MessageId
+from postroad.tracking.messages import TraceQuestion
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.wire.frames import Kind, Query, Reply, Request, Skew, decode, encode, frame_kind
@@ -20,7 +22,7 @@ from .test_broker import SECOND_US, Client, Net
 
 
 class Tracked(Net):
-    """Brokers that track, without a disk: everything recent is in memory. Counts who is asked."""
+    """Brokers that track, without a disk: everything recent is in memory. Counts who is asked about ways."""
 
     def __init__(self, count: int, links: list[tuple[int, int]], **settings: Any) -> None:
         self.config = TrackingConfig(**settings)
@@ -42,7 +44,9 @@ class Tracked(Net):
             if data and frame_kind(data) == Kind.QUERY:
                 query = decode(data)
                 assert isinstance(query, Query)
-                if self.ends[at, effect.connection][0] == query.target - 1:  # type: ignore[index]
+                (item,) = msgspec.msgpack.decode(query.body, type=TraceQuestion).items
+                about_routes = item.origin != query.target
+                if about_routes and self.ends[at, effect.connection][0] == query.target - 1:  # type: ignore[index]
                     self.asked[query.target - 1] += 1
         super().perform(at, effects)
 

@@ -161,8 +161,11 @@ def test_it_is_drawn_below_the_broker_that_does_not_know_any_more() -> None:
 
 @pytest.mark.parametrize("silent", [Finding(), Finding(begins_ms=TIME_MS + 1)])
 def test_a_trace_ends_at_a_broker_that_would_know(silent: Finding) -> None:
-    """It routed nothing, or began later: nobody behind it is asked."""
-    assert traced(line(silent))[1] == [1, 2]
+    """It routed nothing, or began later: nobody behind it is asked, but whether it published the message."""
+    result, asked = traced(line(silent))
+    assert asked == [1, 2, 3, 4]
+    assert [int(step.broker, 16) for step in result.route] == [1]
+    assert result.verdict == "complete"
 
 
 def test_the_limits_hold_where_nobody_knows_any_more() -> None:
@@ -209,11 +212,74 @@ def test_the_broker_in_the_id_may_have_it_from_one_that_does_not_know_any_more()
     gone = {2: Finding(published=0.0, neighbours=(3,)), 3: Finding(lost="died", neighbours=(1, 2))}
     result, _ = traced(gone)
     assert [int(broker, 16) for broker, _ in result.missing] == [1, 3]
-    sure = gone | {
-        2: Finding(published=0.0, forwarded=(Forwarding(neighbour=3, fpp=0.0),), neighbours=(1, 3))
+
+
+def test_the_broker_in_the_id_may_have_published_it_before() -> None:
+    """Published at 2. Whether 1 had taken it, only 1 can say."""
+    findings = {
+        2: Finding(published=0.0, forwarded=(Forwarding(neighbour=3, fpp=0.0),), neighbours=(1, 3)),
+        3: Finding(neighbours=(1, 2)),
     }
-    sure[3] = Finding(neighbours=(1, 2))
-    assert traced(sure)[0].missing == ()
+    result, _ = traced(findings)
+    assert (result.verdict, [int(broker, 16) for broker, _ in result.missing]) == ("partial", [1])
+    result, _ = traced(findings | {1: Finding(neighbours=(2, 3))})
+    assert (result.verdict, result.origin, result.missing) == ("complete", "00000002", ())
+
+
+def test_unknown_is_what_nobody_can_have_forgotten() -> None:
+    findings = {1: Finding(), 2: Finding(begins_ms=TIME_MS + 1, forgotten=True)}
+    result, _ = traced(findings)
+    assert (result.verdict, [int(broker, 16) for broker, _ in result.missing]) == ("partial", [2])
+    assert "00000002: its history does not reach back to that time" in result.explanation
+    result, _ = traced({1: Finding(neighbours=(2,)), 3: Finding()})
+    assert (result.verdict, [int(broker, 16) for broker, _ in result.missing]) == ("partial", [2])
+    result, _ = traced(findings | {1: Finding(published=0.0)})
+    assert (result.verdict, result.missing) == ("complete", ()), "it did not go there"
+
+
+@pytest.mark.parametrize("liar", [2, 4])
+@pytest.mark.parametrize("away", [(), (5,)])
+def test_a_false_claim_of_a_second_publication(liar: int, away: tuple[int, ...]) -> None:
+    """A filter that is wrong, on the way or off it: it is doubtful, and no harm to the answer."""
+    findings = line(Finding(routed=(sighting(1),), delivered=received(2, 1e-3), candidates=9))
+    findings[3] = Finding(routed=(sighting(2),), delivered=received(1, 1e-3), candidates=9, neighbours=(2, 4))
+    findings[4] = Finding(neighbours=(3, 5))
+    findings[5] = Finding(neighbours=(4,))
+    true, _ = traced(findings)
+    findings[liar] = structs.replace(findings[liar], published=5e-4)
+    result, _ = traced({broker: held for broker, held in findings.items() if broker not in away})
+    assert (result.verdict, result.origin) == ("complete", true.origin)
+    assert result.receivers == true.receivers
+    (again,) = [step for step in result.route if step.source is None][1:]
+    assert int(again.broker, 16) == liar
+    assert again.doubt > 0.5
+    assert [(step.broker, step.source) for step in result.route if step is not again] == [
+        (step.broker, step.source) for step in true.route
+    ]
+
+
+def test_a_second_publication_is_drawn_below_the_first() -> None:
+    again = Finding(
+        published=0.0, routed=(sighting(1, 0.0),), delivered=received(1, 0.0), candidates=1, neighbours=(1, 3)
+    )
+    last = Finding(routed=(Sighting(origin=2, neighbour=2, fpp=0.0),), neighbours=(2,))
+    for findings, drawn in (
+        ({2: again}, ["└─ 00000002 (certain)", "   ├─ → s0 (certain)", "   └─ 00000003 (certain)"]),
+        (
+            {2: structs.replace(again, routed=())},
+            ["and again at 00000002 (certain)", "├─ → s0 (certain)", "└─ 00000003 (certain)"],
+        ),
+    ):
+        result, _ = traced({1: Finding(published=0.0, neighbours=(2,)), 3: last} | findings)
+        lines = ["published by 00000005 at 00000001 (certain)", *drawn]
+        if findings[2].routed:
+            lines.append("and again at 00000002 (certain)")
+        assert tree(result).splitlines()[1:] == lines
+        assert '"publisher 00000005" -> "00000002"' in dot(result)
+        assert [one["broker"] for one in result.to_json()["route"] if one["from"] is None] == [
+            "00000001",
+            "00000002",
+        ]
 
 
 @pytest.mark.parametrize(

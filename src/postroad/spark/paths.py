@@ -86,8 +86,7 @@ def trace_group(group: Group, *, complete: bool) -> tuple[pa.Table, Keys]:
     """
     limited = _Judged(group, limited=True)
     if not complete:
-        keep = ~(limited.everywhere | limited.published_elsewhere)
-        return limited.table(keep), group.keys[~keep]
+        return limited.table(~limited.everywhere), group.keys[limited.everywhere]
     if not limited.everywhere.any():
         return limited.table(~limited.everywhere), group.keys[:0]
     anywhere = _Judged(group, limited=False)
@@ -110,13 +109,6 @@ class _Judged:
             self._numbers += trace.results({})
             went.append(everywhere)
         self.everywhere: Flags = np.array(went, np.bool_)[self.pattern]
-
-    @property
-    def published_elsewhere(self) -> Flags:
-        out = np.zeros(len(self._group), np.bool_)
-        for broker, said in self._said.items():
-            out |= said.published & (self._group.homes != broker)
-        return out
 
     # ---- what brokers say
 

@@ -85,7 +85,7 @@ class TraceDesk:
         """Trace these messages; a Report with the ticket comes in the end."""
         if len(self.traces) >= MAX_TRACES:
             raise UnavailableError(f"{MAX_TRACES} traces are under way at this broker: try again")
-        trace = Trace(ids, reachable=self._reachable(), now_us=now_us)
+        trace = Trace(ids, reachable=self._reachable(), known=self._names(), now_us=now_us)
         ticket = self._next()
         self.traces[ticket] = trace
         return ticket, self._go_on(ticket, trace.start(now_us), now_us)

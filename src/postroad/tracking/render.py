@@ -23,14 +23,19 @@ def tree(result: TraceResult) -> str:
         lines.append(f"{origin}, not confirmed")
     else:
         lines.append(f"{origin} ({doubt_text(result.origin_doubt)})")
-    listed: set[int] = set()
-    lines += _branches(result, result.origin, "", listed)
+    listed: set[int] = set()  # steps
+    told: set[str] = set()  # brokers whose receivers are
+    lines += _branches(result, result.origin, "", listed, told)
+    for step in result.route[1:]:
+        if step.source is None:
+            lines.append(f"and again at {step.broker} ({doubt_text(step.doubt)})")
+            lines += _branches(result, step.broker, "", listed, told)
     loose = [at for at, step in enumerate(result.route) if step.source is not None and at not in listed]
     while loose:
         step = result.route[loose[0]]
         listed.add(loose[0])
         lines.append(f"{step.broker}, from {step.source} ({doubt_text(step.doubt)})")
-        lines += _branches(result, step.broker, "", listed)
+        lines += _branches(result, step.broker, "", listed, told)
         loose = [at for at in loose if at not in listed]
     return "\n".join([*lines, *_verdict(result)])
 
@@ -40,13 +45,14 @@ def _verdict(result: TraceResult) -> list[str]:
     return [f"{result.verdict}: {result.explanation}"] if result.explanation else []
 
 
-def _branches(result: TraceResult, broker: str, indent: str, listed: set[int]) -> list[str]:
+def _branches(result: TraceResult, broker: str, indent: str, listed: set[int], told: set[str]) -> list[str]:
     """What happened at a broker that the message reached: its receivers, then where it went."""
     entries: list[tuple[str, RouteStep | None]] = [
         (f"→ {one.subscriber} ({doubt_text(one.doubt)})", None)
         for one in result.receivers
-        if one.broker == broker
+        if one.broker == broker and broker not in told
     ]
+    told.add(broker)
     for at, step in enumerate(result.route):
         if step.source == broker and at not in listed:
             listed.add(at)
@@ -56,7 +62,7 @@ def _branches(result: TraceResult, broker: str, indent: str, listed: set[int]) -
         last = number == len(entries) - 1
         lines.append(f"{indent}{'└─ ' if last else '├─ '}{text}")
         if child is not None:
-            lines += _branches(result, child.broker, indent + ("   " if last else "│  "), listed)
+            lines += _branches(result, child.broker, indent + ("   " if last else "│  "), listed, told)
     return lines
 
 
@@ -75,6 +81,8 @@ def dot(result: TraceResult) -> str:
     for step in result.route:
         if step.source is not None:
             lines.append(_edge(_quoted(step.source), _quoted(step.broker), step.doubt))
+        elif step.broker != result.origin:
+            lines.append(_edge(publisher, _quoted(step.broker), step.doubt))
     for one in result.receivers:
         name = _quoted(f"subscriber {one.subscriber}")
         lines.append(f"  {name} [shape=ellipse];")

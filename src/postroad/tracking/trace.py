@@ -10,8 +10,11 @@ whoever it says it got the message from. A broker that claims nothing ends that 
 time is not whole, because a process died with it or retention dropped it: it may have routed the message, so
 all its neighbours are asked.
 
-If the broker in the id has no record of it, does not answer, or its record of that time is not whole, all
-reachable brokers are asked, for any origin: the publisher may have gone on at another broker.
+A publisher that loses its broker sends what was not accepted again at another, under the same ids, so more
+than one broker may have published a message. When the way from the broker in the id is walked, all other
+reachable brokers are asked whether they did; and for what they routed of it, too, if somebody on the way did
+not answer. If any of them did, or the broker in the id has no record of it, does not answer, or its record of
+that time is not whole, all reachable brokers are asked, for any origin.
 
 Doubt (T12; the arithmetic is in `verdict`). A filter claims a message it never saw with a known rate f. That
 a broker routed the message is false only if its own claim is, and that of every subscriber and every broker
@@ -68,7 +71,17 @@ class Ask:
 class _Path:
     """The query state of one message."""
 
-    __slots__ = ("everywhere", "explore", "explored", "failed", "findings", "id", "identity")
+    __slots__ = (
+        "everywhere",
+        "explore",
+        "explored",
+        "failed",
+        "findings",
+        "id",
+        "identity",
+        "only_published",
+        "walked",
+    )
 
     def __init__(self, identity: MessageId) -> None:
         self.identity = identity
@@ -77,26 +90,59 @@ class _Path:
         self.explored: set[int] = set()  # Ke
         self.findings: dict[int, Finding] = {}  # by broker that answered
         self.failed: dict[int, str] = {}  # broker -> why there is no answer
+        self.walked = False  # from the broker in the id to where that ends: the others are asked
+        self.only_published = False  # whether they published it, not whether they routed it
         self.everywhere = False  # all reachable brokers are asked, for any origin
 
-    def item(self) -> TraceItem:
-        origin = ANY_ORIGIN if self.everywhere else self.identity.broker
+    def item(self, broker: int) -> TraceItem:
+        origin = self.identity.broker
+        if self.everywhere:
+            origin = ANY_ORIGIN
+        elif self.only_published:
+            origin = broker
         return TraceItem(id=self.id, origin=origin)
 
     def take(self, broker: int, finding: Finding) -> None:
+        if self.only_published and finding.published is None:
+            return
         self.findings[broker] = finding
         self.explore |= onward(finding)
         self.explore |= {sighting.neighbour for sighting in finding.routed}
+        if self.everywhere:
+            self.explore |= set(finding.neighbours)  # those that cannot be asked are missing
         self.explore -= self.explored
 
+    def widen(self, others: Iterable[int], known: Iterable[int]) -> None:
+        """Ask the others once the way from the broker in the id is walked; all `known` where that fails."""
+        if self.everywhere:
+            return
+        if self._origin_missing or self._published_elsewhere:
+            self.everywhere, self.only_published = True, False
+            # Those asked before were asked for one origin only.
+            self.explore = self.explore.union(known) - self.failed.keys()
+            self.explored = set(self.failed)
+        elif not self.explore and not self.walked:
+            self.walked = True
+            # Behind a broker that does not answer anybody may have it.
+            self.only_published = not self.failed
+            self.explore = set(others) - self.explored
+
     @property
-    def origin_missing(self) -> bool:
+    def _origin_missing(self) -> bool:
         """The broker in the id was asked and could not confirm the message."""
         origin = self.identity.broker
         if origin not in self.explored:
             return False
         finding = self.findings.get(origin)
         return finding is None or finding.published is None
+
+    @property
+    def _published_elsewhere(self) -> bool:
+        return any(
+            finding.published is not None
+            for broker, finding in self.findings.items()
+            if broker != self.identity.broker
+        )
 
 
 class Trace:
@@ -107,15 +153,18 @@ class Trace:
         ids: Iterable[bytes],
         *,
         reachable: Iterable[int],
+        known: Iterable[int] = (),
         limits: TraceLimits | None = None,
         now_us: int,
     ) -> None:
+        """`known` are brokers that may be away."""
         self._paths = [_Path(MessageId.from_bytes(identity)) for identity in dict.fromkeys(ids)]
         if not 1 <= len(self._paths) <= MAX_ITEMS:
             raise UsageError(
                 f"a trace of {len(self._paths)} messages, 1 to {MAX_ITEMS} can be traced at once"
             )
         self._reachable = frozenset(reachable)
+        self._known = self._reachable.union(known)
         self._limits = limits or TraceLimits()
         self._end_us = now_us + self._limits.total_us
         self._rounds = 0
@@ -177,7 +226,7 @@ class Trace:
                 until_us = min(now_us + self._limits.answer_us, self._end_us)
                 self._waiting[broker] = (until_us, paths)
                 self._asked.add(broker)
-                question = TraceQuestion(items=tuple(path.item() for path in paths))
+                question = TraceQuestion(items=tuple(path.item(broker) for path in paths))
                 asks.append(Ask(broker=broker, question=question))
             if self._queue or self._waiting:
                 return asks
@@ -188,31 +237,26 @@ class Trace:
     def _next_round(self) -> bool:
         """Fill the queue with one question per broker; False when there is nothing left to ask."""
         wanted: dict[int, list[_Path]] = {}
-        for path in self._paths:
-            if path.origin_missing and not path.everywhere:
-                path.everywhere = True
-                # Those asked before were asked for one origin only.
-                path.explore = (path.explore | self._reachable) - path.failed.keys()
-                path.explored = set(path.failed)
-            for broker in sorted(path.explore):
-                path.explored.add(broker)
-                if broker in self._reachable:
-                    wanted.setdefault(broker, []).append(path)
-                else:
-                    path.failed[broker] = NOT_REACHABLE
-            path.explore = set()
-        if not wanted:
-            # A message whose origin cannot be reached has everywhere else left to ask.
-            return (
-                any(path.origin_missing and not path.everywhere for path in self._paths)
-                and self._next_round()
-            )
+        room = self._limits.brokers - len(self._asked)
+        others = self._asked.union(sorted(self._reachable - self._asked)[:room])
+        while not wanted:
+            for path in self._paths:
+                path.widen(others, self._known)
+            if not any(path.explore for path in self._paths):
+                return False
+            for path in self._paths:
+                for broker in sorted(path.explore):
+                    path.explored.add(broker)
+                    if broker in self._reachable:
+                        wanted.setdefault(broker, []).append(path)
+                    else:
+                        path.failed[broker] = NOT_REACHABLE
+                path.explore = set()
         self._rounds += 1
         if self._rounds > self._limits.rounds:
             self._stop(f"more than {self._limits.rounds} rounds of questions")
             return False
         self._queue = sorted(wanted.items())
-        room = self._limits.brokers - len(self._asked)
         new = [broker for broker, _ in self._queue if broker not in self._asked]
         if len(new) > room:
             self._stopped = f"more than {self._limits.brokers} brokers to ask"

@@ -16,10 +16,14 @@ PARTIAL: Final = "partial"
 UNKNOWN: Final = "unknown"
 BEFORE_HISTORY: Final = "before-history"
 UNREACHABLE: Final = "unreachable"
+NO_RECORD: Final = "its history does not reach back to that time"
+MOST_NAMED: Final = 32  # brokers in a sentence
 # How often, per broker that routed a message, nobody there got it; and how often somebody did. Brokers send
 # messages only where they are wanted, so a dead end is rare: a subscriber that left, or one that dropped it.
 TRUE_DEAD_ENDS: Final = 0.01
 TRUE_BRANCHES: Final = 0.5
+TRUE_REPEATS: Final = 0.001  # how often a message is published at a second broker as well
+BELIEVED: Final = 0.5  # a claim of less doubt is more likely true than false
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +79,16 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
 class _Claim:
     """One broker says: it came to me from `source` (None: from the publisher)."""
 
-    __slots__ = ("broker", "contradicted", "doubt", "rate", "source")
+    __slots__ = ("broker", "contradicted", "disowned", "doubt", "origin", "rate", "source")
 
-    def __init__(self, broker: int, source: int | None, rate: float) -> None:
+    def __init__(self, broker: int, source: int | None, rate: float, *, origin: int) -> None:
         self.broker = broker
         self.source = source
+        self.origin = origin
         self.rate = rate
         self.doubt = rate
-        self.contradicted = False
+        self.contradicted = False  # the neighbour named would know of it, and does not
+        self.disowned = False  # the origin would
 
 
 def judge(
@@ -95,7 +101,7 @@ def judge(
 ) -> TraceResult:
     claims = _claims(identity, findings)
     _weigh(identity, claims, findings)
-    chosen = _ordered(claims)
+    chosen = _ordered(identity, claims, findings)
     route = tuple(
         RouteStep(
             broker=_name(claim.broker, names),
@@ -106,20 +112,14 @@ def judge(
     )
     receivers = _receivers(chosen, findings, names)
     origin = next((claim for claim in chosen if claim.source is None), None)
-    missing = [(_name(one.broker, names), one.why) for one in failed]
-    missing += [(_name(broker, names), held.lost) for broker, held in sorted(findings.items()) if held.lost]
-    missing += [
-        (_name(broker, names), f"{held.more} more receivers")
-        for broker, held in sorted(findings.items())
-        if held.more
-    ]
-    # What could not be asked matters only if the message may have gone there, as it may wherever a trace
-    # went; except that the broker in the id need not answer once another proves to be the origin, unless the
-    # message may have gone there like anywhere else.
-    gone_on = {broker for held in findings.values() for broker in onward(held)}
-    if origin is not None and identity.broker not in gone_on | {origin.broker}:
-        missing = [one for one in missing if one[0] != _name(identity.broker, names)]
-    verdict, explanation = _verdict(identity, findings, origin, chosen, missing, stopped, names)
+    # What could not be asked, or does not know any more, matters only if the message may have been there.
+    # While nobody says that it was published there, that is anywhere.
+    gaps = [(one.broker, one.why) for one in failed] + _gaps(findings)
+    if origin is not None:
+        way = _way(identity, chosen, findings)
+        gaps = [gap for gap in gaps if gap[0] in way]
+    missing = [(_name(broker, names), why) for broker, why in gaps]
+    verdict, explanation = _verdict(identity, findings, chosen, missing, stopped, names)
     return TraceResult(
         id=str(identity),
         publisher=identity.publisher,
@@ -149,16 +149,44 @@ def onward(finding: Finding) -> set[int]:
     return {forwarding.neighbour for forwarding in finding.forwarded}
 
 
+def _gaps(findings: Mapping[int, Finding]) -> list[tuple[int, str]]:
+    """(broker, why its part is missing) of those that answered. One that began later had nothing."""
+    held = sorted(findings.items())
+    gaps = [(broker, finding.lost) for broker, finding in held if finding.lost]
+    gaps += [(broker, f"{finding.more} more receivers") for broker, finding in held if finding.more]
+    return gaps + [(broker, NO_RECORD) for broker, finding in held if finding.forgotten]
+
+
+def _way(identity: MessageId, chosen: Sequence[_Claim], findings: Mapping[int, Finding]) -> set[int]:
+    """The brokers that the message may have come to, from those that surely had it and the one in the id."""
+    had = {identity.broker} | {
+        claim.broker for claim in chosen if claim.doubt < BELIEVED or claim is chosen[0]
+    }
+    way = set(had)
+    queue = sorted(way)
+    for broker in queue:
+        finding = findings.get(broker)
+        # Not from one that only claims a publication that is not believed.
+        if finding is not None and (broker in had or finding.routed or not_whole(finding)):
+            near = onward(finding) | {sighting.neighbour for sighting in finding.routed}
+            queue += sorted(near - way)
+            way |= near
+    return way
+
+
 def _claims(identity: MessageId, findings: Mapping[int, Finding]) -> list[_Claim]:
     claims: list[_Claim] = []
     for broker, finding in sorted(findings.items()):
         if finding.published is not None:
-            claim = _Claim(broker, None, finding.published)
+            claim = _Claim(broker, None, finding.published, origin=broker)
             # A message published elsewhere than its id says is rare; many were asked until one claimed it.
             if broker != identity.broker:
                 claim.rate = claim.doubt = min(1.0, finding.published * len(findings))
             claims.append(claim)
-        claims += [_Claim(broker, sighting.neighbour, sighting.fpp) for sighting in finding.routed]
+        claims += [
+            _Claim(broker, sighting.neighbour, sighting.fpp, origin=sighting.origin)
+            for sighting in finding.routed
+        ]
     return claims
 
 
@@ -176,20 +204,25 @@ def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Fin
         if claim.source is not None:
             below.setdefault(claim.source, []).append(claim)
             claim.contradicted = claim.source in whole and claim.source not in claiming
+            claim.disowned = claim.origin in whole and findings[claim.origin].published is None
     # Others have it from these, which do not know of it any more. Some neighbour passed it on to them.
     silent = below.keys() - claiming - whole
     for claim in claims:
         supported, rate_below = _rate_below(claim.broker, below, findings)
         if claim.source is None:
             claim.doubt = claim.rate * rate_below
-        elif claim.contradicted and not supported:
+        elif claim.disowned or (claim.contradicted and not supported):
             claim.doubt = 1.0
         else:
             # False claims of this kind to be expected among all who were asked, against true ones.
             false = min(1.0, len(findings) * claim.rate) * rate_below
             ahead = (silent & onward(findings[claim.broker])) - {claim.source}
             led_on = any(other.broker != claim.broker for broker in ahead for other in below[broker])
-            claim.doubt = false / (false + (TRUE_BRANCHES if supported or led_on else TRUE_DEAD_ENDS))
+            claim.doubt = _odds(false, TRUE_BRANCHES if supported or led_on else TRUE_DEAD_ENDS)
+
+
+def _odds(false: float, true: float) -> float:
+    return false / (false + true)
 
 
 def _rate_below(
@@ -223,12 +256,42 @@ def _rate_delivered(finding: Finding) -> float:
     return exp(min(0.0, ways + sum(log(receiver.fpp) for receiver in finding.delivered)))
 
 
-def _ordered(claims: list[_Claim]) -> list[_Claim]:
-    """The origin, then breadth first along the sources; then likewise below sources that claim nothing."""
-    rest = sorted(claims, key=lambda claim: (claim.doubt, claim.broker, claim.source or 0))
-    origins = [claim for claim in rest if claim.source is None]
-    placed = origins[:1]  # a message is published once: any other claim of that is less likely
-    rest = [claim for claim in rest if claim.source is not None]
+def _repeated(again: _Claim, claims: Sequence[_Claim], findings: Mapping[int, Finding]) -> None:
+    """The doubt of a second publication, and with it that of everything that came from there.
+
+    Who got it speaks for it, where it came from there only. Routing histories do not: they hold the same ids
+    as the publisher history, so what that claims falsely, they may, too.
+    """
+    false = again.rate
+    from_there = [claim for claim in claims if claim.origin == again.origin]
+    for broker in {claim.broker for claim in from_there}:
+        if all(claim.origin == again.origin for claim in claims if claim.broker == broker):
+            false *= _rate_delivered(findings[broker])
+    again.doubt = _odds(false, TRUE_REPEATS)
+    for claim in from_there:
+        claim.doubt = max(claim.doubt, again.doubt)
+
+
+def _ordered(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Finding]) -> list[_Claim]:
+    """The origins, then breadth first along the sources; then likewise below sources that claim nothing."""
+    # The broker in the id is the first, if it is not unlikely to be one at all.
+    placed = sorted(
+        (claim for claim in claims if claim.source is None),
+        key=lambda claim: (
+            claim.broker != identity.broker or claim.doubt >= BELIEVED,
+            claim.doubt,
+            claim.broker,
+        ),
+    )
+    for again in placed[1:]:
+        _repeated(again, claims, findings)
+    # What two origins sent the same way went there.
+    steps = {
+        (claim.source, claim.broker): claim
+        for claim in sorted(claims, key=lambda claim: claim.doubt, reverse=True)
+        if claim.source is not None
+    }
+    rest = sorted(steps.values(), key=lambda claim: (claim.doubt, claim.broker, claim.source or 0))
     reached: set[int | None] = {claim.broker for claim in placed}
     while rest:
         if not any(claim.source in reached for claim in rest):
@@ -272,7 +335,6 @@ def share(rate: float, claimed: int, candidates: int) -> float:
 def _verdict(
     identity: MessageId,
     findings: Mapping[int, Finding],
-    origin: _Claim | None,
     chosen: list[_Claim],
     missing: list[tuple[str, str]],
     stopped: str,
@@ -280,26 +342,26 @@ def _verdict(
 ) -> tuple[str, str]:
     home = findings.get(identity.broker)
     name = _name(identity.broker, names)
-    if origin is None and not chosen:
+    before = home is not None and identity.time_ms < home.begins_ms
+    parts = [stopped] if stopped else []
+    parts += [f"{broker}: {why}" for broker, why in missing[:MOST_NAMED]]
+    if len(missing) > MOST_NAMED:
+        parts.append(f"and {len(missing) - MOST_NAMED} more")
+    if chosen and chosen[0].source is None:
+        return (PARTIAL, "; ".join(parts)) if parts else (COMPLETE, "")
+    if not chosen:
         if home is None and not stopped:
             return UNREACHABLE, f"broker {name}, where the message was published, cannot be reached"
-        if home is not None and identity.time_ms < home.begins_ms:
+        if before:
             return BEFORE_HISTORY, f"the history of broker {name} does not reach back to that time"
-        if home is not None and not home.lost and not missing and not stopped:
-            return UNKNOWN, f"broker {name} has no record of such a message"
-    if origin is None:
-        reason = stopped or (home.lost if home is not None else f"broker {name} cannot be reached")
-        if home is not None and identity.time_ms < home.begins_ms:
-            reason = f"the history of broker {name} does not reach back to that time"
-        return PARTIAL, f"the origin is not confirmed: {reason or f'broker {name} has no record of it'}"
-    # A broker that began later cannot have routed it; one that forgot may have.
-    early = [_name(broker, names) for broker, held in sorted(findings.items()) if held.forgotten]
-    if missing or stopped or early:
-        parts = [stopped] if stopped else []
-        parts += [f"{broker}: {why}" for broker, why in missing]
-        parts += [f"{broker}: its history does not reach back to that time" for broker in early]
-        return PARTIAL, "; ".join(parts)
-    return COMPLETE, ""
+        if not parts:
+            return UNKNOWN, f"broker {name} has no record of such a message, nor has any other"
+    reason = ""
+    if before:
+        reason = f": the history of broker {name} does not reach back to that time"
+    elif home is not None and not home.lost:
+        reason = f": broker {name} has no record of it"
+    return PARTIAL, "; ".join([f"the origin is not confirmed{reason}", *parts])
 
 
 def _name(broker: int, names: Mapping[int, str]) -> str:
