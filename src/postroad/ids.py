@@ -26,6 +26,10 @@ PubendId = NewType("PubendId", int)
 ID_BYTES: Final = 16
 VOLATILE: Final = 0x8000_0000
 HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
+COUNT_BITS: Final = (
+    22  # of a publisher's number count those of one start of a broker, the others are the start
+)
+LAST_COUNT: Final = (1 << COUNT_BITS) - 1
 _MAX_COUNTER: Final = 0xFFFF
 _MAX_TIME_MS: Final = (1 << 48) - 1
 _TEXT: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{12})-([0-9a-f]{4})")
@@ -69,6 +73,11 @@ class MessageId(msgspec.Struct, frozen=True, order=True):
         if found is None:
             raise UsageError(f"{text!r} is not a message id such as 0000002a-00000007-0193c1d2e3f4-0001")
         return cls(int(found[1], 16), int(found[2], 16), int(found[3], 16), int(found[4], 16))
+
+
+def of_a_broker(publisher: int) -> bool:
+    """Whether a publisher is a broker itself: no client is given the first or the last count."""
+    return publisher & LAST_COUNT in (0, LAST_COUNT)
 
 
 class IdSource:

@@ -25,14 +25,14 @@ import numpy as np
 from postroad.config import Identity
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch
+from postroad.ids import COUNT_BITS, LAST_COUNT
 from postroad.overlay.handshake import Peer
 from postroad.wire.frames import Limits
 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
-COUNT_BITS: Final = 22  # of a publisher's number count those of one start, the others are the start
 # The first and the last count are never given out: the broker itself publishes with them.
-_COUNTS: Final = (1 << COUNT_BITS) - 2
-FILTERS_PUBLISHER: Final = (1 << COUNT_BITS) - 1  # of stored filters, at every start
+_COUNTS: Final = LAST_COUNT - 1
+FILTERS_PUBLISHER: Final = LAST_COUNT  # of stored filters, at every start
 
 
 def runs_within(batches: Sequence[EventBatch], limits: Limits) -> list[list[EventBatch]]:

@@ -142,11 +142,12 @@ class Lookup:
         config, time_ms = self._config, look.time_ms
         window = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
         published = self._publication(look)
-        routed = self._sightings(look, item.origin)[:MAX_SIGHTINGS]
+        sightings = self._sightings(look, item.origin)
+        routed = sightings[:MAX_SIGHTINGS]
         # A message may be passed on long after its time, over a link that is new then and gone by now: to a
         # broker that comes back, or is rerouted, and catches up.
         linked = self._map.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)
-        neighbours = sorted(map(int, linked))[:MAX_NEIGHBOURS]
+        neighbours = sorted(map(int, linked))
         # Routing history first: only who routed it, or took it from the publisher, can have passed it on.
         origins = {sighting.origin for sighting in routed}
         if published is not None:
@@ -159,6 +160,11 @@ class Lookup:
             forwarded = self._forwardings(look, ordered, neighbours)
             candidates = self._map.at(SUBSCRIBER, time_ms, **window)
             received = self._deliveries(look, ordered, candidates)
+        lost = self._why_incomplete(look)
+        if len(sightings) > MAX_SIGHTINGS:
+            lost = lost or f"{len(sightings) - MAX_SIGHTINGS} more routing histories that claim the message"
+        elif len(neighbours) > MAX_NEIGHBOURS and (lost or (origins and forwarded is None)):
+            lost = lost or f"{len(neighbours) - MAX_NEIGHBOURS} more neighbours that may have it"
         return Finding(
             published=published,
             routed=tuple(routed),
@@ -166,10 +172,10 @@ class Lookup:
             delivered=tuple(received[:MAX_RECEIVERS]),
             candidates=max(len(candidates), len(received)),
             more=max(0, len(received) - MAX_RECEIVERS),
-            neighbours=tuple(neighbours),
+            neighbours=tuple(neighbours[:MAX_NEIGHBOURS]),
             begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,
             forgotten=time_ms * MILLISECOND_US < (self._map.forgot_us or 0),
-            lost=self._why_incomplete(look),
+            lost=lost,
         )
 
     def _why_incomplete(self, look: Look) -> str:

@@ -36,6 +36,7 @@ from postroad.ids import MessageId
 from postroad.tracking.messages import (
     ANY_ORIGIN,
     MAX_ITEMS,
+    MAX_REASON,
     MAX_SIGHTINGS,
     Finding,
     TraceAnswer,
@@ -299,6 +300,8 @@ def _checked(finding: Finding) -> Finding:
         raise PeerError("a trace answer with a probability that is none")
     if min(finding.candidates, finding.more) < 0 or len(finding.routed) > MAX_SIGHTINGS:
         raise PeerError("a trace answer with numbers that cannot be")
+    if len(finding.lost) > MAX_REASON:
+        raise PeerError("a trace answer with a reason that is a book")
     return finding
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from typing import Final
 
 import msgspec
 
-from postroad.errors import PostroadError, UsageError
+from postroad.errors import PostroadError, UnavailableError, UsageError
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
-from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.desk import MAX_TRACES, Inquire, Output, Report, Respond, TraceDesk
 from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import NOT_REACHABLE, parse_ids
-from postroad.wire.frames import Reply, Request, encode, json_within_frame
+from postroad.tracking.verdict import within
+from postroad.wire.frames import MAX_BODY_BYTES, Reply, Request, encode
 
 TRACE: Final = "trace"
+MAX_EACH: Final = 8  # traces of one connection that are under way at once,
+MAX_WAITING: Final = 56  # and that wait for their turn
 
 
 class Tracer:
@@ -26,23 +30,55 @@ class Tracer:
         inquiries.serve(TRACE, self._asked)
         self._desk = TraceDesk(tracking, me=me, reachable=topology.reachable, names=topology.names)
         self._askers: dict[int, tuple[int, int]] = {}  # ticket of a trace -> (connection, request number)
+        self._waiting: dict[
+            int, deque[tuple[int, list[bytes]]]
+        ] = {}  # by connection, whose turn is next first
+        self._begin_us: int | None = None  # when the next of them may begin, None if none can
 
     # ---- traces asked for by clients
 
     def request(self, connection: int, message: Request, now_us: int) -> list[Effect]:
-        """A client asks for the path of a message; it is told when that is found."""
+        """A client asks for the path of a message; it is told when that is found.
+
+        Traces begin at the end of a turn, one each turn, from one connection after the other: however many
+        are asked for, they do not keep deliveries waiting, nor other clients.
+        """
         try:
             if set(message.arguments) != {"id"}:
                 raise UsageError("a trace takes one argument, the message's id")
-            ticket, outputs = self._desk.begin(parse_ids([message.arguments["id"]]), now_us)
+            ids = parse_ids([message.arguments["id"]])
+            waiting = self._waiting.get(connection, ())
+            if len(waiting) >= MAX_WAITING:
+                raise UnavailableError(f"{len(waiting)} traces of this client wait for their turn: try again")
         except PostroadError as error:
             reply = Reply(number=message.number, code=error.code, body=str(error))
             return [Send(connection, encode(reply))]
-        self._askers[ticket] = (connection, message.number)
+        self._waiting.setdefault(connection, deque()).append((message.number, ids))
+        self._begin_us = now_us
+        return []
+
+    def _next(self) -> int | None:
+        """The connection whose turn it is, None while there is no room for its traces."""
+        if len(self._desk.traces) >= MAX_TRACES:
+            return None
+        under_way = Counter(connection for connection, _ in self._askers.values())
+        return next((one for one in self._waiting if under_way[one] < MAX_EACH), None)
+
+    def _begin(self, now_us: int) -> list[Effect]:
+        connection = self._next()
+        if connection is None:
+            return []
+        waiting = self._waiting.pop(connection)
+        number, ids = waiting.popleft()
+        if waiting:
+            self._waiting[connection] = waiting
+        ticket, outputs = self._desk.begin(ids, now_us)
+        self._askers[ticket] = (connection, number)
         return self._perform(outputs, now_us)
 
     def closed(self, connection: int) -> None:
         """Nobody waits for its traces any more."""
+        self._waiting.pop(connection, None)
         for ticket in [ticket for ticket, asker in self._askers.items() if asker[0] == connection]:
             del self._askers[ticket]
             self._desk.abandon(ticket)
@@ -58,20 +94,23 @@ class Tracer:
         return self._perform(self._desk.read(item.tag, item.records, now_us), now_us)
 
     def tick(self, now_us: int) -> list[Effect]:
-        """The end of a turn: what to keep, and traces that took too long."""
-        kept = self.tracking.tick(now_us)
+        """The end of a turn: what to keep, traces that took too long, and the next to begin."""
+        kept = _kept(self.tracking.tick(now_us))
         if self._desk.traces:
-            return _kept(kept) + self._perform(self._desk.tick(now_us), now_us)
-        return _kept(kept) if kept else []
+            kept += self._perform(self._desk.tick(now_us), now_us)
+        if self._waiting:
+            kept += self._begin(now_us)
+            self._begin_us = None if self._next() is None else now_us
+        return kept
 
     def close(self, now_us: int) -> list[Effect]:
         """The process ends: keep all that is not kept yet."""
         return _kept(self.tracking.close(now_us))
 
     def next_deadline(self) -> int | None:
-        if not self._desk.traces:
+        if not self._desk.traces and not self._waiting:
             return self.tracking.next_deadline()
-        deadlines = (self.tracking.next_deadline(), self._desk.next_deadline())
+        deadlines = (self.tracking.next_deadline(), self._desk.next_deadline(), self._begin_us)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _perform(self, outputs: list[Output], now_us: int) -> list[Effect]:
@@ -102,7 +141,7 @@ class Tracer:
         if asker is None:
             return []
         connection, number = asker
-        body = json_within_frame(msgspec.structs.asdict(report.results[0]))
+        body = msgspec.json.encode(within(report.results[0], MAX_BODY_BYTES)).decode()
         return [Send(connection, encode(Reply(number=number, code="", body=body)))]
 
     def metrics(self) -> dict[str, int | float]:

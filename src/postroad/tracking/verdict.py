@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import exp, lgamma, log
 from typing import Any, Final
 
 import msgspec
 
-from postroad.ids import MessageId
+from postroad.ids import MessageId, of_a_broker
 from postroad.tracking.messages import Finding
 
 COMPLETE: Final = "complete"
@@ -131,6 +132,38 @@ def judge(
         explanation=explanation,
         missing=tuple(missing),
     )
+
+
+def within(result: TraceResult, most_bytes: int) -> TraceResult:
+    """As many rows of it as its JSON has room for; what is left out is said, and makes it partial."""
+    rows = max(len(result.route), len(result.receivers), len(result.missing))
+    fitted = result
+    while rows and len(msgspec.json.encode(fitted)) > most_bytes:
+        rows //= 2
+        fitted = _cut(result, rows)
+    return fitted
+
+
+def _cut(result: TraceResult, rows: int) -> TraceResult:
+    left = Counter(one.broker for one in result.receivers[rows:])
+    cut = [(broker, f"{count} more receivers") for broker, count in left.items()]
+    if len(result.route) > rows:
+        cut.append((result.origin, f"{len(result.route) - rows} more steps of the route"))
+    if len(result.missing) > rows:
+        cut.append((result.origin, f"{len(result.missing) - rows} more brokers whose part is missing"))
+    return msgspec.structs.replace(
+        result,
+        route=result.route[:rows],
+        receivers=result.receivers[:rows],
+        missing=(*result.missing[:rows], *cut[:rows]),
+        verdict=PARTIAL if result.verdict == COMPLETE else result.verdict,
+        explanation="; ".join([part for part in (result.explanation, *_sentences(cut)) if part]),
+    )
+
+
+def _sentences(missing: Sequence[tuple[str, str]]) -> list[str]:
+    parts = [f"{broker}: {why}" for broker, why in missing[:MOST_NAMED]]
+    return parts + ([f"and {len(missing) - MOST_NAMED} more"] if len(missing) > MOST_NAMED else [])
 
 
 def not_whole(finding: Finding) -> bool:
@@ -343,13 +376,12 @@ def _verdict(
     home = findings.get(identity.broker)
     name = _name(identity.broker, names)
     before = home is not None and identity.time_ms < home.begins_ms
-    parts = [stopped] if stopped else []
-    parts += [f"{broker}: {why}" for broker, why in missing[:MOST_NAMED]]
-    if len(missing) > MOST_NAMED:
-        parts.append(f"and {len(missing) - MOST_NAMED} more")
+    parts = ([stopped] if stopped else []) + _sentences(missing)
     if chosen and chosen[0].source is None:
         return (PARTIAL, "; ".join(parts)) if parts else (COMPLETE, "")
     if not chosen:
+        if of_a_broker(identity.publisher):
+            return UNKNOWN, "a broker published it about itself: history under $postroad is not tracked"
         if home is None and not stopped:
             return UNREACHABLE, f"broker {name}, where the message was published, cannot be reached"
         if before:
