@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import comb
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from postroad.errors import PeerError
-from postroad.ids import MessageId
+from postroad.ids import COUNT_BITS, LAST_COUNT, MessageId
+from postroad.tracking import lookup
 from postroad.tracking.messages import (
     MAX_SIGHTINGS,
     Finding,
@@ -24,7 +26,7 @@ from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TraceResult, judge, share
+from postroad.tracking.verdict import TraceResult, judge, share, within
 
 TIME_MS = 1_700_000_000_000
 IDENTITY = MessageId(5, 1, TIME_MS, 0)
@@ -237,6 +239,26 @@ def test_unknown_is_what_nobody_can_have_forgotten() -> None:
     assert (result.verdict, result.missing) == ("complete", ()), "it did not go there"
 
 
+def test_lists_that_are_cut_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours only if the message may have gone to them."""
+    now_us = TIME_MS * 1000
+    tracking = make_tracking(TrackingConfig(), me=1, stored=(), changes=(), now_us=now_us - 10**7)
+    for neighbour in (2, 3, 4):
+        tracking.linked(neighbour, now_us - 10**6)
+        tracking.routed(2, neighbour, bytes(IDENTITY), now_us)
+    other = bytes(structs.replace(IDENTITY, counter=1))
+
+    def asked(identity: bytes) -> Finding:
+        return tracking.answer(TraceQuestion(items=(TraceItem(id=identity, origin=2),)), {}).findings[0]
+
+    assert asked(bytes(IDENTITY)).lost == ""
+    monkeypatch.setattr(lookup, "MAX_NEIGHBOURS", 2)
+    assert asked(bytes(IDENTITY)).lost == "1 more neighbours that may have it"
+    assert (asked(other).lost, asked(other).neighbours) == ("", (2, 3))
+    monkeypatch.setattr(lookup, "MAX_SIGHTINGS", 1)
+    assert asked(bytes(IDENTITY)).lost == "2 more routing histories that claim the message"
+
+
 @pytest.mark.parametrize("liar", [2, 4])
 @pytest.mark.parametrize("away", [(), (5,)])
 def test_a_false_claim_of_a_second_publication(liar: int, away: tuple[int, ...]) -> None:
@@ -291,6 +313,7 @@ def test_a_second_publication_is_drawn_below_the_first() -> None:
         Finding(routed=tuple(sighting(number) for number in range(MAX_SIGHTINGS + 1))),
         Finding(delivered=received(1, 0.5), more=-1),
         Finding(delivered=received(1, 0.5), candidates=-1),
+        Finding(lost="x" * 1025),
     ],
 )
 def test_what_a_peer_says_is_checked(finding: Finding) -> None:
@@ -314,6 +337,41 @@ def test_a_filter_is_never_certain() -> None:
     assert 0 < result.origin_doubt < 1e-17
     assert [0 < one.doubt < 1e-17 for one in result.receivers] == [True]
     assert "certain" not in tree(result)
+
+
+def test_an_answer_that_is_cut_says_so() -> None:
+    """Found: half of the receivers, and complete."""
+    findings = {
+        1: Finding(published=0.0, delivered=received(300, 0.0), candidates=300, neighbours=(2,)),
+        2: Finding(routed=(sighting(1, 0.0),), delivered=received(300, 0.0), candidates=300),
+    }
+    result, _ = traced(findings)
+    assert within(result, 1 << 20) is result
+    cut = within(result, 20_000)
+    assert len(msgspec.json.encode(cut)) <= 20_000
+    left = [sum(one.broker == broker for one in cut.receivers) for broker in ("00000001", "00000002")]
+    assert sum(left) < 600
+    said = tuple(
+        (f"0000000{at}", f"{300 - count} more receivers") for at, count in enumerate(left, 1) if count < 300
+    )
+    assert (cut.verdict, cut.missing) == ("partial", said)
+    for shown in (cut.explanation, tree(cut), dot(cut), cut.to_json()["missing"]["text"]):
+        assert all(f"{broker}: {why}" in shown for broker, why in said)
+    away = structs.replace(
+        result, missing=tuple((f"b{at}", "x" * 100) for at in range(1000)), verdict="partial"
+    )
+    cut = within(away, 20_000)
+    assert len(msgspec.json.encode(cut)) <= 20_000
+    assert "more brokers whose part is missing" in cut.explanation
+
+
+def test_what_brokers_say_of_themselves_is_not_tracked() -> None:
+    for publisher in (3 << COUNT_BITS, LAST_COUNT):
+        own = MessageId(publisher, 1, TIME_MS, 0)
+        for findings in ({}, {1: Finding(begins_ms=TIME_MS + 1)}, {1: Finding()}):
+            result = judge(own, findings, failed=[], stopped="", names={})
+            assert result.verdict == "unknown"
+            assert "$postroad is not tracked" in result.explanation
 
 
 @pytest.mark.parametrize(

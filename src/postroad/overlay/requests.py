@@ -62,7 +62,7 @@ class Requests:
             if message.what in _ADMIN and not self._links.may_admin(connection):
                 raise DeniedError(f"{message.what} needs the right `admin` at this broker")
             if message.what == "trace":
-                self._out += self._tracer.request(connection, message, now_us)
+                self._out += self._tracer.request(connection, message)
             elif message.what == "subs.retire":
                 self._out += self._retiring.request(connection, message, now_us)
             elif message.what in ("subs", "subs.delete") and self._host is not None:

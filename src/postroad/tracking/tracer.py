@@ -16,11 +16,14 @@ from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEf
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import NOT_REACHABLE, parse_ids
 from postroad.tracking.verdict import within
+from postroad.units import MILLISECOND_US
 from postroad.wire.frames import MAX_BODY_BYTES, Reply, Request, encode
 
 TRACE: Final = "trace"
 MAX_EACH: Final = 8  # traces of one connection that are under way at once,
 MAX_WAITING: Final = 56  # and that wait for their turn
+PACE_US: Final = 5 * MILLISECOND_US  # from one trace that begins to the next,
+BURST_US: Final = MAX_EACH * PACE_US  # after a few at once
 
 
 class Tracer:
@@ -33,15 +36,15 @@ class Tracer:
         self._waiting: dict[
             int, deque[tuple[int, list[bytes]]]
         ] = {}  # by connection, whose turn is next first
-        self._begin_us: int | None = None  # when the next of them may begin, None if none can
+        self._paced_us = 0  # the time that all traces so far take at that pace
 
     # ---- traces asked for by clients
 
-    def request(self, connection: int, message: Request, now_us: int) -> list[Effect]:
+    def request(self, connection: int, message: Request) -> list[Effect]:
         """A client asks for the path of a message; it is told when that is found.
 
-        Traces begin at the end of a turn, one each turn, from one connection after the other: however many
-        are asked for, they do not keep deliveries waiting, nor other clients.
+        Traces begin at the end of a turn, at a pace, from one connection after the other: however many are
+        asked for, they do not keep deliveries waiting, nor other clients.
         """
         try:
             if set(message.arguments) != {"id"}:
@@ -54,7 +57,6 @@ class Tracer:
             reply = Reply(number=message.number, code=error.code, body=str(error))
             return [Send(connection, encode(reply))]
         self._waiting.setdefault(connection, deque()).append((message.number, ids))
-        self._begin_us = now_us
         return []
 
     def _next(self) -> int | None:
@@ -66,12 +68,13 @@ class Tracer:
 
     def _begin(self, now_us: int) -> list[Effect]:
         connection = self._next()
-        if connection is None:
+        if connection is None or self._paced_us - BURST_US >= now_us:
             return []
         waiting = self._waiting.pop(connection)
         number, ids = waiting.popleft()
         if waiting:
             self._waiting[connection] = waiting
+        self._paced_us = max(self._paced_us, now_us) + PACE_US
         ticket, outputs = self._desk.begin(ids, now_us)
         self._askers[ticket] = (connection, number)
         return self._perform(outputs, now_us)
@@ -100,7 +103,6 @@ class Tracer:
             kept += self._perform(self._desk.tick(now_us), now_us)
         if self._waiting:
             kept += self._begin(now_us)
-            self._begin_us = None if self._next() is None else now_us
         return kept
 
     def close(self, now_us: int) -> list[Effect]:
@@ -110,7 +112,8 @@ class Tracer:
     def next_deadline(self) -> int | None:
         if not self._desk.traces and not self._waiting:
             return self.tracking.next_deadline()
-        deadlines = (self.tracking.next_deadline(), self._desk.next_deadline(), self._begin_us)
+        begin_us = self._paced_us - BURST_US + 1 if self._next() is not None else None
+        deadlines = (self.tracking.next_deadline(), self._desk.next_deadline(), begin_us)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _perform(self, outputs: list[Output], now_us: int) -> list[Effect]:
