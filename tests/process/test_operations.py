@@ -179,7 +179,7 @@ def test_refusals_are_one_line_that_says_what_to_do(
         (("--tls-cert", "/nonexistent"), "no such file: --tls-cert /nonexistent"),
         (("--link", "127.0.0.1:x"), "'127.0.0.1:x' is not an address"),
         (("--nonsense",), "No such option: --nonsense"),
-        (("--name", "x" * 100_000), "a name is up to 255 printable characters without blanks, not 'xxx"),
+        (("--name", "x" * 100_000), "a name has up to 255 bytes, printable, without blanks, not 'xxx"),
         (("--listen", "x" * 100_000 + ":y"), "is not an address such as 127.0.0.1:7420"),
         (("--log", "x" * 100_000), "is not one of debug, info, warning, error"),
     ):

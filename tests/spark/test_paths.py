@@ -197,12 +197,17 @@ def test_views_answer_as_the_map(seed: int) -> None:
     at_us = 50_000
     for _ in range(25):
         at_us += random.randrange(0, 4000)
-        what = random.choice(("attach", "detach", "attach", "detach", "late", "lost", "start", "begin"))
+        what = random.choice(
+            ("attach", "detach", "attach", "detach", "late", "lost", "start", "begin", "handled")
+        )
         kind = random.choice((SUBSCRIBER, GROUP, NEIGHBOUR))
         who = random.choice("12")
         until = at_us + random.randrange(1, 3000)
         if what in ("attach", "detach") or (what == "late" and kind != NEIGHBOUR):
             changes.append(Change(what=what, at_us=at_us, kind=kind, who=who, until_us=until))
+        elif what == "handled":
+            noted = at_us - random.randrange(0, 5000)
+            changes.append(Change(what=what, at_us=at_us, until_us=until, noted_us=noted))
         elif what != "late":
             changes.append(Change(what=what, at_us=at_us, until_us=until))
     held = AttachmentMap()

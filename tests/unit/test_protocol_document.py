@@ -274,8 +274,8 @@ def test_times() -> None:
 
 SENTENCES = [
     f"port {DEFAULT_PORT} by default",
-    f"at most {topology.MAX_NAME} printable characters",
-    f"1 to {topology.MAX_NAME} printable characters",
+    f"at most {topology.MAX_NAME} bytes, printable",
+    f"1 to {topology.MAX_NAME} bytes, printable",
     f"at most {handshake.MAX_TOKEN:,} characters",
     f"{handshake.MIN_WINDOW:,} to {handshake.MAX_WINDOW:,}",
     f"a control frame of at most {frames.HANDSHAKE_BYTES:,} bytes",

@@ -151,7 +151,7 @@ def test_what_is_recorded_again_at_a_start_is_wanted_again_if_that_process_dies_
 
 def test_a_long_catch_up_costs_few_changes() -> None:
     held, _ = started()
-    changes = [held.late(SUBSCRIBER, "ann", ms, ms + 50) for ms in range(0, 600_000, 50)]
+    changes = [held.late(SUBSCRIBER, "ann", ms, ms + 50, ms * 1000) for ms in range(0, 600_000, 50)]
     assert sum(map(len, changes)) <= 11
     assert held.at(SUBSCRIBER, 345_678, skew_us=0) == ["ann"]
     held.check()

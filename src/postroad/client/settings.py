@@ -7,7 +7,7 @@ from typing import Final
 
 from postroad.errors import TooLargeError, UsageError
 from postroad.overlay.handshake import MAX_TOKEN, MAX_WINDOW, MIN_WINDOW
-from postroad.overlay.topology import MAX_NAME
+from postroad.overlay.topology import MAX_NAME, name_fits
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Limits
 
@@ -46,8 +46,8 @@ class ClientSettings:
             raise UsageError("no address to connect to")
         if not MIN_WINDOW <= self.window <= MAX_WINDOW:
             raise UsageError(f"a window is between {MIN_WINDOW} and {MAX_WINDOW} bytes")
-        if not isinstance(self.name, str) or len(self.name) > MAX_NAME or not self.name.isprintable():
-            raise UsageError(f"a client's name has at most {MAX_NAME} printable characters")
+        if not isinstance(self.name, str) or not name_fits(self.name):
+            raise UsageError(f"a client's name has at most {MAX_NAME} bytes and is printable")
         check_texts("token", self.token)
         if len(self.token) > MAX_TOKEN:
             raise UsageError(f"a token has at most {MAX_TOKEN} characters")

@@ -20,12 +20,12 @@ from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
 from postroad.errors import UsageError, shorten
 from postroad.net.log import LEVELS
 from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
+from postroad.overlay.topology import MAX_NAME, name_fits
 from postroad.tracking.bloom import MAX_BITS
 from postroad.units import GIB, SECOND_US, duration_us, size
 from postroad.wire.frames import MAX_CONTROL_BYTES
 
 MAX_FILE_BYTES: Final = 1 << 20
-MAX_NAME: Final = 255
 SHOWN: Final = 60  # characters of a value in an error
 MAX_COUNT: Final = MAX_BITS  # the largest of them is tracking.bits
 MAX_SIZE: Final = 1024 * GIB
@@ -312,10 +312,8 @@ def _text(value: object) -> str:
 
 def _name(value: object) -> str:
     name = _text(value)
-    if len(name) > MAX_NAME or not name.isprintable() or " " in name:
-        raise UsageError(
-            f"a name is up to {MAX_NAME} printable characters without blanks, not {_shown(name)}"
-        )
+    if not name_fits(name) or " " in name:
+        raise UsageError(f"a name has up to {MAX_NAME} bytes, printable, without blanks, not {_shown(name)}")
     return name
 
 

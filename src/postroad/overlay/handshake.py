@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from postroad.errors import PeerError
-from postroad.overlay.topology import MAX_COST, MAX_NAME, NODE_BYTES, check_name
+from postroad.overlay.topology import MAX_COST, MAX_NAME, NODE_BYTES, check_name, name_fits
 from postroad.units import KIB, MIB
 from postroad.wire.frames import PROTOCOL_VERSION, Hello, Limits, Welcome
 
@@ -101,8 +101,8 @@ def check_hello(hello: Hello) -> Role:
         return "broker"
     if hello.role != "client":
         raise PeerError(f"the role is client or broker, not {hello.role[:40]!r}")
-    if len(hello.name) > MAX_NAME or (hello.name and not hello.name.isprintable()):
-        raise PeerError(f"a client's name has at most {MAX_NAME} printable characters")
+    if not name_fits(hello.name):
+        raise PeerError(f"a client's name has at most {MAX_NAME} bytes and is printable")
     if not 0 <= hello.publisher <= _MAX_U32 or len(hello.resume_key) > MAX_KEY_BYTES:
         raise PeerError("a publisher has a 32-bit number and a short key")
     return "client"

@@ -32,7 +32,7 @@ MAX_BROKERS: Final = 10_000
 MAX_NEIGHBOURS: Final = 1_000
 MAX_PUBENDS: Final = 4_096  # per advertisement
 MAX_COST: Final = 65_535
-MAX_NAME: Final = 255
+MAX_NAME: Final = 255  # bytes
 MAX_SEQUENCE: Final = (1 << 62) - 1
 NODE_BYTES: Final = 16
 EXPIRE_US: Final = 3_600 * SECOND_US
@@ -43,8 +43,12 @@ _MAX_U64: Final = (1 << 64) - 1
 
 def check_name(name: str) -> None:
     """Names are shown in logs and tables, so nothing that could forge a line gets in."""
-    if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise PeerError(f"a name has 1 to {MAX_NAME} printable characters, not {name[:40]!r}")
+    if not name or not name_fits(name):
+        raise PeerError(f"a name has 1 to {MAX_NAME} bytes and is printable, not {name[:40]!r}")
+
+
+def name_fits(name: str) -> bool:
+    return name.isprintable() and len(name.encode()) <= MAX_NAME
 
 
 def _check_sorted(values: Iterable[int], highest: int, what: str) -> None:

@@ -93,11 +93,17 @@ class BrokerView:
         for kind, who, start_us, end_us, late in held.spans():
             last = FOREVER if end_us is None else (end_us + skew) // MILLISECOND_US
             if kind == NEIGHBOUR and not late:
-                linked[who] = last  # the last span of a name comes last
+                linked[who] = last * MILLISECOND_US if end_us is None else end_us  # the last comes last
             elif kind in attached:
                 # From the first millisecond whose end, plus the slack, reaches the start.
                 first = -((slack + MILLISECOND_US - 1 - start_us) // MILLISECOND_US)
                 attached[kind].append((who, first, last))
+        leads = [(-FOREVER * MILLISECOND_US, FOREVER * MILLISECOND_US, 0), *held.leads()]
+        neighbours = [
+            (who, -(-start // MILLISECOND_US), min(end, ended + skew + lead) // MILLISECOND_US)
+            for start, end, lead in leads
+            for who, ended in sorted(linked.items())
+        ]
         lost = [
             (LOST, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
             for start, end in held.lost
@@ -116,7 +122,7 @@ class BrokerView:
             stored_ms=stored_us // MILLISECOND_US,
             subscribers=Spans.of(attached[SUBSCRIBER]),
             groups=Spans.of(attached[GROUP]),
-            neighbours=Spans.of([(who, -FOREVER, last) for who, last in sorted(linked.items())]),
+            neighbours=Spans.of(neighbours),
             lost=Spans.of(lost),
         )
 

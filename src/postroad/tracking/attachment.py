@@ -4,11 +4,13 @@ It tells a trace which subscribers, and which neighbours, to look for. Changes a
 this broker, while a trace reads with the time of the message; so it is read with the greatest skew on both
 sides, and with the longest way of a message after it. Who is attached only later can still get the message
 (a durable subscriber that catches up, a retransmission): `late` notes the message times so delivered, in
-whole minutes, so that a long catch-up costs few changes.
+whole minutes, so that a long catch-up costs few changes. Where such notes are many, the nearest are joined:
+that names somebody for more times than it should, never for fewer.
 
 The map starts over with each process: a process that died detached everybody, and from the last thing it
 stored until the next process began, nothing is known (`lost`). What it did then with messages of other times
 is lost as well; so it says of which times it handles messages (`handled`) before it stores what it recorded.
+Of times ahead of its clock that also tells how early such a message may have been passed on.
 Where the log is damaged, somebody may have been attached whom it does not name: nothing is known from there
 until the next process began.
 """
@@ -17,14 +19,18 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import google_crc32c
 import msgspec
+from msgspec.structs import replace
 
 from postroad.errors import BugError
-from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.tracking.moments import joined
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 SUBSCRIBER: Final = "subscriber"
 NEIGHBOUR: Final = "neighbour"
@@ -33,9 +39,14 @@ LOST: Final = (
 )
 GROUP: Final = "group"  # a set of subscribers that is recorded with one key
 DISK: Final = "disk"  # the kind of a `lost` that is no crash
-MAX_INTERVALS: Final = 200_000
+AHEAD: Final = "ahead"  # the kind of a `handled` of long ago, of times ahead of the clock
+MAX_BYTES: Final = 16 * MIB  # of intervals that ended, each of its name and `INTERVAL_BYTES`
+MAX_LATE_BYTES: Final = 8 * MIB  # of notes of late deliveries, likewise
+INTERVAL_BYTES: Final = 64
+MAX_LATE: Final = 64  # such notes of one name
 MAX_LOST: Final = 1024
 MAX_HANDLED: Final = 256
+MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
@@ -53,10 +64,10 @@ _BY_THE_CLOCK: Final = (
 class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One line of the map's log.
 
-    what: attach or detach (who, at), late (who, message times from at to until), start and stop of the
-    process (at; of a start, `kind` is the setting `routing`), lost (from at to until nothing is known), begin
-    (nothing older than at is kept), handled (message times from at to until, out of their time, noted then),
-    damaged (changes from at on are missing), settled (all that was recorded before at is stored).
+    what: attach or detach (who, at), late (who, message times from at to until, noted then), start and stop
+    of the process (at; of a start, `kind` is the setting `routing`), lost (from at to until nothing is
+    known), begin (nothing older than at is kept), handled (message times from at to until, out of their time,
+    noted then), damaged (changes from at on are missing), settled (what was recorded before at is stored).
     """
 
     what: str
@@ -70,6 +81,18 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class _Interval(msgspec.Struct):
     start_us: int
     end_us: int | None  # None while attached
+
+
+class _Noted(msgspec.Struct):
+    """Message times that were met at another time: the last, or where they were ahead, the first."""
+
+    start_us: int
+    end_us: int
+    noted_us: int
+
+    @property
+    def lead_us(self) -> int:
+        return self.end_us - self.noted_us
 
 
 _CHANGES: Final = msgspec.msgpack.Decoder(Change)
@@ -150,7 +173,8 @@ class AttachmentMap:
     """Every mutator returns the changes to store, none when nothing changed."""
 
     __slots__ = (
-        "_count",
+        "_ahead",
+        "_crashes",
         "_damaged_us",
         "_handled",
         "_intervals",
@@ -160,22 +184,23 @@ class AttachmentMap:
         "_unwritten",
         "begins_us",
         "forgot_us",
-        "lost",
+        "group_bytes",
         "unrecorded_us",
     )
 
     def __init__(self) -> None:
         self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
-        self._late: dict[tuple[str, str], list[_Interval]] = {}  # message times delivered late, closed
-        self._count = 0  # intervals in both
+        self._late: dict[tuple[str, str], list[_Noted]] = {}  # message times delivered late, disjoint
+        self._ahead: list[_Noted] = []  # message times handled before their time, disjoint
         self._damaged_us: int | None = None  # changes since then are missing, until the next start
         self._handled: list[Change] = []  # noted of late, disjoint, by the message times
         self._routings: list[tuple[int, str]] = []  # since when that setting was in force; the latest
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
-        self.lost: list[tuple[int, int]] = []  # (from, to] of which nothing is known
+        self.group_bytes = 0  # of the intervals of groups
         self._settled_us = 0  # all that was recorded until then is stored
-        self._unwritten: list[tuple[int, int]] = []  # those of them that a disk lost
+        self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
+        self._unwritten: list[tuple[int, int]] = []  # likewise, what a disk lost
         # What the process before this one recorded since then may have died with it; None if nothing did.
         self.unrecorded_us: int | None = None
 
@@ -206,22 +231,34 @@ class AttachmentMap:
         """
         made = cls()
         running_us: int | None = None  # when the last process began, if it has not said goodbye
+        seen_us = 0
         for change in changes:
             made._apply(change)
             if change.what in ("start", "stop"):
                 running_us = change.at_us if change.what == "start" else None
-        news = made._end_all(now_us)
-        if running_us is not None:
-            stored_us = max(running_us, last_stored_us, made._settled_us)
-            lost_us = made.unrecorded_us = min(stored_us, now_us)
+            if change.what in ("start", "attach", "settled"):
+                seen_us = max(seen_us, change.at_us)
+        if running_us is None:
+            news = made._end_all(now_us)
+        else:
+            # Times of before a clock was set back do not tell what this process stored.
+            before_us = max((until_us for _, until_us in made._crashes), default=0)
+            stored = [at_us for at_us in (last_stored_us, made._settled_us) if at_us > before_us]
+            lost_us = max([running_us, *stored])
+            seen_us = max(seen_us, lost_us)
+            # If the clock was set back, it died at some time after the last that is known.
+            until_us = now_us if seen_us <= now_us else seen_us + 2 * again_us + LATE_ROUND_US
+            made.unrecorded_us = min(lost_us, now_us)
             # What a process recorded again at its start is lost with it if it stored nothing after that.
-            crashes = {until_us: from_us for from_us, until_us in made.lost}
-            while crashes.get(made.unrecorded_us, made.unrecorded_us) < made.unrecorded_us:
-                made.unrecorded_us = crashes[made.unrecorded_us]
-            news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=now_us)))
+            for from_us, to_us in reversed(made._crashes):
+                if to_us < made.unrecorded_us:
+                    break
+                made.unrecorded_us = min(from_us, made.unrecorded_us)
+            news = made._end_all(until_us)
+            news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=until_us)))
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:
-                    news.append(made._apply(Change(what="lost", at_us=one.at_us, until_us=one.until_us)))
+                    news += made.lose(one.at_us, one.until_us)
         news.append(made._apply(Change(what="start", at_us=now_us, kind=routing)))
         return made, news
 
@@ -250,23 +287,28 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="detach", at_us=now_us, kind=kind, who=who))]
 
-    def late(self, kind: str, who: str, lo_ms: int, hi_ms: int) -> list[Change]:
+    def late(self, kind: str, who: str, lo_ms: int, hi_ms: int, now_us: int) -> list[Change]:
         """Messages of these times were handed over although they are older than the skew bound."""
-        start = lo_ms * MILLISECOND_US // LATE_ROUND_US * LATE_ROUND_US
-        end = (hi_ms * MILLISECOND_US // LATE_ROUND_US + 1) * LATE_ROUND_US
-        if any(
-            span.start_us <= start and end <= (span.end_us or 0) for span in self._late.get((kind, who), ())
-        ):
-            return []
-        return [self._apply(Change(what="late", at_us=start, until_us=end, kind=kind, who=who))]
+        start, end = _minutes(lo_ms, hi_ms)
+        for span in self._late.get((kind, who), ()):
+            if (
+                span.start_us <= start
+                and end <= span.end_us
+                and _kept_until(span) >= min(span.end_us, now_us)
+            ):
+                return []
+        change = Change(what="late", at_us=start, until_us=end, kind=kind, who=who, noted_us=now_us)
+        return [self._apply(change)]
 
     def handled(self, lo_ms: int, hi_ms: int, now_us: int, again_us: int) -> list[Change]:
         """Messages of these times are handled at this other time; said again after `again_us`."""
-        start = lo_ms * MILLISECOND_US // LATE_ROUND_US * LATE_ROUND_US
-        end = (hi_ms * MILLISECOND_US // LATE_ROUND_US + 1) * LATE_ROUND_US
+        start, end = _minutes(lo_ms, hi_ms)
+        said_us = start  # until there it was said
         for one in self._handled:
-            if one.at_us <= start and end <= one.until_us and one.noted_us > now_us - again_us:
-                return []
+            if one.at_us <= said_us and one.noted_us > now_us - again_us:
+                said_us = max(said_us, one.until_us)
+        if end <= said_us:
+            return []
         return [self._apply(Change(what="handled", at_us=start, until_us=end, noted_us=now_us))]
 
     def lose(self, start_us: int, end_us: int) -> list[Change]:
@@ -285,17 +327,28 @@ class AttachmentMap:
         match change.what:
             case "attach":
                 self._intervals.setdefault(name, []).append(_Interval(change.at_us, None))
-                self._count += 1
+                if change.kind == GROUP:
+                    self.group_bytes += _size(change.who)
             case "detach":
                 spans = self._intervals.get(name)
                 if spans and spans[-1].end_us is None:
                     spans[-1].end_us = max(change.at_us, spans[-1].start_us)
             case "late":
-                self._add_late(name, change.at_us, change.until_us)
+                # Its own end is when a note was made that does not say.
+                noted = _Noted(change.at_us, change.until_us, change.noted_us or change.until_us)
+                _add(self._late.setdefault(name, []), noted, MAX_LATE, _last)
+            case "lost" if change.kind == DISK:
+                self._add_unwritten(change.at_us, change.until_us)
             case "lost":
-                self._add_lost(change)
+                if len(self._crashes) >= MAX_LOST:
+                    self._crashes = joined(self._crashes, MAX_LOST - 1)
+                self._crashes.append((change.at_us, change.until_us))
             case "handled":
-                self._add_handled(change)
+                if change.until_us > change.noted_us:
+                    early = _Noted(change.at_us, change.until_us, change.noted_us)
+                    _add(self._ahead, early, MAX_AHEAD, _most_ahead)
+                if change.kind != AHEAD:
+                    self._add_handled(change)
             case "settled":
                 self._settled_us = change.at_us
             case "begin":
@@ -310,20 +363,17 @@ class AttachmentMap:
                 if self.begins_us is None:
                     self.begins_us = change.at_us
                 if self._damaged_us is not None:  # whoever is there is named again
-                    self.lost = [*self.lost, (self._damaged_us, change.at_us)][-MAX_LOST:]
+                    self._add_unwritten(self._damaged_us, change.at_us)
                     self._damaged_us = None
         return change
 
-    def _add_lost(self, change: Change) -> None:
-        span = (change.at_us, change.until_us)
-        if change.kind == DISK:
-            # A disk that stays full costs one span. Crashes are told apart, by their ends (`restored`).
-            first, last = span[0] - LATE_ROUND_US, span[1] + LATE_ROUND_US
-            touching = [held for held in self._unwritten if held[0] <= last and first <= held[1]]
-            span = (min([span, *touching])[0], max(end for _, end in [span, *touching]))
-            self._unwritten = [*(held for held in self._unwritten if held not in touching), span][-MAX_LOST:]
-            self.lost = [held for held in self.lost if held not in touching]
-        self.lost = [*self.lost, span][-MAX_LOST:]
+    def _add_unwritten(self, start_us: int, end_us: int) -> None:
+        """A disk that stays full costs one span."""
+        first, last = start_us - LATE_ROUND_US, end_us + LATE_ROUND_US
+        touching = [held for held in self._unwritten if held[0] <= last and first <= held[1]]
+        start_us = min([start_us, *(start for start, _ in touching)])
+        end_us = max([end_us, *(end for _, end in touching)])
+        self._unwritten = joined([*self._unwritten, (start_us, end_us)], MAX_LOST)
 
     def _routed(self, at_us: int, routing: str) -> None:
         if not self._routings or self._routings[-1][1] != routing:
@@ -332,29 +382,26 @@ class AttachmentMap:
                 self._routings[:2] = [(self._routings[1][0], "")]
 
     def _add_handled(self, change: Change) -> None:
-        """Joined with what it touches, and where there are too many, the nearest two are joined."""
-        recent = [one for one in self._handled if one.noted_us > change.noted_us - HANDLED_US]
-        held: list[Change] = []
-        for one in sorted([*recent, change], key=lambda one: one.at_us):
-            if held and one.at_us <= held[-1].until_us:
-                held[-1] = _joined(held[-1], one)
-            else:
+        """It takes the place of earlier notes of its times; where there are too many, two are joined."""
+        held = [change]
+        for one in self._handled:
+            if one.noted_us > change.noted_us:
                 held.append(one)
+            elif one.noted_us > change.noted_us - HANDLED_US:
+                if one.at_us < change.at_us:
+                    held.append(replace(one, until_us=min(one.until_us, change.at_us)))
+                if one.until_us > change.until_us:
+                    held.append(replace(one, at_us=max(one.at_us, change.until_us)))
+        held.sort(key=lambda one: one.at_us)
         if len(held) > MAX_HANDLED:
-            at = min(range(1, len(held)), key=lambda at: held[at].at_us - held[at - 1].until_us)
-            held[at - 1 : at + 1] = [_joined(held[at - 1], held[at])]
+            # Those that are near to each other, and were noted at about the same time.
+            apart = [
+                (two.at_us - one.until_us + abs(two.noted_us - one.noted_us), at)
+                for at, (one, two) in enumerate(pairwise(held))
+            ]
+            at = min(apart)[1]
+            held[at : at + 2] = [_joined(held[at], held[at + 1])]
         self._handled = held
-
-    def _add_late(self, name: tuple[str, str], start: int, end: int) -> None:
-        held = self._late.get(name, [])
-        apart = [span for span in held if (span.end_us or 0) < start or span.start_us > end]
-        touching = [span for span in held if not ((span.end_us or 0) < start or span.start_us > end)]
-        merged = _Interval(
-            min([start, *(span.start_us for span in touching)]),
-            max([end, *(span.end_us or 0 for span in touching)]),
-        )
-        self._late[name] = sorted([*apart, merged], key=lambda span: span.start_us)
-        self._count += len(self._late[name]) - len(held)
 
     # ---- reading
 
@@ -379,16 +426,27 @@ class AttachmentMap:
 
     def since(self, kind: str, time_ms: int, *, skew_us: int) -> list[str]:
         """Who was attached at any moment since a message of that time was made, sorted."""
-        first = time_ms * MILLISECOND_US - skew_us
+        first = self._made_us(time_ms) - skew_us
         return sorted(
             who
             for (of_kind, who), spans in self._intervals.items()
             if of_kind == kind and (spans[-1].end_us is None or first <= spans[-1].end_us)
         )
 
+    def _made_us(self, time_ms: int) -> int:
+        """Not later than that, by this broker's clock, a message of that time was made."""
+        time_us = time_ms * MILLISECOND_US
+        return time_us - max(
+            (lead for first, last, lead in self.leads() if first <= time_us <= last), default=0
+        )
+
+    def leads(self) -> Iterator[tuple[int, int, int]]:
+        """(from, to, how much) messages of which times were ahead of the clock."""
+        return ((one.start_us, one.end_us, one.lead_us) for one in self._ahead)
+
     def routings_since(self, time_ms: int, *, skew_us: int) -> set[str]:
         """What `routing` was set to at any moment since a message of that time was made; "" if unknown."""
-        first = time_ms * MILLISECOND_US - skew_us
+        first = self._made_us(time_ms) - skew_us
         found: set[str] = set()
         for at_us, routing in reversed(self._routings):
             found.add(routing)
@@ -398,10 +456,15 @@ class AttachmentMap:
 
     def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
         """(kind, who, from, to or None while it lasts, whether it is of times of messages delivered late)"""
-        for late, table in ((False, self._intervals), (True, self._late)):
-            for (kind, who), spans in sorted(table.items()):
-                for span in spans:
-                    yield kind, who, span.start_us, span.end_us, late
+        for (kind, who), spans in sorted(self._intervals.items()):
+            yield from ((kind, who, span.start_us, span.end_us, False) for span in spans)
+        for (kind, who), notes in sorted(self._late.items()):
+            yield from ((kind, who, note.start_us, note.end_us, True) for note in notes)
+
+    @property
+    def lost(self) -> list[tuple[int, int]]:
+        """(from, to] of which nothing is known"""
+        return [*self._crashes, *self._unwritten]
 
     def lost_at(self, time_ms: int, *, skew_us: int, delay_us: int = 0) -> bool:
         """Whether what happened to a message of that time may have died with a process."""
@@ -413,23 +476,42 @@ class AttachmentMap:
 
     @property
     def crowded(self) -> bool:
-        return self._count > MAX_INTERVALS
+        ended = (
+            (who, spans if spans[-1].end_us else spans[:-1]) for (_, who), spans in self._intervals.items()
+        )
+        return sum(_size(who) * len(spans) for who, spans in ended) > MAX_BYTES
 
     def forget(self, before_us: int) -> int:
         """Drop what ended before; returns how many intervals went. `snapshot` is then what to store."""
-        dropped = 0
-        for table in (self._intervals, self._late):
-            for name in sorted(table):
-                kept = [span for span in table[name] if span.end_us is None or span.end_us >= before_us]
-                dropped += len(table[name]) - len(kept)
-                if kept:
-                    table[name] = kept
-                else:
-                    del table[name]
-        self._count -= dropped
-        self.lost = [span for span in self.lost if span[1] >= before_us]
+        held = len(self)
+        for name, spans in list(self._intervals.items()):
+            kept = [span for span in spans if span.end_us is None or span.end_us >= before_us]
+            if name[0] == GROUP:
+                self.group_bytes -= _size(name[1]) * (len(spans) - len(kept))
+            self._intervals[name] = kept
+            if not kept:
+                del self._intervals[name]
+        for name, notes in list(self._late.items()):
+            self._late[name] = [note for note in notes if _kept_until(note) >= before_us]
+            if not self._late[name]:
+                del self._late[name]
+        self._coarsen()
+        self._ahead = [note for note in self._ahead if note.end_us >= before_us]
+        self._crashes = [span for span in self._crashes if span[1] >= before_us]
         self._unwritten = [span for span in self._unwritten if span[1] >= before_us]
-        return dropped
+        return held - len(self)
+
+    def _coarsen(self) -> None:
+        """Notes of late deliveries within their bound, and be it one for each name."""
+        limit = MAX_LATE
+        while limit > 1 and self._late_bytes() > MAX_LATE_BYTES:
+            limit //= 2
+            for name, notes in self._late.items():
+                if len(notes) > limit:
+                    self._late[name] = [_last(notes[at : at + 2]) for at in range(0, len(notes), 2)]
+
+    def _late_bytes(self) -> int:
+        return sum(_size(who) * len(notes) for (_, who), notes in self._late.items())
 
     def begin_at(self, at_us: int) -> list[Change]:
         """Retention reached this far."""
@@ -437,44 +519,41 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="begin", at_us=at_us))]
 
-    def snapshot(self, now_us: int) -> list[Change]:
-        """The whole map as changes, to replace its log with."""
+    def snapshot(self, start_us: int) -> list[Change]:
+        """The whole map as changes, that end with this start of the process: to replace its log with."""
         changes: list[Change] = []
         # A detachment ends the last span of its name, so each span follows whole: they may overlap.
-        for (kind, who), spans in sorted(self._intervals.items()):
-            for span in spans:
+        for (kind, who), intervals in sorted(self._intervals.items()):
+            for span in intervals:
                 changes.append(Change(what="attach", at_us=span.start_us, kind=kind, who=who))
                 if span.end_us is not None:
                     changes.append(Change(what="detach", at_us=span.end_us, kind=kind, who=who))
-        for (kind, who), spans in sorted(self._late.items()):
-            changes += [
-                Change(what="late", at_us=span.start_us, until_us=span.end_us or 0, kind=kind, who=who)
-                for span in spans
-            ]
+        for (kind, who), notes in sorted(self._late.items()):
+            changes += [_change("late", kind, note, who) for note in notes]
         routings = self._routings or [(0, "")]
-        head = [Change(what="start", at_us=self.begins_us or now_us, kind=routings[0][1])]
+        head = [Change(what="start", at_us=self.begins_us or start_us, kind=routings[0][1])]
         head += [Change(what="start", at_us=at_us, kind=routing) for at_us, routing in routings[1:]]
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
-        for lost in self.lost:
-            why = DISK if lost in self._unwritten else ""
-            head.append(Change(what="lost", kind=why, at_us=lost[0], until_us=lost[1]))
+        for why, spans in (("", self._crashes), (DISK, self._unwritten)):
+            head += [Change(what="lost", kind=why, at_us=start, until_us=end) for start, end in spans]
+        head += [_change("handled", AHEAD, note) for note in self._ahead]
         head += self._handled
         if self._settled_us:
             head.append(Change(what="settled", at_us=self._settled_us))
-        return [*head, *changes, Change(what="start", at_us=now_us, kind=routings[-1][1])]
+        return [*head, *changes, Change(what="start", at_us=start_us, kind=routings[-1][1])]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""
         return (name for name, spans in sorted(self._intervals.items()) if spans[-1].end_us is None)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._intervals.values())) + sum(map(len, self._late.values()))
 
     def check(self) -> None:
-        tables = (self._intervals, self._late)
-        if self._count != sum(len(spans) for table in tables for spans in table.values()):
-            raise BugError("the attachment map has lost count of its intervals")
+        groups = ((who, spans) for (kind, who), spans in self._intervals.items() if kind == GROUP)
+        if self.group_bytes != sum(_size(who) * len(spans) for who, spans in groups):
+            raise BugError("the attachment map has lost count of its groups")
         for spans in self._intervals.values():
             if not spans or any(span.end_us is None for span in spans[:-1]):
                 raise BugError("somebody is attached twice at once")
@@ -489,5 +568,50 @@ def _joined(one: Change, other: Change) -> Change:
     )
 
 
-def _overlaps(spans: list[_Interval], first: int, last: int) -> bool:
+def _change(what: str, kind: str, note: _Noted, who: str = "") -> Change:
+    return Change(
+        what=what, kind=kind, who=who, at_us=note.start_us, until_us=note.end_us, noted_us=note.noted_us
+    )
+
+
+def _size(who: str) -> int:
+    return INTERVAL_BYTES + len(who.encode())
+
+
+def _minutes(lo_ms: int, hi_ms: int) -> tuple[int, int]:
+    """The whole minutes that these times are in."""
+    first, last = lo_ms * MILLISECOND_US // LATE_ROUND_US, hi_ms * MILLISECOND_US // LATE_ROUND_US
+    return first * LATE_ROUND_US, (last + 1) * LATE_ROUND_US
+
+
+def _kept_until(note: _Noted) -> int:
+    """Until when there may be something recorded of these times: what is ahead goes by when it was met."""
+    return min(note.end_us, note.noted_us + HANDLED_US)
+
+
+def _last(notes: list[_Noted]) -> _Noted:
+    """All of them as one, of when the last was made."""
+    end_us = max([note.end_us for note in notes])
+    return _Noted(notes[0].start_us, end_us, max([note.noted_us for note in notes]))
+
+
+def _most_ahead(notes: list[_Noted]) -> _Noted:
+    """All of them as one, as much ahead as any."""
+    end_us = max([note.end_us for note in notes])
+    return _Noted(notes[0].start_us, end_us, end_us - max([note.lead_us for note in notes]))
+
+
+def _add(notes: list[_Noted], note: _Noted, limit: int, joint: Callable[[list[_Noted]], _Noted]) -> None:
+    """To notes in order of time: joined with what it touches, and if they are too many, the nearest are."""
+    first = bisect_left(notes, note.start_us, key=lambda held: held.end_us)
+    after = bisect_right(notes, note.end_us, key=lambda held: held.start_us)
+    touching = sorted([note, *notes[first:after]], key=lambda held: held.start_us)
+    notes[first:after] = [joint(touching)]
+    if len(notes) > limit:
+        gaps = [two.start_us - one.end_us for one, two in pairwise(notes)]
+        at = gaps.index(min(gaps))
+        notes[at : at + 2] = [joint(notes[at : at + 2])]
+
+
+def _overlaps(spans: Sequence[_Interval | _Noted], first: int, last: int) -> bool:
     return any(span.start_us <= last and (span.end_us is None or first <= span.end_us) for span in spans)

@@ -27,7 +27,7 @@ from postroad.tracking.adaptive import Sizing
 from postroad.tracking.attachment import GROUP, SUBSCRIBER, Change
 from postroad.tracking.bloom import BloomFilter, fill_of
 from postroad.tracking.effects import TrackingEffect
-from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_name
+from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_name, worth
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import (
     DELIVERY,
@@ -207,17 +207,19 @@ class BloomTracking(Recorder):
                     pending.calls.append((SUBSCRIBER, (subscriber,), b"".join(parts)))
                 continue
             pending = page.pending_of((DELIVERY, origin, 0, ""))
-            group = self._group(subscribers, page) if len(subscribers) >= MIN_MEMBERS else None
+            if len(subscribers) < MIN_MEMBERS:
+                self._add_singly(pending, subscribers, b"".join(parts))
+                continue
             keys = sum(map(len, parts)) // ID_BYTES * len(subscribers)
-            if group is None and len(subscribers) >= MIN_MEMBERS and keys > MAX_SINGLE_KEYS:
-                group = self._group(subscribers, page)  # a name is cheaper at once
-            elif group is None and len(parts) > 1 and len(subscribers) >= MIN_MEMBERS:
-                self._add_singly(pending, subscribers, parts.pop(0))
-                group = self._group(subscribers, page)  # this is the second time it is met
-            ids = b"".join(parts)
-            if group is None:
-                self._add_singly(pending, subscribers, ids)
-            else:
+            # In place of so many keys, a name is cheaper at once.
+            enough = 1 if keys > MAX_SINGLE_KEYS else worth(self._map.group_bytes)
+            single = 0  # deliveries before it has one
+            while single < len(parts) and (group := self._group(subscribers, page, enough)) is None:
+                single += 1
+            if single:
+                self._add_singly(pending, subscribers, b"".join(parts[:single]))
+            if group is not None:
+                ids = b"".join(parts[single:])
                 pending.ids.append(ids)
                 pending.tags.append(group * (len(ids) // ID_BYTES))
                 pending.calls.append((GROUP, subscribers, ids))
@@ -232,16 +234,16 @@ class BloomTracking(Recorder):
         pending.ids.append(ids * len(subscribers))
         pending.calls.append((SUBSCRIBER, subscribers, ids))
 
-    def _group(self, members: Members, page: _Page) -> bytes | None:
-        """The tag of a set of receivers, if it has one."""
+    def _group(self, members: Members, page: _Page, enough: int) -> bytes | None:
+        """The tag of a set of receivers, if it has one; it gets one with that many deliveries."""
         tag = self._groups.tag(members)
         if tag is None:
-            begun, ended = self._groups.meet(members)
+            begun, ended = self._groups.meet(members, enough)
             if begun:
                 self._changed(self._map.attached(GROUP, group_name(members), page.first_us))
                 tag = self._groups.tag(members)
-            if ended is not None:
-                self._changed(self._map.detached(GROUP, group_name(ended), page.last_us))
+            for other in ended:
+                self._changed(self._map.detached(GROUP, group_name(other), page.last_us))
         return tag
 
     def attached(self, subscriber: str, now_us: int) -> None:

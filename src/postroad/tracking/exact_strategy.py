@@ -9,6 +9,7 @@ the parts a message can be in. Its answers are never wrong: every rate is 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -20,12 +21,11 @@ from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.history import Range, Window
 from postroad.tracking.keys import DELIVERED, ENTRY, FORWARDED, LOG, PUBLISHED, ROUTED, HistoryKey
 from postroad.tracking.moments import Times
-from postroad.tracking.record import FilterMeta
+from postroad.tracking.record import MAX_META_BYTES, FilterMeta
 from postroad.tracking.recorder import Recorder
 from postroad.tracking.settings import TrackingConfig
 
-MAX_HAPPENINGS: Final = 2048  # listed in one part, beyond which it is stored: names may be long
-MAX_AT_ONCE: Final = 512  # added to them at once
+MAX_LISTED_BYTES: Final = MAX_META_BYTES // 4  # of happenings, beyond which a part is stored
 _KEY: Final = HistoryKey(LOG)
 
 
@@ -43,6 +43,7 @@ class ExactTracking(Recorder):
         self._window = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
         self._entries = bytearray()  # not stored yet
         self._happenings: dict[tuple[str, int, str], int] = {}  # (what, origin, who) -> position
+        self._listed_bytes = 0  # of those, at most
         self._range = Range()
         self._opened_us: int | None = None  # when the first entry came that is not stored
         self._logged = 0
@@ -65,8 +66,14 @@ class ExactTracking(Recorder):
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
         times = Times(ids)
-        for at in range(0, len(happenings), MAX_AT_ONCE):
-            self._append(happenings[at : at + MAX_AT_ONCE], ids, times, now_us)
+        first = size = 0
+        for at, happening in enumerate(happenings):
+            size += _size(happening)
+            if size > MAX_LISTED_BYTES:
+                self._append(happenings[first : at + 1], ids, times, now_us)
+                first, size = at + 1, 0
+        if first < len(happenings):
+            self._append(happenings[first:], ids, times, now_us)
         self._note_handled(times, now_us, now_us)
 
     def _append(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
@@ -74,7 +81,9 @@ class ExactTracking(Recorder):
             self._opened_us = now_us
             self._wake_us = min(self._wake_us, now_us + self._config.persist_us)
         known = self._happenings
+        count = len(known)
         numbers = [known.setdefault(happening, len(known)) for happening in happenings]
+        self._listed_bytes += sum(map(_size, islice(known, count, None)))
         if len(ids) == ID_BYTES:
             for number in numbers:
                 self._entries += ids
@@ -85,7 +94,7 @@ class ExactTracking(Recorder):
             rows["what"] = np.array(numbers, np.uint32)[:, None]
             self._entries += rows.tobytes()
         self._range.include(times, self._window, now_us)
-        if len(self._entries) >= self._config.log_bytes or len(known) >= MAX_HAPPENINGS:
+        if len(self._entries) >= self._config.log_bytes or self._listed_bytes > MAX_LISTED_BYTES:
             self._flush(now_us)
 
     def _flush(self, now_us: int) -> None:
@@ -110,6 +119,7 @@ class ExactTracking(Recorder):
         self._logged += count
         self._entries = bytearray()
         self._happenings = {}
+        self._listed_bytes = 0
         self._range = Range()
         self._opened_us = None
 
@@ -156,3 +166,8 @@ class ExactTracking(Recorder):
         super().check()
         if (self._opened_us is None) != (not self._entries):
             raise BugError("the log has entries without a deadline, or a deadline without entries")
+
+
+def _size(happening: tuple[str, int, str]) -> int:
+    """The bytes it takes in a list, at most: a character has up to four."""
+    return 32 + 4 * len(happening[2])

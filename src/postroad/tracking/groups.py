@@ -6,6 +6,9 @@ keeps when it was in use, and a delivery adds the one key (id, set): the bits an
 instead of twenty-five. A set is worth that from its second delivery on; sets that content-based selectors
 make up anew for each message stay single keys. (Beyond the paper; it is the routing set of 3.3, for
 subscribers.)
+
+Names are long, and each subscriber that comes or goes makes a new set. So the more of the attachment map is
+taken by names of sets, the more deliveries must a set have had: `worth`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ from postroad.tracking.keys import group_tag
 
 MIN_MEMBERS: Final = 4
 MAX_GROUPS: Final = 512  # in use
-MAX_SEEN: Final = 4096  # sets seen once
+MAX_NAMES_BYTES: Final = 4 << 20  # of the names of those in use, or one
+MAX_SEEN: Final = 4096  # sets seen and not in use
+MAX_SEEN_MEMBERS: Final = 1 << 18  # of all of them
+NAMED_BYTES: Final = 512 << 10  # of names of sets, for which twice the deliveries are wanted
 _NAMES: Final = msgspec.json.Decoder(tuple[str, ...])
 
 Members = tuple[str, ...]
@@ -33,12 +39,19 @@ def group_members(name: str) -> Members:
     return _NAMES.decode(name)
 
 
+def worth(named_bytes: int) -> int:
+    """The delivery at which a set gets a name, where sets have names of so many bytes."""
+    return 2 << min(30, named_bytes // NAMED_BYTES)
+
+
 class Groups:
-    __slots__ = ("_seen", "_tags")
+    __slots__ = ("_bytes", "_members", "_seen", "_tags")
 
     def __init__(self) -> None:
         self._tags: OrderedDict[Members, bytes] = OrderedDict()  # in use, least recently used first
-        self._seen: OrderedDict[Members, None] = OrderedDict()  # seen once, oldest first
+        self._seen: OrderedDict[Members, int] = OrderedDict()  # how often, least recently seen first
+        self._members = 0  # of those seen
+        self._bytes = 0  # of the names of those in use
 
     def __len__(self) -> int:
         return len(self._tags)
@@ -50,16 +63,24 @@ class Groups:
             self._tags.move_to_end(members)
         return tag
 
-    def meet(self, members: Members) -> tuple[bool, Members | None]:
-        """A set without a tag gets a delivery: whether it has one from now on, and which set loses its."""
-        if members not in self._seen:
-            self._seen[members] = None
-            if len(self._seen) > MAX_SEEN:
-                self._seen.popitem(last=False)
-            return False, None
-        del self._seen[members]
-        self._tags[members] = group_tag(group_name(members))
-        return True, self._tags.popitem(last=False)[0] if len(self._tags) > MAX_GROUPS else None
+    def meet(self, members: Members, worth: int = 2) -> tuple[bool, list[Members]]:
+        """A set without a tag gets a delivery: whether it has one from now on, and which sets lose theirs."""
+        seen = self._seen.pop(members, 0)
+        self._members -= len(members) if seen else 0
+        if seen + 1 < worth:
+            self._seen[members] = seen + 1
+            self._members += len(members)
+            while len(self._seen) > MAX_SEEN or self._members > MAX_SEEN_MEMBERS:
+                self._members -= len(self._seen.popitem(last=False)[0])
+            return False, []
+        name = group_name(members)
+        self._tags[members] = group_tag(name)
+        self._bytes += len(name)
+        ended: list[Members] = []
+        while len(self._tags) > MAX_GROUPS or (self._bytes > MAX_NAMES_BYTES and len(self._tags) > 1):
+            ended.append(self._tags.popitem(last=False)[0])
+            self._bytes -= len(group_name(ended[-1]))
+        return True, ended
 
     def members(self) -> list[Members]:
         return list(self._tags)

@@ -19,9 +19,8 @@ from postroad.units import MILLISECOND_US, SECOND_US
 FOREVER_US: Final = 1 << 62
 SETTLE_US: Final = SECOND_US  # from storing the last filter until that is noted: by then it is on disk
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
-MAX_AHEAD_US: Final = 3_600 * SECOND_US  # a clock that is further ahead is not believed
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
-MAX_LOG_BYTES: Final = 4 << 20  # changes appended to the attachment log before it is written anew
+MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
 
 
 class Recorder(Lookup):
@@ -50,13 +49,12 @@ class Recorder(Lookup):
         self._sequence = self._shelf.last_sequence
         self._out: list[TrackingEffect] = []
         self._news = news  # of the attachment map, not stored yet
-        # The newest message time met that was ahead of the clock. By the clock of its publisher, a message
-        # went over a link after that was down.
-        self._ahead_us = 0
         self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
         self._rewrite_us: int | None = None  # then the whole attachment log is written: a part could not be
         self._settle_us: int | None = None  # if nothing is to be stored by then, that is noted
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
+        self._whole_bytes = 0  # as much as was written then
+        self._started_us = now_us
         self._expire_us = now_us + EXPIRE_US
         self._stored_bytes = self._stored_filters = 0
 
@@ -76,15 +74,12 @@ class Recorder(Lookup):
         self._changed(self._map.attached(NEIGHBOUR, str(neighbour), now_us))
 
     def unlinked(self, neighbour: int, now_us: int) -> None:
-        self._changed(self._map.detached(NEIGHBOUR, str(neighbour), max(now_us, self._ahead_us)))
+        self._changed(self._map.detached(NEIGHBOUR, str(neighbour), now_us))
 
     def _stopped(self, now_us: int) -> None:
         """The process ends in order."""
         if self._rewrite_us is not None:
-            self._rewrite_map(now_us)
-        for kind, who in list(self._map):
-            if kind == NEIGHBOUR:
-                self.unlinked(int(who), now_us)
+            self._rewrite_map()
         self._changed(self._map.stopped(now_us))
 
     def _changed(self, changes: list[Change]) -> None:
@@ -111,15 +106,13 @@ class Recorder(Lookup):
         spans = self._untimely(times, first_us, now_us)
         for subscriber in subscribers:
             for lo_ms, hi_ms in spans:
-                self._news += self._map.late(kind, subscriber, lo_ms, hi_ms)
+                self._news += self._map.late(kind, subscriber, lo_ms, hi_ms, now_us)
 
     def _note_handled(self, times: Times, first_us: int, last_us: int) -> None:
         """Messages of another time than theirs, from first to last, were recorded: should the record die,
         that is known."""
         if self._timely(times, first_us, last_us):
             return
-        ahead_us = min(times.hi_ms * MILLISECOND_US, last_us + MAX_AHEAD_US)
-        self._ahead_us = max(self._ahead_us, ahead_us)
         for lo_ms, hi_ms in self._untimely(times, first_us, last_us):
             self._changed(self._map.handled(lo_ms, hi_ms, last_us, self._config.persist_us))
 
@@ -159,7 +152,7 @@ class Recorder(Lookup):
             self._expire(now_us)
         self._settle(now_us)
         if self._rewrite_us is not None and (now_us >= self._rewrite_us or self._out):
-            self._rewrite_map(now_us)  # before anything stored makes the last process look alive
+            self._rewrite_map()  # before anything stored makes the last process look alive
         if self._news:
             record = encode_changes(self._news)
             self._news = []
@@ -198,14 +191,17 @@ class Recorder(Lookup):
             horizon_us = (horizon_us + now_us) // 2
             self._news += self._map.begin_at(horizon_us)
             forgotten += self._map.forget(horizon_us - self._slack_us)
-        if self._log_bytes > MAX_LOG_BYTES or forgotten > len(self._map):
-            self._rewrite_map(now_us)
+        if self._log_bytes > max(MAX_LOG_BYTES, self._whole_bytes) or forgotten > len(self._map):
+            self._rewrite_map()
 
-    def _rewrite_map(self, now_us: int) -> None:
+    def _rewrite_map(self) -> None:
         self._rewrite_us = None
         self._news = []
         self._log_bytes = 0
-        self._out.append(StoreAttachments(record=encode_changes(self._map.snapshot(now_us)), replace=True))
+        # The process goes on: what it recorded before this need not be stored.
+        record = encode_changes(self._map.snapshot(self._started_us))
+        self._whole_bytes = len(record)
+        self._out.append(StoreAttachments(record=record, replace=True))
 
     def not_kept(self, item: NotKept, now_us: int) -> None:
         self._settle_us = None

@@ -1,0 +1,423 @@
+"""What the attachment map and the log take is bounded; bounds cost width, never a silent gap (T4, T10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.errors import PeerError
+from postroad.ids import MessageId
+from postroad.overlay.topology import MAX_NAME, check_name
+from postroad.tracking.attachment import (
+    HANDLED_US,
+    LATE_ROUND_US,
+    MAX_AHEAD,
+    MAX_BYTES,
+    MAX_HANDLED,
+    MAX_LATE,
+    MAX_LOST,
+    NEIGHBOUR,
+    SUBSCRIBER,
+    AttachmentMap,
+    Change,
+    decode_changes,
+)
+from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
+from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.record import FilterMeta, decode_meta, decode_record
+from postroad.tracking.recorder import EXPIRE_US
+from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.units import MILLISECOND_US, SECOND_US
+
+NOW_US = 1_700_000_000 * SECOND_US
+HOUR_US = 3600 * SECOND_US
+
+
+class Disk:
+    """What a broker's tracking has stored."""
+
+    def __init__(self) -> None:
+        self.log = b""
+        self.records: dict[int, bytes] = {}
+        self.written = 0
+
+    def keep(self, effects: Iterable[TrackingEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, StoreAttachments):
+                self.log = effect.record if effect.replace else self.log + effect.record
+                self.written += len(effect.record)
+            elif isinstance(effect, StoreFilter):
+                self.records[effect.sequence] = effect.record
+                if effect.replaces is not None:
+                    self.records.pop(effect.replaces, None)
+
+    @property
+    def changes(self) -> list[Change]:
+        return decode_changes(self.log)[0]
+
+    @property
+    def metas(self) -> list[FilterMeta]:
+        return [decode_meta(record) for record in self.records.values()]
+
+    def start(self, now_us: int, config: TrackingConfig | None = None) -> Tracking:
+        made = make_tracking(
+            config or TrackingConfig(), me=1, stored=self.metas, changes=self.changes, now_us=now_us
+        )
+        self.keep(made.tick(now_us))
+        return made
+
+    def find(self, tracking: Tracking, identity: bytes) -> Finding:
+        question = TraceQuestion(items=(TraceItem(id=identity, origin=1),))
+        records: dict[int, bytes] = {}
+        while wanted := tracking.wanted(question, records):
+            records |= {sequence: self.records[sequence] for sequence in wanted}
+        return tracking.answer(question, records).findings[0]
+
+
+def identity(at_us: int, number: int = 0) -> bytes:
+    return bytes(MessageId(9, 1, at_us // MILLISECOND_US, number))
+
+
+# ---- clocks that are ahead
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("ends", ["link", "stop", "crash"])
+@pytest.mark.parametrize("ahead_us", [5 * SECOND_US, 2 * HOUR_US, 9000 * HOUR_US])
+def test_a_link_is_asked_however_far_ahead_a_message_was(strategy: str, ends: str, ahead_us: int) -> None:
+    """T10: by its publisher's clock, the message came hours after the link was down."""
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US, config)
+    tracking.linked(3, NOW_US)
+    tracking.unlinked(3, NOW_US + SECOND_US)
+    tracking.linked(2, NOW_US)
+    ahead, now = identity(NOW_US + 30 * SECOND_US + ahead_us), identity(NOW_US + 60 * SECOND_US)
+    tracking.published(ahead, NOW_US + 30 * SECOND_US)
+    disk.keep(tracking.tick(NOW_US + 31 * SECOND_US))
+    disk.keep(tracking.tick(NOW_US + 50 * SECOND_US))
+    if ends == "link":
+        tracking.unlinked(2, NOW_US + 50 * SECOND_US)
+    else:
+        disk.keep(tracking.close(NOW_US + 50 * SECOND_US) if ends == "stop" else [])
+        tracking = disk.start(NOW_US + 51 * SECOND_US, config)
+    tracking.linked(4, NOW_US + 55 * SECOND_US)
+    tracking.check()
+    assert disk.find(tracking, ahead).neighbours == (2, 4)
+    assert disk.find(tracking, now).neighbours == (4,)
+    after_us = NOW_US + ahead_us + 3 * HOUR_US
+    held = AttachmentMap.of(decode_changes(tracking.attachments(after_us))[0])
+    assert held.since(NEIGHBOUR, (NOW_US + 30 * SECOND_US + ahead_us) // 1000, skew_us=0) == ["2", "4"]
+
+
+def test_how_far_ahead_is_bounded_and_only_gets_wider() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    held.attached(NEIGHBOUR, "2", NOW_US)
+    times_ms = [(NOW_US + hours * HOUR_US) // 1000 for hours in range(1, 2 * MAX_AHEAD)]
+    for time_ms in times_ms:
+        held.handled(time_ms, time_ms, NOW_US, SECOND_US)
+    held.detached(NEIGHBOUR, "2", NOW_US + SECOND_US)
+    assert len(list(held.leads())) == MAX_AHEAD
+    assert all(held.since(NEIGHBOUR, time_ms, skew_us=0) == ["2"] for time_ms in times_ms)
+    assert held.since(NEIGHBOUR, times_ms[-1] + 3_600_000, skew_us=0) == []
+
+
+def test_a_setting_of_routing_counts_from_when_a_message_was_here() -> None:
+    """It was passed on while nothing of that was recorded."""
+    changes = [Change(what="start", at_us=NOW_US, kind="all")]
+    held, _ = AttachmentMap.restored(changes, last_stored_us=0, now_us=NOW_US, routing="all")
+    time_ms = (NOW_US + 2 * HOUR_US) // 1000
+    held.handled(time_ms, time_ms, NOW_US + SECOND_US, SECOND_US)
+    held, _ = AttachmentMap.restored(
+        held.snapshot(NOW_US + SECOND_US), last_stored_us=0, now_us=NOW_US + HOUR_US, routing="set"
+    )
+    assert held.routings_since(time_ms, skew_us=0) == {"all", "set"}
+
+
+# ---- crashes
+
+
+def test_lost_times_are_joined_and_never_forgotten() -> None:
+    changes: list[Change] = []
+    lost: list[int] = []
+    at_us = NOW_US
+    random = Random(1)
+    for _ in range(MAX_LOST + 100):
+        held, news = AttachmentMap.restored(changes, last_stored_us=at_us - 5 * SECOND_US, now_us=at_us)
+        changes = held.snapshot(at_us) if random.random() < 0.1 else changes + news
+        lost += [at_us // 1000 - 2000] if len(lost) or held.lost else []
+        at_us += random.randrange(20, 60) * SECOND_US
+    assert len(held.lost) <= MAX_LOST
+    assert len(lost) > MAX_LOST
+    assert all(held.lost_at(time_ms, skew_us=0) for time_ms in lost)
+    assert held.unrecorded_us is not None
+    assert held.unrecorded_us > at_us - 120 * SECOND_US
+
+
+def test_what_a_disk_lost_is_joined_and_never_forgotten() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    times_us = [NOW_US + at * 200 * SECOND_US for at in range(MAX_LOST + 100)]
+    for at_us in times_us:
+        held.lose(at_us, at_us + SECOND_US)
+    assert len(held.lost) == MAX_LOST
+    assert all(held.lost_at(at_us // 1000 + 500, skew_us=0) for at_us in times_us)
+
+
+def test_a_clock_set_back_after_a_crash_hides_no_loss() -> None:
+    """Stored at 1050, died at 1060, and the next process begins at 1012."""
+    held, log = AttachmentMap.restored((), last_stored_us=0, now_us=1000 * SECOND_US)
+    log += held.attached(SUBSCRIBER, "ann", 1001 * SECOND_US)
+    times = {"last_stored_us": 1040 * SECOND_US, "again_us": 10 * SECOND_US}
+    held, news = AttachmentMap.restored(log, now_us=1012 * SECOND_US, **times)
+    log += news
+    assert [held.lost_at(at_s * 1000, skew_us=0) for at_s in (1005, 1039, 1045, 1060)] == [0, 0, 1, 1]
+    assert held.at(SUBSCRIBER, 1030_000, skew_us=0) == ["ann"]
+    assert held.unrecorded_us == 1012 * SECOND_US
+    # It dies as well, before it stored anything: what is stored is of the process before it.
+    held, _ = AttachmentMap.restored(log, now_us=1030 * SECOND_US, **times)
+    assert [held.lost_at(at_s * 1000, skew_us=0) for at_s in (1005, 1015, 1025, 1060)] == [0, 1, 1, 1]
+    # Or after it stored something at a time that the one before it cannot have reached.
+    held, _ = AttachmentMap.restored(
+        log, last_stored_us=5000 * SECOND_US, again_us=times["again_us"], now_us=5010 * SECOND_US
+    )
+    assert [held.lost_at(at_s * 1000, skew_us=0) for at_s in (1015, 4990, 5005)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("late_ms", [300, 900])
+def test_a_crash_costs_the_last_minutes_however_long_messages_were_late(late_ms: int) -> None:
+    """T4: also where every message comes later than the jitter allows, for half an hour."""
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    now_us = NOW_US
+    for number in range(30 * 60 * 5):
+        now_us += SECOND_US // 5
+        tracking.routed(2, 3, bytes(MessageId(7, 2, now_us // 1000 - late_ms, number & 0xFFFF)), now_us)
+        disk.keep(tracking.tick(now_us + GATHER_US))
+    held = disk.start(now_us + SECOND_US)
+    assert not disk.find(held, identity(now_us - 200 * SECOND_US)).lost
+    assert disk.find(held, identity(now_us - 2 * SECOND_US)).lost
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 400), st.integers(0, 3)), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_what_was_handled_in_the_last_interval_is_lost(steps: list[tuple[int, int, int]]) -> None:
+    """Whatever is joined and left out: said again after the interval, and in the log from then on."""
+    again_us = 10 * SECOND_US
+    held, log = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    now_us = NOW_US
+    met: list[tuple[int, int, int]] = []
+    for later_s, minute, length in steps:
+        now_us += later_s * SECOND_US
+        lo_ms = (NOW_US // LATE_ROUND_US + minute - 200) * 60_000
+        hi_ms = lo_ms + length * 60_000 + 59_999
+        log += held.handled(lo_ms, hi_ms, now_us, again_us)
+        met.append((lo_ms, hi_ms, now_us))
+    stored_us = now_us - 30 * SECOND_US
+    for changes in (log, held.snapshot(NOW_US)):
+        died, _ = AttachmentMap.restored(
+            changes, last_stored_us=stored_us, now_us=now_us + SECOND_US, again_us=again_us
+        )
+        for lo_ms, hi_ms, at_us in met:
+            if at_us >= stored_us:
+                assert all(died.lost_at(ms, skew_us=MILLISECOND_US) for ms in range(lo_ms, hi_ms, 60_000))
+        old = [lo_ms for lo_ms, _, at_us in met if at_us < stored_us - again_us]
+        new = [(lo, hi) for lo, hi, at_us in met if at_us >= stored_us - again_us]
+        for lo_ms in old:
+            if not any(lo - 120_000 <= lo_ms <= hi + 120_000 for lo, hi in new):
+                assert (
+                    not died.lost_at(lo_ms + 30_000, skew_us=MILLISECOND_US)
+                    or lo_ms * 1000 > stored_us - LATE_ROUND_US
+                )
+
+
+def test_a_log_written_anew_does_not_say_that_all_is_stored() -> None:
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    tracking.published(identity(NOW_US + 15 * SECOND_US), NOW_US + 15 * SECOND_US)
+    not_kept = NotKept(effects=(StoreAttachments(record=b""),))
+    tracking.not_kept(not_kept, NOW_US + 20 * SECOND_US)
+    effects = tracking.tick(NOW_US + 20 * SECOND_US)
+    assert [effect.replace for effect in effects if isinstance(effect, StoreAttachments)] == [True]
+    disk.keep(effects)
+    again = disk.start(NOW_US + 21 * SECOND_US)
+    found = disk.find(again, identity(NOW_US + 15 * SECOND_US))
+    assert found.published is None
+    assert found.lost
+
+
+def test_notes_of_what_is_handled_are_bounded() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    times_ms = [NOW_US // 1000 - at * 200_000 for at in range(1, MAX_HANDLED + 100)]
+    for time_ms in times_ms:
+        held.handled(time_ms, time_ms, NOW_US, SECOND_US)
+    assert sum(one.what == "handled" for one in held.snapshot(NOW_US)) <= MAX_HANDLED
+    died, _ = AttachmentMap.restored(held.snapshot(NOW_US), last_stored_us=0, now_us=NOW_US + SECOND_US)
+    assert all(died.lost_at(time_ms, skew_us=MILLISECOND_US) for time_ms in times_ms)
+
+
+# ---- notes of late deliveries
+
+
+def test_absurd_times_of_some_do_not_push_out_the_history_of_others() -> None:
+    """100 subscriptions get messages of 300 different times in the future."""
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    names = [f"client-12345#0040{number:04x}.1" for number in range(100)]
+    for name in ("ann", *names):
+        tracking.attached(name, NOW_US)
+    good = identity(NOW_US)
+    tracking.published(good, NOW_US)
+    tracking.delivered(1, ("ann",), good, NOW_US)
+    now_us = NOW_US
+    absurd: list[bytes] = []
+    for number in range(300):
+        now_us += SECOND_US // 5
+        absurd.append(identity(NOW_US + 2 * HOUR_US + number * 180 * SECOND_US))
+        tracking.published(absurd[-1], now_us)
+        for name in names:
+            tracking.delivered(1, (name,), absurd[-1], now_us)
+        disk.keep(tracking.tick(now_us + GATHER_US))
+    for _ in range(10):
+        now_us += EXPIRE_US
+        disk.keep(tracking.tick(now_us))
+    tracking.check()
+    assert tracking.metrics()["tracking_attachments"] <= 101 + MAX_LATE * 100
+    found = disk.find(tracking, good)
+    assert (found.forgotten, [one.subscriber for one in found.delivered]) == (False, ["ann"])
+    assert len(disk.find(tracking, absurd[7]).delivered) == len(names)
+    assert len(disk.log) < 8 << 20
+
+
+def test_late_notes_of_many_are_joined_within_their_bound() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    names = [f"{number:0200}" for number in range(2000)]
+    times_ms = [NOW_US // 1000 + at * 180_000 for at in range(40)]
+    for name in names:
+        held.attached(SUBSCRIBER, name, NOW_US)
+        for time_ms in times_ms:
+            held.late(SUBSCRIBER, name, time_ms, time_ms, NOW_US)
+    assert len(held) == 41 * len(names)
+    held.forget(0)
+    assert len(held) <= 21 * len(names)
+    assert not held.crowded
+    assert all(held.at(SUBSCRIBER, time_ms, skew_us=0) == names for time_ms in times_ms)
+
+
+def test_notes_of_the_future_are_forgotten_by_when_they_were_made() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    held.attached(SUBSCRIBER, "ann", NOW_US)
+    year_ms = NOW_US // 1000 + 365 * 86_400_000
+    assert held.late(SUBSCRIBER, "ann", year_ms, year_ms, NOW_US)
+    assert not held.late(SUBSCRIBER, "ann", year_ms, year_ms, NOW_US + HANDLED_US // 2)
+    assert held.late(SUBSCRIBER, "ann", year_ms, year_ms, NOW_US + 2 * HANDLED_US)
+    held.detached(SUBSCRIBER, "ann", NOW_US + 3 * HANDLED_US)
+    held = AttachmentMap.of(held.snapshot(NOW_US + 3 * HANDLED_US))
+    held.forget(NOW_US + 2 * HANDLED_US)
+    assert held.at(SUBSCRIBER, year_ms, skew_us=0) == ["ann"]
+    held.forget(NOW_US + 4 * HANDLED_US)
+    assert held.at(SUBSCRIBER, year_ms, skew_us=0) == []
+    assert len(held) == 0
+
+
+def test_a_crowded_map_forgets_the_older_half_and_then_rests() -> None:
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    long = "x" * 250
+    count = MAX_BYTES // 300
+    for number in range(count):
+        name = f"{long}{number}"
+        at_us = NOW_US + number * 10 * MILLISECOND_US
+        tracking.attached(name, at_us)
+        tracking.detached(name, at_us)
+    now_us = NOW_US + count * 10 * MILLISECOND_US
+    for _ in range(5):
+        now_us += EXPIRE_US
+        disk.keep(tracking.tick(now_us))
+    assert tracking.metrics()["tracking_attachments"] > count // 4
+    assert disk.find(tracking, identity(NOW_US + 60 * SECOND_US)).forgotten
+    assert not disk.find(tracking, identity(now_us - 60 * SECOND_US)).forgotten
+
+
+# ---- names of sets of receivers
+
+
+def test_names_of_sets_that_change_all_the_time_take_little() -> None:
+    """500 subscribers to a hot topic, of which one comes and one goes every two seconds."""
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    names = [f"client-12345#0040{number:04x}.1" for number in range(500)]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    now_us = NOW_US
+    changes = 600
+    for number in range(changes):
+        now_us += SECOND_US
+        tracking.detached(names.pop(0), now_us)
+        names.append(f"client-12345#0041{number:04x}.1")
+        tracking.attached(names[-1], now_us)
+        for counter in range(3):
+            now_us += SECOND_US // 3
+            message = identity(now_us, counter)
+            tracking.published(message, now_us)
+            tracking.delivered(1, tuple(names), message, now_us)
+            disk.keep(tracking.tick(now_us))
+    tracking.check()
+    held = AttachmentMap.of(disk.changes)
+    assert held.group_bytes <= 2 * NAMED_BYTES
+    assert disk.written < 8 * NAMED_BYTES
+    assert {one.subscriber for one in disk.find(tracking, message).delivered} >= set(names)
+
+
+def test_a_set_that_lasts_is_named_however_many_names_there_are() -> None:
+    assert [worth(count * NAMED_BYTES) for count in (0, 1, 2, 16)] == [2, 4, 8, 131_072]
+    groups = Groups()
+    members = tuple(map(str, range(10)))
+    assert [groups.meet(members, 8)[0] for _ in range(8)] == [False] * 7 + [True]
+
+
+def test_names_in_use_and_sets_seen_are_bounded() -> None:
+    groups = Groups()
+    sets = [tuple(f"{first}.{number:0200}" for number in range(4000)) for first in range(8)]
+    ended = [one for members in sets for one in groups.meet(members, 1)[1]]
+    assert ended == sets[: len(ended)]
+    assert sum(len(group_name(members)) for members in groups.members()) <= MAX_NAMES_BYTES
+    for first in range(2 * MAX_SEEN_MEMBERS // 1000):
+        groups.meet((str(first),) * 1000)
+    assert groups._members <= MAX_SEEN_MEMBERS
+    assert groups._members == sum(map(len, groups._seen))
+
+
+# ---- long names
+
+
+def test_names_have_so_many_bytes() -> None:
+    check_name("\N{GRINNING FACE}" * (MAX_NAME // 4))
+    with pytest.raises(PeerError, match=f"1 to {MAX_NAME} bytes"):
+        check_name("\N{GRINNING FACE}" * (MAX_NAME // 4 + 1))
+
+
+def test_the_log_is_split_by_the_bytes_of_names() -> None:
+    """T11: the longest names there are, and longer ones."""
+    disk = Disk()
+    tracking = disk.start(NOW_US, TrackingConfig(strategy="exact"))
+    names = [
+        f"{number:05}" + "\N{GRINNING FACE}" * length for length in (250, 5000) for number in range(1000)
+    ]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    message = identity(NOW_US)
+    tracking.published(message, NOW_US)
+    tracking.delivered(1, names, message, NOW_US)
+    disk.keep(tracking.tick(NOW_US + 60 * SECOND_US))
+    tracking.check()
+    told = {
+        meta.names[int.from_bytes(body[at + 16 : at + 20], "little")].split(" ", 2)[2]
+        for meta, body in map(decode_record, disk.records.values())
+        for at in range(0, len(body), 20)
+    }
+    assert told == {"", *names}
