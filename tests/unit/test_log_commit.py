@@ -404,12 +404,12 @@ def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
     folder = DataFolder(small_disk)
     assert folder.start(None).boot == 2
     driver = Driver(small_disk)
-    assert driver.storage.short
+    assert driver.storage.short()
     assert [type(one) for one in driver.do(record(11), save(12))] == [AppendFailed, Saved]
     assert len(driver.read(1).records) == 10
     (small_disk / "stuff").unlink()
     assert driver.do(record(11)) == [Appended(tag=11)]
-    assert not driver.storage.short
+    assert not driver.storage.short()
     stuff(small_disk)
     assert all(driver.do(save(tag, bytes(3000))) == [Saved(tag=tag)] for tag in range(20, 120))
     driver.storage.close()
@@ -469,6 +469,20 @@ def test_a_full_virtual_disk_fails_as_a_real_one() -> None:
     world.run(world.now_us + 100_000)
     assert storage.group.take() == [Appended(tag=2)]
     assert storage.group.broken is None
+
+
+def test_room_is_found_by_whoever_only_asks(small_disk: Path) -> None:
+    """Nothing durable is published: what else is written waits for no append that would look."""
+    driver = Driver(small_disk)
+    stuff(small_disk)
+    assert [type(one) for one in driver.do(record(1, size=8 << 20))] == [AppendFailed]
+    assert driver.storage.short()
+    (small_disk / "stuff").unlink()
+    give_up_s = time.monotonic() + 20
+    while driver.storage.short():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    driver.storage.close()
 
 
 def test_a_start_on_a_full_virtual_disk_reads_and_saves() -> None:

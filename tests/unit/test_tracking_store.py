@@ -75,10 +75,10 @@ def test_replaced_and_dropped_filters_go(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.apply([effect(1, final=False), effect(2, final=False)])
     store.apply([effect(3, final=False, replaces=1), effect(4, final=False, replaces=2)])
-    assert files(tmp_path) == ["part-00000002.flt"]
+    assert files(tmp_path) == ["part-00000002-0-0.flt"]
     store.apply([effect(5, replaces=3)])
     store.apply([effect(6, replaces=4)])
-    assert files(tmp_path) == ["full-00000003.flt"]
+    assert files(tmp_path) == ["full-00000003-0.flt"]
     store.apply([DropFilters(sequences=(5, 6))])
     assert store.read([5, 6]) == {5: b"", 6: b""}
     store.apply([effect(7)])
@@ -100,13 +100,13 @@ def test_interrupted_replacement(tmp_path: Path) -> None:
     """Killed between writing the new state and removing the old: the new one counts."""
     store = opened(tmp_path)
     store.apply([effect(1, final=False)])
-    old = (tmp_path / "tracking" / "part-00000001.flt").read_bytes()
+    old = (tmp_path / "tracking" / "part-00000001-0-0.flt").read_bytes()
     store.apply([effect(2, final=False, replaces=1)])
-    (tmp_path / "tracking" / "part-00000001.flt").write_bytes(old)
+    (tmp_path / "tracking" / "part-00000001-0-0.flt").write_bytes(old)
     (tmp_path / "tracking" / "part-00000009.tmp").write_bytes(b"half")
     again = opened(tmp_path)
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [2]
-    assert files(tmp_path) == ["part-00000002.flt"]
+    assert files(tmp_path) == ["part-00000002-0-0.flt"]
     again.apply([effect(3)])
 
 
@@ -196,12 +196,13 @@ def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:
     store.apply([StoreAttachments(record=encode_changes([first, second]))])
     path = tmp_path / "tracking" / "attachments.log"
     path.write_bytes(path.read_bytes()[:-3])
+    torn = Change(what="damaged", at_us=1)
     loaded = TrackingStore(tmp_path).load()
-    assert loaded.changes == [first]
+    assert loaded.changes == [first, torn]
     assert "torn" in loaded.problems[0]
     again = opened(tmp_path)
     again.apply([StoreAttachments(record=encode_changes([second]))])
-    assert TrackingStore(tmp_path).load().changes == [first, second]
+    assert TrackingStore(tmp_path).load().changes == [first, torn, second]
     again.apply([StoreAttachments(record=encode_changes([first]), replace=True)])
     assert TrackingStore(tmp_path).load().changes == [first]
 

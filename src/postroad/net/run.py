@@ -276,13 +276,13 @@ def _history(
     if config.broker.tracking.strategy == "none":
         store.untracked(now_us)
         return None, None
-    found = store.load(reach_us=config.broker.tracking.renew_us)
+    found = store.load()
     for problem in found.problems:
         LOGGER.warning("history of messages: %s", problem)
     tracking = make_tracking(
         config.broker.tracking, me=me, stored=found.filters, changes=found.changes, now_us=now_us
     )
-    return tracking, Historian(store, short=lambda: storage.short)
+    return tracking, Historian(store, short=storage.short)
 
 
 def _stored(storage: Storage) -> Stored:

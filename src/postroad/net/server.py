@@ -197,6 +197,8 @@ class Server:
     def metrics(self) -> dict[str, int | float]:
         """The driver's own figures and the core's."""
         stored = {} if self._storage is None else self._storage.stats()
+        if self._historian is not None:
+            stored["tracking_dropped_total"] = self._historian.dropped
         return (
             self.core.metrics()
             | stored

@@ -53,6 +53,7 @@ from postroad.units import MIB
 
 COMMIT_BYTES: Final = 8 * MIB
 QUEUE_BYTES: Final = 64 * MIB
+LOOK_S: Final = 1.0  # how often a full disk is looked at, at most, for those who only ask
 
 _log: Final = logging.getLogger(__name__)
 
@@ -296,6 +297,8 @@ class Storage:
         self._metadata.stamp()
         self._group = GroupCommit(self.volume, commit_bytes=commit_bytes, queue_bytes=queue_bytes)
         self._commits = Delays("log_commit_seconds", "One group commit: write, sync, metadata.")
+        self._look_s = 0.0  # not before this
+        self._looking = False  # for room, as soon as the commit thread can
         self._said_short = False
         self._say_short()
         self._reads: deque[Read] = deque()
@@ -323,9 +326,14 @@ class Storage:
     def broken(self) -> StorageError | None:
         return self._group.broken
 
-    @property
     def short(self) -> bool:
-        """The disk is full: what can be left unwritten should be."""
+        """The disk is full: what can be left unwritten should be. That is looked at again as long as somebody
+        asks."""
+        now_s = time.monotonic()
+        if self.volume.short and now_s >= self._look_s:
+            self._look_s = now_s + LOOK_S
+            self._looking = True
+            self._work.release()
         return self.volume.short
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
@@ -384,6 +392,10 @@ class Storage:
             while self._work.acquire(blocking=False):
                 pass  # one pass takes all that was asked for
             closing = self._closing
+            if self._looking:
+                self._looking = False
+                with suppress(NoRoom):
+                    self.volume.look_for_room()
             while self._commit():
                 pass
             if closing:

@@ -14,8 +14,8 @@ On a full disk the log is `short`: it lets its ballast go, which leaves room for
 and takes no appends until the ballast is held again. The file being written to is finished then, since it
 could not be reclaimed otherwise.
 
-Threads: `write`, `publish`, `run_short` and `chops_saved` belong to the committing thread, `tidy` to one
-thread, `read` and `chop` to anyone. The lock guards the index only, never a disk operation.
+Threads: `write`, `publish`, `run_short`, `look_for_room` and `chops_saved` belong to the committing thread,
+`tidy` to one thread, `read` and `chop` to anyone. The lock guards the index only, never a disk operation.
 """
 
 from __future__ import annotations
@@ -211,8 +211,7 @@ class LogVolume:
         as it was.
         """
         self._check_order(appends)
-        if self.short:
-            self._look_for_room()
+        self.look_for_room()
         segment = self._writable(sum(len(one.data) + OVERHEAD for one in appends))
         ordered = sorted(appends, key=lambda one: one.stream)
         parts, rows, size = _pack_all(
@@ -295,7 +294,10 @@ class LogVolume:
             return False
         return True
 
-    def _look_for_room(self) -> None:
+    def look_for_room(self) -> None:
+        """NoRoom: the disk is still full."""
+        if not self.short:
+            return
         if not self._hold():
             need = 2 * self._ballast_bytes >> 20
             raise NoRoom(f"the disk is full: nothing is appended to the log before {need} MiB are free")

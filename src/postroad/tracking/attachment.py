@@ -50,24 +50,34 @@ MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
+MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
-_BY_THE_CLOCK: Final = (
-    "start",
-    "stop",
-    "attach",
-    "detach",
-    "damaged",
-    "settled",
-)  # `at_us` is when it happened
+# `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
+_BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled")
+
+
+class Promise(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a process goes by. Whoever judges what it left may have other settings."""
+
+    persist_us: int = 0  # messages out of their time are said again to be handled after this
+    lag_us: int = 0  # what was recorded so long before the last store is stored
+    skew_us: int = 0
+    jitter_us: int = 0
+    filter_us: int = 0  # from the first key of a filter until it is stored for the last time, at most
+
+
+# Of a process that did not say. How wide its map is to be read is taken from the settings now.
+ASSUMED: Final = Promise(persist_us=60 * SECOND_US, lag_us=60 * SECOND_US, filter_us=7_200 * SECOND_US)
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One line of the map's log.
 
     what: attach or detach (who, at), late (who, message times from at to until, noted then), start and stop
-    of the process (at; of a start, `kind` is the setting `routing`), lost (from at to until nothing is
-    known), begin (nothing older than at is kept), handled (message times from at to until, out of their time,
-    noted then), damaged (changes from at on are missing), settled (what was recorded before at is stored).
+    of the process (at; of a start, `kind` is the setting `routing`, and `promise` what else counts), lost
+    (from at to until nothing is known), begin (nothing older than at is kept), handled (message times from at
+    to until, out of their time, noted then), damaged (changes from at on are missing), settled (what was
+    recorded before at is stored).
     """
 
     what: str
@@ -76,6 +86,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     who: str = ""
     until_us: int = 0
     noted_us: int = 0
+    promise: Promise | None = None
 
 
 class _Interval(msgspec.Struct):
@@ -135,28 +146,70 @@ def _change_at(data: bytes, position: int) -> tuple[Change, int] | None:
         return None
 
 
-def salvaged_changes(data: bytes) -> tuple[list[Change], list[str]]:
+def salvaged_changes(data: bytes, *, last_stored_us: int) -> tuple[list[Change], list[str]]:
     """All changes of a log that are whole, with `damaged` in place of others; and what was wrong, if so.
 
-    A process that dies tears the last change. That is no damage: its death is known by the missing `stop`.
+    A process that dies may tear the last change. It costs nothing that did not die with the process if no
+    filter was stored after the change before: changes are synced first.
     """
     changes, position = decode_changes(data)
     problems: list[str] = []
+    since_us: list[int] = []
     while position < len(data):
         for body in _BODY.finditer(data, position + _FRAME.size):
             begin = body.start() - _FRAME.size
             if _change_at(data, begin) is not None:
+                problems.append(f"damaged at byte {position}; skipped {begin - position} bytes")
                 break
         else:
-            problems.append(f"torn at byte {position} of {len(data)}; the rest is cut off")
-            return changes, problems
-        problems.append(f"damaged at byte {position}; skipped {begin - position} bytes")
+            begin = len(data)
+            problems.append(f"torn at byte {position} of {begin}; the rest is cut off")
         before = (change.at_us for change in reversed(changes) if change.what in _BY_THE_CLOCK)
-        changes.append(Change(what="damaged", at_us=next(before, 0)))
+        at_us = next(before, 0)
+        if begin < len(data) or last_stored_us >= at_us:
+            # It may have said that something before was lost.
+            at_us = max(0, at_us - widest(changes).filter_us)
+        since_us.append(at_us)
+        changes.append(Change(what="damaged", at_us=at_us))
         more, whole = decode_changes(data[begin:])
         changes += more
         position = begin + whole
+    if since_us:
+        changes += lost_since(changes, min(since_us))
     return changes, problems
+
+
+def widest(changes: Iterable[Change]) -> Promise:
+    """What holds for every process of a log."""
+    found: Promise | None = None
+    for change in changes:
+        if change.what in ("start", "damaged"):
+            found = wider(found, change.promise or ASSUMED)
+    return found or ASSUMED
+
+
+def wider(one: Promise | None, other: Promise) -> Promise:
+    if one is None:
+        return other
+    names = Promise.__struct_fields__
+    return Promise(**{name: max(getattr(one, name), getattr(other, name)) for name in names})
+
+
+def lost_since(changes: Iterable[Change], since_us: int) -> list[Change]:
+    """Of messages handled out of their time since then, something is lost: of which times they were."""
+    spans: list[tuple[int, int]] = []
+    next_us: int | None = None  # the first change after it was made then
+    for change in reversed(list(changes)):
+        if change.what in _BY_THE_CLOCK:
+            next_us = change.at_us
+        elif (change.what == "late" and (next_us is None or next_us >= since_us)) or (
+            change.what == "handled" and change.noted_us >= since_us
+        ):
+            spans.append((change.at_us, change.until_us))
+    return [
+        Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us)
+        for at_us, until_us in joined(sorted(spans), MAX_UNTIMELY)
+    ]
 
 
 def change_extents(data: bytes) -> list[int]:
@@ -179,6 +232,7 @@ class AttachmentMap:
         "_handled",
         "_intervals",
         "_late",
+        "_promise",
         "_routings",
         "_settled_us",
         "_unwritten",
@@ -186,6 +240,7 @@ class AttachmentMap:
         "forgot_us",
         "group_bytes",
         "unrecorded_us",
+        "widest",
     )
 
     def __init__(self) -> None:
@@ -195,6 +250,8 @@ class AttachmentMap:
         self._damaged_us: int | None = None  # changes since then are missing, until the next start
         self._handled: list[Change] = []  # noted of late, disjoint, by the message times
         self._routings: list[tuple[int, str]] = []  # since when that setting was in force; the latest
+        self._promise: Promise | None = None  # of the last start
+        self.widest = Promise()  # of all starts
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.group_bytes = 0  # of the intervals of groups
@@ -223,11 +280,12 @@ class AttachmentMap:
         now_us: int,
         again_us: int = 0,
         routing: str = "",
+        promise: Promise | None = None,
     ) -> tuple[AttachmentMap, list[Change]]:
         """The map at the start of a process, from its log; and the changes that the start itself is.
 
         What the last process recorded before `last_stored_us` is stored. `again_us` is that of `handled`,
-        `routing` the setting of that name.
+        `routing` the setting of that name, `promise` that of the process that starts.
         """
         made = cls()
         running_us: int | None = None  # when the last process began, if it has not said goodbye
@@ -259,7 +317,7 @@ class AttachmentMap:
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:
                     news += made.lose(one.at_us, one.until_us)
-        news.append(made._apply(Change(what="start", at_us=now_us, kind=routing)))
+        news.append(made._apply(Change(what="start", at_us=now_us, kind=routing, promise=promise)))
         return made, news
 
     def stopped(self, now_us: int) -> list[Change]:
@@ -326,11 +384,13 @@ class AttachmentMap:
         name = (change.kind, change.who)
         match change.what:
             case "attach":
-                self._intervals.setdefault(name, []).append(_Interval(change.at_us, None))
-                if change.kind == GROUP:
-                    self.group_bytes += _size(change.who)
+                spans = self._intervals.setdefault(name, [])
+                if not spans or spans[-1].end_us is not None:  # else a detachment was damaged
+                    spans.append(_Interval(change.at_us, None))
+                    if change.kind == GROUP:
+                        self.group_bytes += _size(change.who)
             case "detach":
-                spans = self._intervals.get(name)
+                spans = self._intervals.get(name, [])
                 if spans and spans[-1].end_us is None:
                     spans[-1].end_us = max(change.at_us, spans[-1].start_us)
             case "late":
@@ -356,10 +416,13 @@ class AttachmentMap:
                 self.begins_us = max(change.at_us, self.begins_us or 0)
             case "damaged":
                 self._routed(change.at_us, "")
+                self.widest = wider(self.widest, ASSUMED)
                 if self._damaged_us is None:
                     self._damaged_us = change.at_us
             case "start":
                 self._routed(change.at_us, change.kind)
+                self._promise = change.promise
+                self.widest = wider(self.widest, change.promise or ASSUMED)
                 if self.begins_us is None:
                     self.begins_us = change.at_us
                 if self._damaged_us is not None:  # whoever is there is named again
@@ -531,8 +594,10 @@ class AttachmentMap:
         for (kind, who), notes in sorted(self._late.items()):
             changes += [_change("late", kind, note, who) for note in notes]
         routings = self._routings or [(0, "")]
-        head = [Change(what="start", at_us=self.begins_us or start_us, kind=routings[0][1])]
-        head += [Change(what="start", at_us=at_us, kind=routing) for at_us, routing in routings[1:]]
+        head = [
+            Change(what="start", at_us=at_us, kind=routing, promise=self.widest)
+            for at_us, routing in [(self.begins_us or start_us, routings[0][1]), *routings[1:]]
+        ]
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
         for why, spans in (("", self._crashes), (DISK, self._unwritten)):
@@ -541,7 +606,8 @@ class AttachmentMap:
         head += self._handled
         if self._settled_us:
             head.append(Change(what="settled", at_us=self._settled_us))
-        return [*head, *changes, Change(what="start", at_us=start_us, kind=routings[-1][1])]
+        started = Change(what="start", at_us=start_us, kind=routings[-1][1], promise=self._promise)
+        return [*head, *changes, started]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""

@@ -42,7 +42,7 @@ from postroad.tracking.keys import (
 from postroad.tracking.lookup import MAX_SET_DEGREE
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
-from postroad.tracking.recorder import Recorder
+from postroad.tracking.recorder import EXPIRE_US, Recorder
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.units import SECOND_US
 
@@ -99,9 +99,17 @@ class BloomTracking(Recorder):
         changes: Iterable[Change],
         now_us: int,
     ) -> None:
-        # Filters are stored one by one: what is lost of some is up to one interval older than the last store.
-        lag_us = config.persist_us
-        super().__init__(config, me=me, stored=stored, changes=changes, lag_us=lag_us, now_us=now_us)
+        super().__init__(
+            config,
+            me=me,
+            stored=stored,
+            changes=changes,
+            # Filters are stored one by one: what is lost of some is up to an interval older than the last.
+            lag_us=config.persist_us,
+            # One that is old enough ends when it is next due, and that is after it was idle.
+            filter_us=config.renew_us + (IDLE_INTERVALS + 2) * config.persist_us + EXPIRE_US,
+            now_us=now_us,
+        )
         behind_us = config.skew_us + GATHER_US
         self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
         self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)

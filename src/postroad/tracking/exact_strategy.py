@@ -39,7 +39,15 @@ class ExactTracking(Recorder):
         changes: Iterable[Change],
         now_us: int,
     ) -> None:
-        super().__init__(config, me=me, stored=stored, changes=changes, lag_us=0, now_us=now_us)
+        super().__init__(
+            config,
+            me=me,
+            stored=stored,
+            changes=changes,
+            lag_us=0,
+            filter_us=2 * config.persist_us,
+            now_us=now_us,
+        )
         self._window = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
         self._entries = bytearray()  # not stored yet
         self._happenings: dict[tuple[str, int, str], int] = {}  # (what, origin, who) -> position

@@ -85,6 +85,9 @@ class Lookup:
         self._me = me
         self._shelf = shelf
         self._map = attachments
+        # A process before this one may have had wider bounds.
+        self._skew_us = max(config.skew_us, attachments.widest.skew_us)
+        self._jitter_us = max(config.jitter_us, attachments.widest.jitter_us)
 
     # ---- what a strategy has in memory
 
@@ -139,14 +142,14 @@ class Lookup:
 
     def _find(self, look: Look, item: TraceItem) -> Finding:
         """What is known about one message, from memory and the records read so far."""
-        config, time_ms = self._config, look.time_ms
-        window = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
+        time_ms = look.time_ms
+        window = {"skew_us": self._skew_us, "delay_us": self._jitter_us}
         published = self._publication(look)
         sightings = self._sightings(look, item.origin)
         routed = sightings[:MAX_SIGHTINGS]
         # A message may be passed on long after its time, over a link that is new then and gone by now: to a
         # broker that comes back, or is rerouted, and catches up.
-        linked = self._map.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)
+        linked = self._map.since(NEIGHBOUR, time_ms, skew_us=self._skew_us)
         neighbours = sorted(map(int, linked))
         # Routing history first: only who routed it, or took it from the publisher, can have passed it on.
         origins = {sighting.origin for sighting in routed}
@@ -181,7 +184,7 @@ class Lookup:
     def _why_incomplete(self, look: Look) -> str:
         if look.unread:
             return f"stored filters that could not be read: {len(look.unread)}"
-        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
+        slack = {"skew_us": self._skew_us, "delay_us": self._jitter_us}
         if self._map.lost_at(look.time_ms, **slack):
             return LOST
         return ""
@@ -254,7 +257,7 @@ class Lookup:
     ) -> tuple[Forwarding, ...] | None:
         mode = self._config.routing
         # Where it was not recorded in this way ever since, nobody knows whom the record leaves out.
-        if mode == "all" or self._map.routings_since(look.time_ms, skew_us=self._config.skew_us) != {mode}:
+        if mode == "all" or self._map.routings_since(look.time_ms, skew_us=self._skew_us) != {mode}:
             return None
         if mode == "set" and len(neighbours) > MAX_SET_DEGREE:
             return None
@@ -303,7 +306,7 @@ class Lookup:
 
     def _by_group(self, look: Look, origin: int) -> dict[str, float]:
         """Receivers claimed together, each with the rate at which any of its groups would be."""
-        slack = {"skew_us": self._config.skew_us, "delay_us": self._config.jitter_us}
+        slack = {"skew_us": self._skew_us, "delay_us": self._jitter_us}
         names = self._map.at(GROUP, look.time_ms, **slack)
         if not names:
             return {}

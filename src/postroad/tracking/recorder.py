@@ -7,10 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change, encode_changes
+from postroad.tracking.attachment import (
+    ASSUMED,
+    NEIGHBOUR,
+    SUBSCRIBER,
+    AttachmentMap,
+    Change,
+    Promise,
+    encode_changes,
+    wider,
+)
 from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.lookup import Lookup
-from postroad.tracking.moments import Times, joined, runs
+from postroad.tracking.moments import Spans, Times, joined, runs
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_record
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.shelf import Shelf
@@ -34,16 +43,28 @@ class Recorder(Lookup):
         stored: Iterable[FilterMeta],
         changes: Iterable[Change],
         lag_us: int,
+        filter_us: int,
         now_us: int,
     ) -> None:
-        """`lag_us`: whatever happened so long before the last store is stored."""
+        """`lag_us`, `filter_us`: those of this strategy's `Promise`."""
         shelf = Shelf(stored, cache_bytes=config.cache_bytes)
+        mine = Promise(
+            persist_us=config.persist_us,
+            lag_us=lag_us,
+            skew_us=config.skew_us,
+            jitter_us=config.jitter_us,
+            filter_us=filter_us,
+        )
+        changes = list(changes)
+        last = next((change for change in reversed(changes) if change.what == "start"), None)
+        theirs = (last.promise if last else None) or wider(ASSUMED, mine)
         restored, news = AttachmentMap.restored(
             changes,
-            last_stored_us=shelf.last_stored_us - lag_us,
+            last_stored_us=shelf.last_stored_us - theirs.lag_us,
             now_us=now_us,
-            again_us=config.persist_us,
+            again_us=theirs.persist_us,
             routing=config.routing,
+            promise=mine,
         )
         super().__init__(config, me=me, shelf=shelf, attachments=restored)
         self._sequence = self._shelf.last_sequence
@@ -180,10 +201,11 @@ class Recorder(Lookup):
     def _expire(self, now_us: int) -> None:
         self._expire_us = now_us + EXPIRE_US
         config = self._config
-        gone = self._shelf.expire(now_us, keep_us=config.keep_us, keep_bytes=config.keep_bytes)
+        gone, ahead = self._shelf.expire(now_us, keep_us=config.keep_us, keep_bytes=config.keep_bytes)
         if gone:
             self._out.append(DropFilters(sequences=gone))
             self._news += self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
+            self._lose(ahead)
         horizon_us = max(now_us - config.keep_us, self._map.begins_us or 0)
         forgotten = self._map.forget(horizon_us - self._slack_us)
         if self._map.crowded:
@@ -207,17 +229,22 @@ class Recorder(Lookup):
         self._settle_us = None
         for effect in item.effects:
             if isinstance(effect, StoreFilter):
+                self._stored_bytes -= len(effect.record)
+                self._stored_filters -= 1
                 meta = decode_meta(effect.record)
                 # An earlier state is still there, and has all but the last interval.
                 interval_us = self._config.persist_us + GATHER_US
                 since_us = meta.opened_us if meta.replaces is None else meta.stored_us - interval_us
                 self._changed(self._map.lose(max(since_us, meta.opened_us), meta.stored_us))
-                for lo_ms, hi_ms in joined(meta.singles, MAX_LATE_SPANS):
-                    self._changed(self._map.lose(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US))
+                self._lose(meta.singles)
             elif isinstance(effect, StoreAttachments):
                 # At once, and if that was it, after a while.
                 self._rewrite_us = now_us + EXPIRE_US if effect.replace else now_us
                 self._wake_us = 0
+
+    def _lose(self, singles: Spans) -> None:
+        for lo_ms, hi_ms in joined(singles, MAX_LATE_SPANS):
+            self._changed(self._map.lose(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US))
 
     @property
     def _slack_us(self) -> int:

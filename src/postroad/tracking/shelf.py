@@ -16,6 +16,7 @@ from typing import Final
 
 from postroad.errors import BugError, StorageError
 from postroad.tracking.keys import HistoryKey
+from postroad.tracking.moments import Spans, joined
 from postroad.tracking.record import FilterMeta, decode_record
 from postroad.units import MILLISECOND_US
 
@@ -133,12 +134,10 @@ class Shelf:
         found.reverse()
         return found
 
-    def cached(self, sequence: int) -> bool:
-        return sequence in self._cache
-
-    def expire(self, now_us: int, *, keep_us: int, keep_bytes: int) -> tuple[int, ...]:
-        """Drop what retention does not keep; returns the sequences."""
+    def expire(self, now_us: int, *, keep_us: int, keep_bytes: int) -> tuple[tuple[int, ...], Spans]:
+        """Drop what retention does not keep. The sequences, and the times of clocks that were ahead."""
         gone: list[int] = []
+        ahead: list[tuple[int, int]] = []
         while self._metas:
             sequence, meta = next(iter(self._metas.items()))
             aged = meta.stored_us < now_us - keep_us
@@ -148,9 +147,10 @@ class Shelf:
             stored_ms = meta.stored_us // MILLISECOND_US
             times_ms = [meta.hi_ms, *(hi_ms for _, hi_ms in meta.singles if hi_ms <= stored_ms)]
             self.dropped_ms = max(self.dropped_ms, *times_ms)
+            ahead += [span for span in meta.singles if span[1] > stored_ms]
             self._remove(sequence)
             gone.append(sequence)
-        return tuple(gone)
+        return tuple(gone), tuple(joined(ahead))
 
     def check(self) -> None:
         by_key = Counter(meta.key for meta in self._metas.values())

@@ -1,11 +1,13 @@
 """Tracking records on disk: the driver's side of `effects` (spec T3).
 
-DATA/tracking holds three kinds of files. `full-N.flt` are appended with filters that nothing will replace.
-`part-N.flt` hold states of filters that are still filling, all those of one call in one file, so a file dies
-when each of its filters has been stored again; a file mostly dead is rewritten. `attachments.log` is the
-attachment map's. Every record checks itself (`record`). A record is durable before what it replaces goes:
-files are synced, then older ones removed. After kill -9 what was handed to `apply` is there; after a power
-cut, too; whatever was torn is cut off or skipped, and said.
+DATA/tracking holds three kinds of files. `full-N-A.flt` are appended with filters that nothing will replace.
+`part-N-A-B.flt` hold states of filters that are still filling, all those of one call in one file, so a file
+dies when each of its filters has been stored again; a file mostly dead is rewritten. A and B are when the
+first and the last of its records were stored, in us: of one that is damaged nothing else is known. Within a
+file records are in order of time. `attachments.log` is the attachment map's. Every record checks itself
+(`record`). A record is durable before what it replaces goes: files are synced, then older ones removed. After
+kill -9 what was handed to `apply` is there; after a power cut, too; whatever was torn is cut off or skipped,
+and said.
 
 All methods block on the disk: call them from a thread, one call at a time.
 """
@@ -19,7 +21,15 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from postroad.errors import StorageError
-from postroad.tracking.attachment import DISK, Change, encode_changes, salvaged_changes
+from postroad.tracking.attachment import (
+    DISK,
+    Change,
+    Promise,
+    encode_changes,
+    lost_since,
+    salvaged_changes,
+    widest,
+)
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.record import MAGIC, PREFIX_BYTES, FilterMeta, decode_meta, record_extent
 from postroad.units import MIB
@@ -33,6 +43,8 @@ _FULL: Final = "full"
 @dataclass(slots=True)
 class _File:
     path: Path
+    since_us: int  # its first record was stored then or later
+    until_us: int  # its last one then or before, unless it is appended to
     size: int = 0
     live: int = 0  # bytes of records that were neither replaced nor dropped
     sequences: set[int] = field(default_factory=set)  # of those
@@ -56,26 +68,27 @@ class TrackingStore:
         self._next = 1  # number of the next file
         self._full: str | None = None  # the one that is appended to
         self._log_bytes = 0  # of the attachment map's log that are whole
-        self._read_until_us: dict[str, int] = {}  # by kind of file: when the last record read was stored
 
     # ---- start
 
-    def load(self, *, reach_us: int = 0) -> Loaded:
+    def load(self) -> Loaded:
         """Read the index of everything stored, and remove what a crash left half done.
 
-        Of damaged filters it is noted which times they may have had; they began `reach_us` before they were
-        stored at most.
+        Of damaged filters it is noted which times they may have had.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             loaded = Loaded(filters=[], changes=[], problems=[])
             found: dict[int, FilterMeta] = {}
-            lost: list[tuple[int, int]] = []
+            holes: list[tuple[int, int]] = []
             for path in sorted(self._folder.iterdir()):
                 if path.suffix == ".tmp":
                     path.unlink()
                 elif path.suffix == ".flt":
-                    lost += self._load_file(path, found, loaded.problems, reach_us)
+                    holes += self._load_file(path, found, loaded.problems)
+            last_stored_us = max((meta.stored_us for meta in found.values()), default=0)
+            loaded.changes = self._load_changes(loaded.problems, last_stored_us)
+            self._note_lost(holes, loaded.changes)
             for meta in list(found.values()):
                 if meta.replaces in found:
                     # It was about to go when the process ended.
@@ -83,24 +96,20 @@ class TrackingStore:
                     self._forget(meta.replaces)
             self._clean()
             loaded.filters = [found[sequence] for sequence in sorted(found)]
-            loaded.changes = self._load_changes(loaded.problems)
-            self._note_lost(lost, loaded.changes)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be read: {error}") from error
         return loaded
 
     def _load_file(
-        self, path: Path, found: dict[int, FilterMeta], problems: list[str], reach_us: int
+        self, path: Path, found: dict[int, FilterMeta], problems: list[str]
     ) -> list[tuple[int, int]]:
         """Returns from when to when something was stored that cannot be read."""
-        kind, _, number = path.stem.rpartition("-")
-        if number.isdigit():
-            self._next = max(self._next, int(number) + 1)
         about = path.stat()
-        held = self._files[path.name] = _File(path, size=about.st_size)
-        before_us = self._read_until_us.get(kind, 0)  # files of a kind are in order of time
+        held = self._known(path, about.st_mtime_ns // 1000)
+        held.size = about.st_size
+        before_us = held.since_us
         damaged = False  # since `before_us`
-        lost: list[tuple[int, int]] = []
+        holes: list[tuple[int, int]] = []
         with path.open("rb") as file:
             position = 0
             while position < held.size:
@@ -121,37 +130,46 @@ class TrackingStore:
                     damaged = True
                     continue
                 if damaged:
-                    lost.append((max(0, before_us - reach_us), meta.stored_us))
+                    holes.append((before_us, meta.stored_us))
                     damaged = False
                 before_us = meta.stored_us
                 found[meta.sequence] = meta
                 self._place(meta.sequence, path.name, position, length)
                 position += length
         if damaged:
-            # A crash tears the end of a file that is appended to; the state before it is still stored then.
-            torn = kind == _FULL and held.sequences
-            lost.append((before_us if torn else max(0, before_us - reach_us), about.st_mtime_ns // 1000))
-        self._read_until_us[kind] = before_us
-        return lost
+            holes.append((before_us, held.until_us))
+        return holes
 
-    def _note_lost(self, lost: list[tuple[int, int]], changes: list[Change]) -> None:
+    def _known(self, path: Path, written_us: int) -> _File:
+        """A file found at the start. One whose name does not say when its records were stored is of any time
+        before it was written."""
+        _, number, *bounds = path.stem.split("-")
+        if number.isdigit():
+            self._next = max(self._next, int(number) + 1)
+        since_us, until_us, *_ = [*(int(one) if one.isdigit() else 0 for one in bounds), 0, 0]
+        held = self._files[path.name] = _File(path, since_us=since_us, until_us=until_us or written_us)
+        return held
+
+    def _note_lost(self, holes: list[tuple[int, int]], changes: list[Change]) -> None:
         """Once for each damage, which stays in its file."""
-        known = {(one.at_us, one.until_us) for one in changes if one.what == "lost"}
-        news = [
-            Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us)
-            for at_us, until_us in lost
-            if (at_us, until_us) not in known
-        ]
+        news: list[Change] = []
+        known = [(one.at_us, one.until_us) for one in changes if one.what == "lost" and one.kind == DISK]
+        reach_us = widest(changes).filter_us
+        for stored_us, until_us in holes:
+            at_us = max(0, stored_us - reach_us)
+            if not any(start <= at_us and until_us <= end for start, end in known):
+                news.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
         if news:
+            news += lost_since(changes, min(one.at_us for one in news))
             self._store_attachments(StoreAttachments(record=encode_changes(news)))
             changes += news
 
-    def _load_changes(self, problems: list[str]) -> list[Change]:
+    def _load_changes(self, problems: list[str], last_stored_us: int) -> list[Change]:
         path = self._folder / _ATTACHMENTS
         if not path.exists():
             return []
         data = path.read_bytes()
-        changes, found = salvaged_changes(data)
+        changes, found = salvaged_changes(data, last_stored_us=last_stored_us)
         problems += [f"{path}: {problem}" for problem in found]
         sound = encode_changes(changes)
         if sound != data:
@@ -165,10 +183,10 @@ class TrackingStore:
         if not (self._folder / _ATTACHMENTS).exists():
             return
         try:
-            changes = self._load_changes([])
+            changes = self._load_changes([], now_us)
             last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
             if last == "stop":
-                started = encode_changes([Change(what="start", at_us=now_us)])
+                started = encode_changes([Change(what="start", at_us=now_us, promise=Promise())])
                 self._store_attachments(StoreAttachments(record=started))
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be used: {error}") from error
@@ -191,7 +209,10 @@ class TrackingStore:
                 else:
                     self._store_attachments(effect)
             self._append_full(full)
-            self._write_part([(effect.sequence, effect.record) for effect in part])
+            if part:
+                stored_us = [decode_meta(effect.record).stored_us for effect in part]
+                records = [(effect.sequence, effect.record) for effect in part]
+                self._write_part(records, min(stored_us), max(stored_us))
             for sequence in dropped:
                 self._forget(sequence)
             self._clean()
@@ -202,7 +223,7 @@ class TrackingStore:
         if not effects:
             return
         if self._full is None or self._files[self._full].size >= MAX_FULL_BYTES:
-            self._full = self._new(_FULL).path.name
+            self._full = self._new(_FULL, decode_meta(effects[0].record).stored_us).path.name
         held = self._files[self._full]
         with held.path.open("ab") as file:
             file.truncate(held.size)  # a full disk may have torn the last one
@@ -213,10 +234,8 @@ class TrackingStore:
             self._place(effect.sequence, self._full, held.size, len(effect.record))
             held.size += len(effect.record)
 
-    def _write_part(self, records: Sequence[tuple[int, bytes]]) -> None:
-        if not records:
-            return
-        held = self._new("part")
+    def _write_part(self, records: Sequence[tuple[int, bytes]], since_us: int, until_us: int) -> None:
+        held = self._new("part", since_us, until_us)
         aside = held.path.with_suffix(".tmp")
         with aside.open("wb") as file:
             for _, record in records:
@@ -260,10 +279,10 @@ class TrackingStore:
 
     # ---- files
 
-    def _new(self, kind: str) -> _File:
-        path = self._folder / f"{kind}-{self._next:08d}.flt"
+    def _new(self, kind: str, *stored_us: int) -> _File:
+        path = self._folder / ("-".join([kind, f"{self._next:08d}", *map(str, stored_us)]) + ".flt")
         self._next += 1
-        held = self._files[path.name] = _File(path)
+        held = self._files[path.name] = _File(path, since_us=stored_us[0], until_us=stored_us[-1])
         return held
 
     def _place(self, sequence: int, name: str, position: int, length: int) -> None:
@@ -287,12 +306,11 @@ class TrackingStore:
             held for name, held in sorted(self._files.items()) if name.startswith("part") and held.live > 0
         ]
         sparse = [held for held in sparse if held.live * 2 < held.size]
-        moved = sorted(sequence for held in sparse for sequence in held.sequences)
+        records = self.read(sorted(sequence for held in sparse for sequence in held.sequences))
+        moved = [(sequence, record) for sequence, record in records.items() if record]
         if moved:
-            records = self.read(moved)
-            for sequence in moved:
-                self._forget(sequence)
-            self._write_part([(sequence, records[sequence]) for sequence in moved if records[sequence]])
+            since_us, until_us = min(held.since_us for held in sparse), max(held.until_us for held in sparse)
+            self._write_part(moved, since_us, until_us)
         for name in sorted(self._files):
             held = self._files[name]
             if not held.sequences and name != self._full:
