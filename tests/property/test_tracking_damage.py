@@ -17,7 +17,7 @@ from postroad.ids import MessageId
 from postroad.tracking.attachment import change_extents
 from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import PREFIX_BYTES, record_extent
-from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.settings import DAY_US, TrackingConfig
 from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
@@ -54,7 +54,8 @@ class World:
         tracking = started(store, config, self.now_us)
         tracking.linked(2, self.now_us)
         there: set[str] = set()
-        for _ in range(long_s * 4):
+        end_us = self.now_us + long_s * SECOND_US
+        while self.now_us < end_us:
             self.now_us += SECOND_US // 4
             if not there or self._chance.random() < 0.05:
                 who = f"s{self._chance.randrange(5)}"
@@ -65,16 +66,19 @@ class World:
                     there.add(who)
                     tracking.attached(who, self.now_us)
             if self._chance.random() < 0.3:
-                self._message(tracking, frozenset(there))
+                # What nobody but a process that died had heard of, nobody can miss.
+                self._message(tracking, frozenset(there), timely=end_us - self.now_us < 3 * SECOND_US)
             store.apply(tracking.tick(self.now_us))
         if end == "stopped":
             store.apply(tracking.close(self.now_us))
 
-    def _message(self, tracking: Tracking, there: frozenset[str]) -> None:
+    def _message(self, tracking: Tracking, there: frozenset[str], *, timely: bool) -> None:
         """One in eight is an hour old, or made by a clock that is ahead."""
         self._count += 1
         origin = self._chance.choice((ME, ME, 2, 3))
-        away_s = self._chance.choice((0, 0, 0, 0, 0, 0, 0, self._chance.choice((-3600, 5 * 3600))))
+        # Where retention has dropped what a clock was ahead of, only the log still says so.
+        ahead_s = 5 * 3600 if self.config.keep_us > DAY_US else -1800
+        away_s = 0 if timely else self._chance.choice([0] * 14 + [-3600, ahead_s])
         identity = bytes(MessageId(9, origin, self.now_us // 1000 + away_s * 1000, self._count))
         if origin == ME:
             tracking.published(identity, self.now_us)
@@ -145,7 +149,7 @@ def places(path: Path) -> list[int]:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_damage_anywhere_is_seen(worlds: list[World], data: st.DataObject) -> None:
     world = data.draw(st.sampled_from(worlds))
     with TemporaryDirectory() as folder:
@@ -163,3 +167,11 @@ def test_damage_anywhere_is_seen(worlds: list[World], data: st.DataObject) -> No
         path.write_bytes(content)
         for again in range(2):
             assert world.missing_silently(Path(folder)) == [], (path.name, at, again)
+
+
+@pytest.mark.parametrize("other", [a_config("bloom"), a_config("exact")], ids=["persist", "strategy"])
+def test_the_settings_of_the_process_that_died_count(tmp_path: Path, other: TrackingConfig) -> None:
+    """What it had not stored is lost, also to one that would have stored it sooner."""
+    world = World(tmp_path, [a_config("bloom", persist_us=10 * SECOND_US)] * 4, "died")
+    world.config = other
+    assert world.missing_silently(tmp_path) == []

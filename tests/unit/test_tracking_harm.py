@@ -178,6 +178,33 @@ def test_a_time_without_tracking_is_not_taken_for_silence(tmp_path: Path, ending
     assert bool(finding(50).lost) is (ending == "died")
 
 
+def test_the_map_is_read_as_widely_as_it_was_written(tmp_path: Path) -> None:
+    """T11: jitter is less than it was: who came three seconds after a message had it all the same."""
+    now_us = 1_700_000_000 * SECOND_US
+    store = TrackingStore(tmp_path)
+    store.load()
+    made = make_tracking(TrackingConfig(jitter_us=5 * SECOND_US), me=7, stored=(), changes=(), now_us=now_us)
+    identity = bytes(MessageId(5, 7, now_us // 1000 + 10_000, 0))
+    made.published(identity, now_us + 10 * SECOND_US)
+    made.attached("ann", now_us + 13 * SECOND_US)
+    made.delivered(7, ("ann",), identity, now_us + 13 * SECOND_US)
+    store.apply(made.close(now_us + 20 * SECOND_US))
+    loaded = TrackingStore(tmp_path).load()
+    again = make_tracking(
+        TrackingConfig(),
+        me=7,
+        stored=loaded.filters,
+        changes=loaded.changes,
+        now_us=now_us + 30 * SECOND_US,
+    )
+    question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
+    records: dict[int, bytes] = {}
+    while wanted := again.wanted(question, records):
+        records |= store.read(wanted)
+    (finding,) = again.answer(question, records).findings
+    assert [one.subscriber for one in finding.delivered] == ["ann"]
+
+
 # ---- stored filters
 
 

@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from postroad.errors import BugError
 from postroad.tracking.moments import joined
+from postroad.tracking.record import FilterMeta
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 SUBSCRIBER: Final = "subscriber"
@@ -50,6 +51,7 @@ MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
+SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
@@ -74,10 +76,10 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One line of the map's log.
 
     what: attach or detach (who, at), late (who, message times from at to until, noted then), start and stop
-    of the process (at; of a start, `kind` is the setting `routing`, and `promise` what else counts), lost
-    (from at to until nothing is known), begin (nothing older than at is kept), handled (message times from at
-    to until, out of their time, noted then), damaged (changes from at on are missing), settled (what was
-    recorded before at is stored).
+    of the process (at; of a start, `kind` is the setting `routing`, `promise` what else counts, and `who`
+    SNAPSHOT if nothing starts and only the changes before it are one), lost (from at to until nothing is
+    known), begin (nothing older than at is kept), handled (message times from at to until, out of their time,
+    noted then), damaged (changes from at on are missing), settled (what was recorded before at is stored).
     """
 
     what: str
@@ -154,7 +156,6 @@ def salvaged_changes(data: bytes, *, last_stored_us: int) -> tuple[list[Change],
     """
     changes, position = decode_changes(data)
     problems: list[str] = []
-    since_us: list[int] = []
     while position < len(data):
         for body in _BODY.finditer(data, position + _FRAME.size):
             begin = body.start() - _FRAME.size
@@ -164,18 +165,20 @@ def salvaged_changes(data: bytes, *, last_stored_us: int) -> tuple[list[Change],
         else:
             begin = len(data)
             problems.append(f"torn at byte {position} of {begin}; the rest is cut off")
+        more, whole = decode_changes(data[begin:])
         before = (change.at_us for change in reversed(changes) if change.what in _BY_THE_CLOCK)
         at_us = next(before, 0)
         if begin < len(data) or last_stored_us >= at_us:
             # It may have said that something before was lost.
             at_us = max(0, at_us - widest(changes).filter_us)
-        since_us.append(at_us)
         changes.append(Change(what="damaged", at_us=at_us))
-        more, whole = decode_changes(data[begin:])
         changes += more
         position = begin + whole
-    if since_us:
-        changes += lost_since(changes, min(since_us))
+    # A snapshot is not in order of time.
+    ends = [at for at, change in enumerate(changes) if change.what == "start" and change.who == SNAPSHOT]
+    for at, change in enumerate(changes[: max(ends, default=0)]):
+        if change.what == "damaged":
+            changes[at] = Change(what="damaged", at_us=0)
     return changes, problems
 
 
@@ -195,9 +198,14 @@ def wider(one: Promise | None, other: Promise) -> Promise:
     return Promise(**{name: max(getattr(one, name), getattr(other, name)) for name in names})
 
 
-def lost_since(changes: Iterable[Change], since_us: int) -> list[Change]:
+def lost_since(changes: Iterable[Change], stored: Iterable[FilterMeta], since_us: int) -> list[Change]:
     """Of messages handled out of their time since then, something is lost: of which times they were."""
-    spans: list[tuple[int, int]] = []
+    spans = [
+        (lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US)
+        for meta in stored
+        if meta.stored_us >= since_us
+        for lo_ms, hi_ms in meta.singles
+    ]
     next_us: int | None = None  # the first change after it was made then
     for change in reversed(list(changes)):
         if change.what in _BY_THE_CLOCK:
@@ -425,7 +433,7 @@ class AttachmentMap:
                 self.widest = wider(self.widest, change.promise or ASSUMED)
                 if self.begins_us is None:
                     self.begins_us = change.at_us
-                if self._damaged_us is not None:  # whoever is there is named again
+                if self._damaged_us is not None and change.who != SNAPSHOT:  # whoever is there is named again
                     self._add_unwritten(self._damaged_us, change.at_us)
                     self._damaged_us = None
         return change
@@ -606,7 +614,9 @@ class AttachmentMap:
         head += self._handled
         if self._settled_us:
             head.append(Change(what="settled", at_us=self._settled_us))
-        started = Change(what="start", at_us=start_us, kind=routings[-1][1], promise=self._promise)
+        started = Change(
+            what="start", at_us=start_us, kind=routings[-1][1], who=SNAPSHOT, promise=self._promise
+        )
         return [*head, *changes, started]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:

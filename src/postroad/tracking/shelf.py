@@ -135,7 +135,7 @@ class Shelf:
         return found
 
     def expire(self, now_us: int, *, keep_us: int, keep_bytes: int) -> tuple[tuple[int, ...], Spans]:
-        """Drop what retention does not keep. The sequences, and the times of clocks that were ahead."""
+        """Drop what retention does not keep; returns the sequences, and times by clocks that were ahead."""
         gone: list[int] = []
         ahead: list[tuple[int, int]] = []
         while self._metas:

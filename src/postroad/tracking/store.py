@@ -15,7 +15,7 @@ All methods block on the disk: call them from a thread, one call at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -86,9 +86,8 @@ class TrackingStore:
                     path.unlink()
                 elif path.suffix == ".flt":
                     holes += self._load_file(path, found, loaded.problems)
-            last_stored_us = max((meta.stored_us for meta in found.values()), default=0)
-            loaded.changes = self._load_changes(loaded.problems, last_stored_us)
-            self._note_lost(holes, loaded.changes)
+            loaded.changes = self._load_changes(found.values(), loaded.problems)
+            self._note_lost(holes, found.values(), loaded.changes)
             for meta in list(found.values()):
                 if meta.replaces in found:
                     # It was about to go when the process ended.
@@ -150,7 +149,9 @@ class TrackingStore:
         held = self._files[path.name] = _File(path, since_us=since_us, until_us=until_us or written_us)
         return held
 
-    def _note_lost(self, holes: list[tuple[int, int]], changes: list[Change]) -> None:
+    def _note_lost(
+        self, holes: list[tuple[int, int]], stored: Collection[FilterMeta], changes: list[Change]
+    ) -> None:
         """Once for each damage, which stays in its file."""
         news: list[Change] = []
         known = [(one.at_us, one.until_us) for one in changes if one.what == "lost" and one.kind == DISK]
@@ -160,17 +161,25 @@ class TrackingStore:
             if not any(start <= at_us and until_us <= end for start, end in known):
                 news.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
         if news:
-            news += lost_since(changes, min(one.at_us for one in news))
+            news += lost_since(changes, stored, min(one.at_us for one in news))
             self._store_attachments(StoreAttachments(record=encode_changes(news)))
             changes += news
 
-    def _load_changes(self, problems: list[str], last_stored_us: int) -> list[Change]:
+    def _load_changes(self, stored: Collection[FilterMeta], problems: list[str]) -> list[Change]:
         path = self._folder / _ATTACHMENTS
         if not path.exists():
             return []
         data = path.read_bytes()
+        last_stored_us = max((meta.stored_us for meta in stored), default=0)
         changes, found = salvaged_changes(data, last_stored_us=last_stored_us)
         problems += [f"{path}: {problem}" for problem in found]
+        if found:
+            since_us = min(change.at_us for change in changes if change.what == "damaged")
+            changes += lost_since(changes, stored, since_us)
+            if stored:
+                # How far retention had come may be gone, too: not as far as what is still there.
+                begins_us = min(meta.stored_us for meta in stored) + widest(changes).skew_us
+                changes.append(Change(what="begin", at_us=begins_us))
         sound = encode_changes(changes)
         if sound != data:
             self._store_attachments(StoreAttachments(record=sound, replace=True))
@@ -183,7 +192,7 @@ class TrackingStore:
         if not (self._folder / _ATTACHMENTS).exists():
             return
         try:
-            changes = self._load_changes([], now_us)
+            changes = self.load().changes
             last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
             if last == "stop":
                 started = encode_changes([Change(what="start", at_us=now_us, promise=Promise())])
