@@ -176,10 +176,12 @@ class TrackingStore:
         if found:
             since_us = min(change.at_us for change in changes if change.what == "damaged")
             changes += lost_since(changes, stored, since_us)
-            if stored:
-                # How far retention had come may be gone, too: not as far as what is still there.
-                begins_us = min(meta.stored_us for meta in stored) + widest(changes).skew_us
-                changes.append(Change(what="begin", at_us=begins_us))
+            # How far retention had come may be gone, too: not as far as what is still there.
+            starts = [change for change in changes if change.what == "start"]
+            promised = widest(starts)
+            oldest_us = min((meta.stored_us for meta in stored), default=0)
+            if starts and starts[0].at_us < oldest_us - promised.filter_us:
+                changes.append(Change(what="begin", at_us=oldest_us + promised.skew_us))
         sound = encode_changes(changes)
         if sound != data:
             self._store_attachments(StoreAttachments(record=sound, replace=True))
