@@ -348,12 +348,15 @@ def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, stra
     store = TrackingStore(tmp_path)
     loaded = store.load()
     full = False
+    kept = 0
 
     def keep(made: Tracking, effects: list[TrackingEffect], at_us: int) -> None:
+        nonlocal kept
         if effects and full:
             made.not_kept(NotKept(effects=tuple(effects)), at_us)
         else:
             store.apply(effects)
+            kept += sum(isinstance(effect, StoreFilter) for effect in effects)
 
     def run(made: Tracking, from_s: int, to_s: int) -> None:
         for at_s in range(from_s, to_s):
@@ -377,6 +380,7 @@ def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, stra
     late = publish(first, 70, "bob")
     run(first, 70, 90)
     keep(first, first.close(now_us + 90 * SECOND_US), now_us + 90 * SECOND_US)
+    assert first.metrics()["tracking_stored_filters_total"] == kept
     store = TrackingStore(tmp_path)
     loaded = store.load()
     assert loaded.problems == []
