@@ -387,7 +387,7 @@ def _verdict(
         if before:
             return BEFORE_HISTORY, f"the history of broker {name} does not reach back to that time"
         if not parts:
-            return UNKNOWN, f"broker {name} has no record of such a message, nor has any other"
+            return UNKNOWN, f"broker {name} has no record of such a message"
     reason = ""
     if before:
         reason = f": the history of broker {name} does not reach back to that time"
