@@ -9,7 +9,9 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
 from postroad.tracking import tracer
-from postroad.tracking.strategies import NoTracking
+from postroad.tracking.effects import Keep, StoreFilter
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
 from postroad.tracking.tracer import MAX_EACH, MAX_WAITING, PACE_US, Tracer
 from postroad.wire.frames import Reply, Request, decode
 
@@ -17,10 +19,10 @@ NOW_US = 1_700_000_000_000_000
 GREEDY, MODEST = 1, 2
 
 
-def make() -> Tracer:
+def make(tracking: Tracking | None = None) -> Tracer:
     topology = Topology(me=7, node=b"n" * 16, name="here", boot=1)
     inquiries = Inquiries(me=7, topology=topology, link=lambda _: None)
-    return Tracer(NoTracking(), me=7, topology=topology, inquiries=inquiries)
+    return Tracer(tracking or NoTracking(), me=7, topology=topology, inquiries=inquiries)
 
 
 def ask(made: Tracer, connection: int) -> list[Effect]:
@@ -68,3 +70,16 @@ def test_what_is_under_way_is_bounded_for_each_and_for_all(monkeypatch: pytest.M
     assert made.tick(NOW_US) == []
     monkeypatch.undo()
     assert replied(made.tick(NOW_US)) == [(GREEDY, "")]
+
+
+def test_what_a_question_fills_is_kept_in_the_same_turn() -> None:
+    """History reads stored filters at the end of a turn. Found: one that was not written yet."""
+    config = TrackingConfig(bits=200, capacity=10, hashes=3, adaptive=False)
+    tracking = make_tracking(config, me=7, stored=(), changes=(), now_us=NOW_US)
+    made = make(tracking)
+    made.tick(NOW_US)
+    tracking.published(b"".join(bytes(MessageId(1, 7, NOW_US // 1000, n)) for n in range(11)), NOW_US)
+    ask(made, MODEST)
+    kept = [one for effect in made.tick(NOW_US) if isinstance(effect, Keep) for one in effect.effects]
+    assert [one.sequence for one in kept if isinstance(one, StoreFilter)] == [1]
+    assert [sequence for sequence, _ in tracking.stored_after(0)] == [1]

@@ -98,12 +98,13 @@ class Tracer:
 
     def tick(self, now_us: int) -> list[Effect]:
         """The end of a turn: what to keep, traces that took too long, and the next to begin."""
-        kept = _kept(self.tracking.tick(now_us))
+        effects: list[Effect] = []
         if self._desk.traces:
-            kept += self._perform(self._desk.tick(now_us), now_us)
+            effects += self._perform(self._desk.tick(now_us), now_us)
         if self._waiting:
-            kept += self._begin(now_us)
-        return kept
+            effects += self._begin(now_us)
+        # After all questions, which may fill filters: whoever reads those in this turn finds them kept.
+        return _kept(self.tracking.tick(now_us)) + effects
 
     def close(self, now_us: int) -> list[Effect]:
         """The process ends: keep all that is not kept yet."""
