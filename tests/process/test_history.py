@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import postroad
-from postroad.tracking.attachment import decode_changes
+from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import MessageId
-from postroad.tracking.attachment import change_extents
+from postroad.tracking.attachment_log import change_extents
 from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import PREFIX_BYTES, record_extent
 from postroad.tracking.settings import DAY_US, TrackingConfig

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import MessageId
-from postroad.tracking.attachment import decode_changes
+from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.messages import ANY_ORIGIN, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta

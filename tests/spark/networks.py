@@ -11,7 +11,7 @@ from postroad.ids import MessageId
 from postroad.spark import rows
 from postroad.spark.group import Stored
 from postroad.spark.views import BrokerView, NetworkView
-from postroad.tracking.attachment import Change, decode_changes
+from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.messages import ANY_ORIGIN, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record

@@ -18,7 +18,7 @@ from postroad.spark import rows
 from postroad.spark.compact import LOCK, compact
 from postroad.spark.lake import SCHEMAS, Lake, alone, columns, write_folder
 from postroad.spark.topology import Place, latest, tracking_settings
-from postroad.tracking.attachment import Change
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.tracking.keys import ROUTING, HistoryKey

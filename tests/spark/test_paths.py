@@ -18,7 +18,8 @@ from postroad.spark.claims import SLICED_FROM, Bits, contained, contains
 from postroad.spark.group import Group, Stored, keys_from
 from postroad.spark.paths import trace_group
 from postroad.spark.views import BrokerView, NetworkView
-from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
+from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from postroad.errors import BugError, PeerError, StorageError
 from postroad.ids import MessageId
-from postroad.tracking.attachment import Change, decode_changes, encode_changes
+from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,

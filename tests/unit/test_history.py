@@ -20,7 +20,8 @@ from postroad.overlay import history
 from postroad.overlay.effects import Effect, Note
 from postroad.overlay.topology import EXPIRE_US
 from postroad.storage.effects import StorageEffect
-from postroad.tracking.attachment import AttachmentMap, Change, decode_changes
+from postroad.tracking.attachment import AttachmentMap
+from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,

@@ -23,9 +23,8 @@ from postroad.tracking.attachment import (
     NEIGHBOUR,
     SUBSCRIBER,
     AttachmentMap,
-    Change,
-    decode_changes,
 )
+from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion

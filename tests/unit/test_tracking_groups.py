@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postroad.ids import MessageId
-from postroad.tracking.attachment import decode_changes
+from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.bloom_strategy import MAX_HOLD_US, BloomTracking
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name

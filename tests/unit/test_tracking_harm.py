@@ -12,11 +12,9 @@ from msgspec.structs import replace
 
 from postroad.errors import StorageError
 from postroad.ids import MessageId
-from postroad.tracking.attachment import (
+from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment_log import (
     ASSUMED,
-    NEIGHBOUR,
-    SUBSCRIBER,
-    AttachmentMap,
     Change,
     Promise,
     encode_changes,

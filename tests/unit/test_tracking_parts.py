@@ -20,14 +20,8 @@ from postroad.cli import plan as plan_command
 from postroad.errors import UsageError
 from postroad.ids import IdSource, MessageId
 from postroad.net.configure import configure
-from postroad.tracking.attachment import (
-    NEIGHBOUR,
-    SUBSCRIBER,
-    AttachmentMap,
-    Change,
-    decode_changes,
-    encode_changes,
-)
+from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
 from postroad.tracking.effects import StoreAttachments
 from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.planner import (

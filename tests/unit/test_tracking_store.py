@@ -13,7 +13,7 @@ import pytest
 
 from postroad.errors import StorageError
 from postroad.ids import MessageId
-from postroad.tracking.attachment import Change, decode_changes, encode_changes
+from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import TraceItem, TraceQuestion

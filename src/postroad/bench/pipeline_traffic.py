@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.spark import rows
-from postroad.tracking.attachment import Change, decode_changes
+from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 from postroad.tracking.record import decode_meta

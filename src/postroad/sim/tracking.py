@@ -25,7 +25,7 @@ from postroad.sim.ledger import Ledger
 from postroad.sim.network import Connection, Network
 from postroad.sim.violation import Violation
 from postroad.sim.world import World
-from postroad.tracking.attachment import Change, decode_changes
+from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.record import FilterMeta, decode_meta
 from postroad.tracking.settings import GATHER_US, TrackingConfig

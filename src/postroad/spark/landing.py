@@ -36,7 +36,7 @@ from postroad.spark.lake import SCHEMAS, Lake, alone, put
 from postroad.spark.options import Access
 from postroad.spark.progress import plain_errors
 from postroad.spark.source import GAP_TOPIC, SINCE
-from postroad.tracking.attachment import decode_changes
+from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,

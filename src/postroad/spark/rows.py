@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from postroad.ids import MessageId, pubend_text
 from postroad.spark.columns import EVENTS, fixed_texts, id_characters
-from postroad.tracking.attachment import Change
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.bulletins import Deliveries, Links, Spans, broker_text
 from postroad.tracking.keys import PUBLISH
 from postroad.tracking.record import FilterMeta

@@ -30,7 +30,7 @@ from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
-from postroad.tracking.attachment import Change
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, Change
+from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US
 

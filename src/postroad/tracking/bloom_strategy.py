@@ -24,7 +24,8 @@ from typing import Final
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.tracking.adaptive import Sizing
-from postroad.tracking.attachment import GROUP, SUBSCRIBER, Change
+from postroad.tracking.attachment import GROUP, SUBSCRIBER
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom import BloomFilter, fill_of
 from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_name, worth

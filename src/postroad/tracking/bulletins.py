@@ -27,7 +27,7 @@ import numpy.typing as npt
 from postroad.errors import BugError, PeerError
 from postroad.events.attributes import Value
 from postroad.ids import ID_BYTES
-from postroad.tracking.attachment import change_extents
+from postroad.tracking.attachment_log import change_extents
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import KIB

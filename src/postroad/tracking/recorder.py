@@ -7,16 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from postroad.tracking.attachment import (
-    ASSUMED,
-    NEIGHBOUR,
-    SUBSCRIBER,
-    AttachmentMap,
-    Change,
-    Promise,
-    encode_changes,
-    wider,
-)
+from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment_log import ASSUMED, Change, Promise, encode_changes, wider
 from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.lookup import Lookup
 from postroad.tracking.moments import Spans, Times, joined, runs

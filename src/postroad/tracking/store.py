@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from postroad.errors import StorageError
-from postroad.tracking.attachment import (
+from postroad.tracking.attachment_log import (
     DISK,
     Change,
     Promise,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from postroad.tracking.attachment import Change
+from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import NotKept, TrackingEffect
 from postroad.tracking.exact_strategy import ExactTracking
