@@ -26,9 +26,8 @@ PubendId = NewType("PubendId", int)
 ID_BYTES: Final = 16
 VOLATILE: Final = 0x8000_0000
 HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
-COUNT_BITS: Final = (
-    22  # of a publisher's number count those of one start of a broker, the others are the start
-)
+# Of a publisher's number so many bits count those of one start of a broker; the others are the start.
+COUNT_BITS: Final = 22
 LAST_COUNT: Final = (1 << COUNT_BITS) - 1
 _MAX_COUNTER: Final = 0xFFFF
 _MAX_TIME_MS: Final = (1 << 48) - 1

@@ -180,7 +180,8 @@ def test_the_newest_of_two_former_brokers_has_it(restart: bool) -> None:
     assert goes_on(net, 3) == numbers(5, 8)
 
 
-def test_the_newest_of_two_former_brokers_is_waited_for() -> None:
+def moved_over_two_brokers_that_died() -> Mesh:
+    """From b0, which lives, to b1 and on to b2."""
     net = Mesh()
     move(net, 0)
     publish(net, *numbers(0, 5))
@@ -188,6 +189,11 @@ def test_the_newest_of_two_former_brokers_is_waited_for() -> None:
     net.kill(2)
     net.kill(1)
     net.wait(1)
+    return net
+
+
+def test_the_newest_of_two_former_brokers_is_waited_for() -> None:
+    net = moved_over_two_brokers_that_died()
     assert retire(net, 0, "b2")[0] == ""
     for at in (0, 3):
         assert "kept by broker 'b1'" in refused(net, at)
@@ -196,13 +202,7 @@ def test_the_newest_of_two_former_brokers_is_waited_for() -> None:
 
 
 def test_both_were_retired_in_the_other_order() -> None:
-    net = Mesh()
-    move(net, 0)
-    publish(net, *numbers(0, 5))
-    move(net, 1, 2)
-    net.kill(2)
-    net.kill(1)
-    net.wait(1)
+    net = moved_over_two_brokers_that_died()
     assert retire(net, 0, "b1")[0] == ""
     assert "kept by broker 'b2'" in refused(net, 3)
     assert retire(net, 0, "b2")[0] == ""

@@ -87,7 +87,7 @@ class Stored:
 
     ordinals: tuple[int, ...]
     error: PostroadError | None = None
-    perhaps: bool = False  # with an error: they may be all the same
+    perhaps: bool = False  # with an error: a broker may have them nevertheless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,10 +123,8 @@ class Moving:
         self._retired = retired
         self._flood = flood
         self._host = host
-        self._claims: dict[str, int | None] = {  # to be told with the end of the turn
-            one.name: one.epoch
-            for one in subscriptions  # also what moved: should it be retired there, it is here
-        }
+        # To be told with the end of the turn; also what moved: should its new broker be retired, it is here.
+        self._claims: dict[str, int | None] = {one.name: one.epoch for one in subscriptions}
         self._waiting: dict[int, dict[int, _Waiting]] = {}  # by connection, then by number
         self._count = 0  # of `_waiting`
         self._unknown: list[_Waiting] = []  # others are to be asked with the end of the turn

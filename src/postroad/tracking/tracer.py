@@ -33,9 +33,8 @@ class Tracer:
         inquiries.serve(TRACE, self._asked)
         self._desk = TraceDesk(tracking, me=me, reachable=topology.reachable, names=topology.names)
         self._askers: dict[int, tuple[int, int]] = {}  # ticket of a trace -> (connection, request number)
-        self._waiting: dict[
-            int, deque[tuple[int, list[bytes]]]
-        ] = {}  # by connection, whose turn is next first
+        # By connection, whose turn is next first: request numbers, and what is to be traced.
+        self._waiting: dict[int, deque[tuple[int, list[bytes]]]] = {}
         self._paced_us = 0  # the time that all traces so far take at that pace
 
     # ---- traces asked for by clients
