@@ -540,8 +540,7 @@ class Broker:
                 raise BugError(f"{type(message).__name__} from a client has no handler")
 
     def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
-        if not is_history(pubend):
-            self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
+        self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
 
     def _forwarded(self, pubend: int, neighbour: int, ids: bytes) -> None:
         if not is_history(pubend):

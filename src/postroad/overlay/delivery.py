@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from postroad.config import DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
 from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pubend
-from postroad.ids import pubend_text
+from postroad.ids import is_history, pubend_text
 from postroad.overlay.effects import Close, Effect, Note, Send
 from postroad.selectors import MatchIndex, Selector
 from postroad.wire.frames import Ended, Kind, encode
@@ -104,9 +104,10 @@ class _Subscription:
 class _Stream:
     """A pubend that somebody here subscribes to."""
 
-    __slots__ = ("bit", "end", "late")
+    __slots__ = ("bit", "end", "late", "tracked")
 
-    def __init__(self, bit: int) -> None:
+    def __init__(self, pubend: int, bit: int) -> None:
+        self.tracked = not is_history(pubend)
         self.bit = bit  # 1 << n, in `_Subscription.active`
         self.end: int | None = None  # knowledge up to here has been delivered; None before any has
         self.late: dict[int, int] = {}  # subscription key -> tick it begins at, where that is after `end`
@@ -248,7 +249,7 @@ class Delivery:
             raise PeerError(f"more than {MAX_PUBENDS} publishing ends at once")
         bit = ~self._bits & (self._bits + 1)  # the lowest that is free
         self._bits |= bit
-        stream = self._streams[pubend] = _Stream(bit)
+        stream = self._streams[pubend] = _Stream(pubend, bit)
         return stream
 
     def retire(self, pubend: int) -> None:
@@ -318,7 +319,7 @@ class Delivery:
         subscriptions, available, spend, bit = self._subscriptions, self._available, self._spend, stream.bit
         emit = effects.append
         frames = events = 0
-        tell = self._sent
+        tell = self._sent if stream.tracked else None
         for rows, targets in self._index.match(batch):
             count = len(rows)
             cut = _Cut(batch, rows, count, pubend, start, end)
@@ -490,8 +491,9 @@ class Delivery:
         if count:
             subscription.delivered += count
             self._delivered += count
-            if self._sent is not None:
-                self._sent(frame_pubend(frame), [subscription.name], frame_ids(frame, count))
+            pubend = frame_pubend(frame)
+            if self._sent is not None and not is_history(pubend):
+                self._sent(pubend, [subscription.name], frame_ids(frame, count))
         else:
             subscription.gaps += 1
             self._gaps += 1

@@ -84,9 +84,10 @@ class Intake:
             else:
                 # What is durable is remembered by its pubend, across restarts.
                 durable = batch.durable
-                fresh = batch if durable else self._publishers.fresh(whose, batch)
+                newest = batch.last_id
+                fresh = batch if durable else self._publishers.fresh(whose, batch, newest)
                 if fresh is not None and self._clocks is not None:  # spec T5
-                    correction_us = self._clocks.correction_us(peer.publisher, fresh.last_id, now_us)
+                    correction_us = self._clocks.correction_us(peer.publisher, newest, now_us)
                     if correction_us is not None:
                         self._send(connection, Skew(correction_us=correction_us))
                 if durable:

@@ -151,10 +151,11 @@ class Publishers:
             raise PeerError("a publish frame with the ids of another publisher of this broker")
         return prefix + peer.publisher.to_bytes(4, "big")
 
-    def fresh(self, whose: bytes, batch: EventBatch) -> EventBatch | None:
-        """The events of a checked frame that were not accepted before, None if all were."""
-        rest = batch.id(0)[8:]
-        last = rest if batch.count == 1 else batch.last_id[8:]
+    def fresh(self, whose: bytes, batch: EventBatch, newest: bytes) -> EventBatch | None:
+        """The events of a checked frame that were not accepted before, None if all were; `newest` is the
+        last id in it."""
+        last = newest[8:]
+        rest = last if batch.count == 1 else batch.id(0)[8:]
         held = self._last_ids.get(whose, b"")
         if last > held:
             self._last_ids[whose] = last

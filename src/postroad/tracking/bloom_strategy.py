@@ -126,6 +126,7 @@ class BloomTracking(Recorder):
         self._page: _Page | None = None  # the last of them
         self._noted_bytes = 0  # 0 when nothing is noted
         self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
+        self._last_ids = b""  # of the last note in this page
         # Deliveries to the same subscribers follow each other: the entry of the last one.
         self._same: list[bytes] = []
         self._same_subscribers: Sequence[str] | None = None
@@ -165,8 +166,10 @@ class BloomTracking(Recorder):
             page = self._turn_page(now_us)
         page.last_us = now_us
         self._noted_bytes += len(ids)
-        if ids[8:14] < page.early or ids[-8:-2] >= page.after:
-            self._wake_us = min(self._wake_us, page.ends_us)
+        if ids != self._last_ids:  # what is published here is often delivered here in the same turn
+            self._last_ids = ids
+            if ids[8:14] < page.early or ids[-8:-2] >= page.after:
+                self._wake_us = min(self._wake_us, page.ends_us)
         return page
 
     def _turn_page(self, now_us: int) -> _Page:
@@ -175,6 +178,7 @@ class BloomTracking(Recorder):
         page = self._page = _Page(now_us, self._bounds_ms(now_us, now_us + GATHER_US))
         self._pages.append(page)
         self._same_subscribers = None
+        self._last_ids = b""
         self._wake_us = min(self._wake_us, self._pages[0].first_us + self._hold_us)
         return page
 
