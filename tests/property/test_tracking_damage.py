@@ -95,10 +95,10 @@ class World:
         items = tuple(TraceItem(id=one.id, origin=one.origin) for one in self.happened)
         question = TraceQuestion(items=items)
         records: dict[int, bytes] = {}
-        while wanted := tracking.wanted(question, records):
+        while wanted := tracking.answer(question, records)[1]:
             records |= store.read(wanted)
         found: list[float] = []
-        for one, finding in zip(self.happened, tracking.answer(question, records).findings, strict=True):
+        for one, finding in zip(self.happened, tracking.answer(question, records)[0].findings, strict=True):
             here = finding.published is not None if one.origin == ME else bool(finding.routed)
             named = {receiver.subscriber for receiver in finding.delivered}
             time_ms = MessageId.from_bytes(one.id).time_ms

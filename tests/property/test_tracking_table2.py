@@ -136,7 +136,7 @@ def test_rows_without_filters(row: Row) -> None:
         stored += len(tracking.tick(now_us))
         tracking.check()
     items = [TraceItem(id=ids_of(1, 200, first=first), origin=7) for first in (0, 777, 9_999, 20_000, 90_000)]
-    answer = tracking.answer(TraceQuestion(items=tuple(items)), {})
+    answer, _ = tracking.answer(TraceQuestion(items=tuple(items)), {})
     claims = [finding.published for finding in answer.findings]
     assert claims == ([0.0, 0.0, 0.0, None, None] if row.strategy == "exact" else [None] * 5)
     assert bool(stored) == (row.strategy == "exact")

@@ -120,7 +120,7 @@ class Network:
             self.questions[ask.question.items[0].origin == ask.broker] += 1
             if ask.broker in self.down:
                 continue
-            answer = self.tracking[ask.broker].answer(ask.question, {})
+            answer = self.tracking[ask.broker].answer(ask.question, {})[0]
             asks.extend(trace.answered(ask.broker, answer, self.now_us))
         return trace.results({broker: f"b{broker}" for broker in self.brokers})
 
@@ -415,7 +415,7 @@ def test_limits() -> None:
     network = Network(1, config_of("exact"), 1, 0)
     (ask,) = trace.start(START_US)
     assert ask.broker == 1
-    empty = network.tracking[1].answer(ask.question, {})
+    empty = network.tracking[1].answer(ask.question, {})[0]
     with pytest.raises(PeerError):
         trace.answered(1, TraceAnswer(findings=()), START_US)
     asks = trace.answered(1, empty, START_US)

@@ -144,7 +144,7 @@ class World(Network):
         asks: deque[Ask] = deque(trace.start(self.now_us))
         while asks:
             ask = asks.popleft()
-            answer = self.tracking[ask.broker].answer(ask.question, self.records[ask.broker])
+            answer = self.tracking[ask.broker].answer(ask.question, self.records[ask.broker])[0]
             asks.extend(trace.answered(ask.broker, answer, self.now_us))
         return trace.results({broker: f"b{broker}" for broker in self.brokers})
 
@@ -152,7 +152,7 @@ class World(Network):
         """The brokers that surely know whether they had the message."""
         question = TraceQuestion(items=(TraceItem(id=identity, origin=ANY_ORIGIN),))
         answers = {
-            broker: tracking.answer(question, self.records[broker])
+            broker: tracking.answer(question, self.records[broker])[0]
             for broker, tracking in self.tracking.items()
         }
         return {broker for broker, answer in answers.items() if not answer.findings[0].lost}

@@ -74,9 +74,9 @@ class Disk:
     def find(self, tracking: Tracking, identity: bytes) -> Finding:
         question = TraceQuestion(items=(TraceItem(id=identity, origin=1),))
         records: dict[int, bytes] = {}
-        while wanted := tracking.wanted(question, records):
+        while wanted := tracking.answer(question, records)[1]:
             records |= {sequence: self.records[sequence] for sequence in wanted}
-        return tracking.answer(question, records).findings[0]
+        return tracking.answer(question, records)[0].findings[0]
 
 
 def identity(at_us: int, number: int = 0) -> bytes:

@@ -33,8 +33,9 @@ def identity(number: int, now_us: int = NOW_US) -> bytes:
 
 def found(tracking: Tracking, message: bytes) -> Finding:
     question = TraceQuestion(items=(TraceItem(id=message, origin=7),))
-    assert tracking.wanted(question, {}) == ()
-    return tracking.answer(question, {}).findings[0]
+    answer, wanted = tracking.answer(question, {})
+    assert wanted == ()
+    return answer.findings[0]
 
 
 def test_a_set_has_a_key_from_its_second_delivery() -> None:
@@ -147,7 +148,7 @@ def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
     tracking.check()
     for origin in (11, 12, 13):
         question = TraceQuestion(items=(TraceItem(id=identity(origin), origin=origin),))
-        assert tracking.answer(question, {}).findings[0].routed[0].origin == origin
+        assert tracking.answer(question, {})[0].findings[0].routed[0].origin == origin
 
 
 def test_histories_that_fill_quickly_wait_once_to_be_stored() -> None:

@@ -165,7 +165,7 @@ def test_a_time_without_tracking_is_not_taken_for_silence(tmp_path: Path, ending
 
     def finding(at_s: int) -> Finding:
         item = TraceItem(id=bytes(MessageId(5, 7, now_us // 1000 + at_s * 1000, 0)), origin=7)
-        return last.answer(TraceQuestion(items=(item,)), {}).findings[0]
+        return last.answer(TraceQuestion(items=(item,)), {})[0].findings[0]
 
     if ending == "never":
         assert finding(350).begins_ms > now_us // 1000 + 350_000
@@ -197,9 +197,9 @@ def test_the_map_is_read_as_widely_as_it_was_written(tmp_path: Path) -> None:
     )
     question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
     records: dict[int, bytes] = {}
-    while wanted := again.wanted(question, records):
+    while wanted := again.answer(question, records)[1]:
         records |= store.read(wanted)
-    (finding,) = again.answer(question, records).findings
+    (finding,) = again.answer(question, records)[0].findings
     assert [one.subscriber for one in finding.delivered] == ["ann"]
 
 
@@ -390,9 +390,9 @@ def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, stra
     def finding(identity: bytes) -> Finding:
         question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
         records: dict[int, bytes] = {}
-        while wanted := second.wanted(question, records):
+        while wanted := second.answer(question, records)[1]:
             records |= store.read(wanted)
-        return second.answer(question, records).findings[0]
+        return second.answer(question, records)[0].findings[0]
 
     assert [one.subscriber for one in finding(early).delivered] == ["ann"]
     assert finding(early).lost == ""
@@ -429,7 +429,7 @@ def test_a_message_of_the_future_that_retention_dropped_is_missed() -> None:
         made.published(bytes(MessageId(6, 7, at_us // 1000, 0)), at_us)
         made.tick(at_us)
     items = tuple(TraceItem(id=bytes(MessageId(5, 7, time_ms, 0)), origin=7) for time_ms in times_ms)
-    ahead, forgotten, other = made.answer(TraceQuestion(items=items), {}).findings
+    ahead, forgotten, other = made.answer(TraceQuestion(items=items), {})[0].findings
     assert ahead.published is None
     assert ahead.lost
     assert forgotten.forgotten
@@ -464,9 +464,9 @@ def test_a_crash_long_after_the_last_message_costs_nothing(tmp_path: Path, strat
     def finding(identity: bytes) -> Finding:
         question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
         records: dict[int, bytes] = {}
-        while wanted := again.wanted(question, records):
+        while wanted := again.answer(question, records)[1]:
             records |= store.read(wanted)
-        return again.answer(question, records).findings[0]
+        return again.answer(question, records)[0].findings[0]
 
     assert (finding(identity).published is None) is torn
     assert bool(finding(identity).lost) is torn

@@ -522,5 +522,5 @@ def test_a_link_lasts_as_long_as_the_messages_that_went_over_it(strategy: str, e
             config, me=1, stored=[], changes=decode_changes(log)[0], now_us=now + 3 * SECOND_US
         )
     question = TraceQuestion(items=(TraceItem(id=ahead, origin=1),))
-    (finding,) = tracking.answer(question, {}).findings
+    (finding,) = tracking.answer(question, {})[0].findings
     assert finding.neighbours == (2,)

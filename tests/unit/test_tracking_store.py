@@ -167,7 +167,7 @@ def test_a_late_message_whose_record_died_is_not_missing_silently(strategy: str,
 
     def lost(tracking: Tracking, at_us: int) -> str:
         item = TraceItem(id=bytes(MessageId(9, 1, at_us // 1000, 0)), origin=7)
-        (finding,) = tracking.answer(TraceQuestion(items=(item,)), {}).findings
+        (finding,) = tracking.answer(TraceQuestion(items=(item,)), {})[0].findings
         return finding.lost
 
     before = process(now - 7200 * SECOND_US)
@@ -257,9 +257,9 @@ def test_kill_9_loses_at_most_one_interval(tmp_path: Path) -> None:
         item = TraceItem(id=bytes(MessageId(1, 7, at_us // 1000, 0)), origin=7)
         question = TraceQuestion(items=(item,))
         records: dict[int, bytes] = {}
-        while wanted := tracking.wanted(question, records):
+        while wanted := tracking.answer(question, records)[1]:
             records |= store.read(wanted)
-        finding = tracking.answer(question, records).findings[0]
+        finding = tracking.answer(question, records)[0].findings[0]
         if at_us <= done_us[-1] - SECOND_US:
             assert finding.published is not None
         else:

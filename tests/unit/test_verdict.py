@@ -249,7 +249,7 @@ def test_lists_that_are_cut_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     other = bytes(structs.replace(IDENTITY, counter=1))
 
     def asked(identity: bytes) -> Finding:
-        return tracking.answer(TraceQuestion(items=(TraceItem(id=identity, origin=2),)), {}).findings[0]
+        return tracking.answer(TraceQuestion(items=(TraceItem(id=identity, origin=2),)), {})[0].findings[0]
 
     assert asked(bytes(IDENTITY)).lost == ""
     monkeypatch.setattr(lookup, "MAX_NEIGHBOURS", 2)
@@ -331,7 +331,7 @@ def test_a_filter_is_never_certain() -> None:
     tracking.published(bytes(IDENTITY), now_us)
     tracking.delivered(1, ("ann",), bytes(IDENTITY), now_us)
     question = TraceQuestion(items=(TraceItem(id=bytes(IDENTITY), origin=1),))
-    (finding,) = tracking.answer(question, {}).findings
+    (finding,) = tracking.answer(question, {})[0].findings
     result = judged({1: finding})
     assert result.origin_doubt is not None
     assert 0 < result.origin_doubt < 1e-17

@@ -526,4 +526,7 @@ def _add(notes: list[_Noted], note: _Noted, limit: int, joint: Callable[[list[_N
 
 
 def _overlaps(spans: Sequence[_Interval | _Noted], first: int, last: int) -> bool:
-    return any(span.start_us <= last and (span.end_us is None or first <= span.end_us) for span in spans)
+    for span in reversed(spans):  # most questions are about what is recent
+        if span.start_us <= last and (span.end_us is None or first <= span.end_us):
+            return True
+    return False

@@ -164,12 +164,11 @@ class TraceDesk:
 
     def _answer(self, question: _Question, now_us: int) -> list[Output]:
         try:
-            wanted = self._tracking.wanted(question.question, question.records)
-            if wanted:
-                return self._read_first(question, wanted, now_us)
-            answer = self._tracking.answer(question.question, question.records)
+            answer, wanted = self._tracking.answer(question.question, question.records)
         except PeerError:
             return []  # a question that makes no sense has no answer
+        if wanted:
+            return self._read_first(question, wanted, now_us)
         body = msgspec.msgpack.encode(answer)
         if len(body) > MAX_BODY_BYTES:
             return self._refuse(question, "has an answer that is too large", now_us)

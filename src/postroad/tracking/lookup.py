@@ -115,24 +115,20 @@ class Lookup:
 
     # ---- questions
 
-    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes]) -> tuple[int, ...]:
+    def answer(
+        self, question: TraceQuestion, records: Mapping[int, bytes]
+    ) -> tuple[TraceAnswer, tuple[int, ...]]:
         self._check(question)
         self._flush_before_question()
+        findings: list[Finding] = []
         unread: set[int] = set()
         opened: dict[int, Tested] = {}
         for item in question.items:
             look = Look(item.id, records, opened)
-            self._find(look, item)
+            findings.append(self._find(look, item))
             unread |= look.unread
-        return tuple(sorted(unread - records.keys()))[: max(0, MAX_READS - len(records))]
-
-    def answer(self, question: TraceQuestion, records: Mapping[int, bytes]) -> TraceAnswer:
-        self._check(question)
-        self._flush_before_question()
-        opened: dict[int, Tested] = {}
-        return TraceAnswer(
-            findings=tuple(self._find(Look(item.id, records, opened), item) for item in question.items)
-        )
+        wanted = sorted(unread - records.keys())[: max(0, MAX_READS - len(records))]
+        return TraceAnswer(findings=tuple(findings)), tuple(wanted)
 
     def _check(self, question: TraceQuestion) -> None:
         if not 1 <= len(question.items) <= MAX_ITEMS:

@@ -2,9 +2,8 @@
 
 Three strategies: none; exact, a log of (id, what, who); bloom, the paper's filter histories. The broker tells
 what happened, batch by batch, as concatenated ids; nothing here loops over events. `tick` returns what to
-store. A trace's question is answered in steps, since stored filters are on a disk: `wanted` names the
-records to read until there are none, `answer` takes them. What is in memory, as all that is recent, is not
-read.
+store. A trace's question is answered in steps, since stored filters are on a disk: `answer` names the records
+to read until there are none. What is in memory, as all that is recent, is not read.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ class Tracking(Protocol):
     def close(self, now_us: int) -> list[TrackingEffect]:
         """The process ends: everything that is not stored yet."""
 
-    def wanted(self, question: TraceQuestion, records: Mapping[int, bytes]) -> tuple[int, ...]:
-        """The sequences of stored records to read before `answer`, given those read so far.
+    def answer(
+        self, question: TraceQuestion, records: Mapping[int, bytes]
+    ) -> tuple[TraceAnswer, tuple[int, ...]]:
+        """What memory and these stored records tell, and the sequences of those to read for the rest.
 
-        Ask until it is empty: which delivery histories matter is known only after the routing histories.
+        Ask until there are none: which delivery histories matter is known only after the routing histories.
         A record that cannot be read is given as b"".
         """
-
-    def answer(self, question: TraceQuestion, records: Mapping[int, bytes]) -> TraceAnswer: ...
 
     @property
     def last_sequence(self) -> int:
@@ -128,21 +127,14 @@ class NoTracking:
     def close(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
         return []
 
-    def wanted(
-        self,
-        question: TraceQuestion,  # noqa: ARG002
-        records: Mapping[int, bytes],  # noqa: ARG002
-    ) -> tuple[int, ...]:
-        return ()
-
     def answer(
         self,
         question: TraceQuestion,
         records: Mapping[int, bytes],  # noqa: ARG002
-    ) -> TraceAnswer:
+    ) -> tuple[TraceAnswer, tuple[int, ...]]:
         neighbours = tuple(sorted(self._neighbours))
         nothing = Finding(lost="this broker does not track messages", neighbours=neighbours)
-        return TraceAnswer(findings=(nothing,) * len(question.items))
+        return TraceAnswer(findings=(nothing,) * len(question.items)), ()
 
     @property
     def last_sequence(self) -> int:
