@@ -19,6 +19,7 @@ FOUND = (
     (20133, 1.6),  # a full cache forgot first what adjoined the gap: asked for again, lost again, for ever
     (50170, 1.0),  # routes led over a half-open link until its keepalive ended it: not owed until then
     (81358, 1.0),  # the simulator: who was slow has little room, also when it hurries
+    (161306, 1.0),  # an attach was lost, and the next one began a stream where it was by then
 )
 
 

@@ -378,6 +378,22 @@ def test_the_end_of_a_pubend_is_passed_on_by_a_broker_that_had_to_ask_for_it() -
     assert [(batch.start, batch.end, batch.lost) for batch in below.batches] == [(100, 120, True)]
 
 
+def test_a_stream_met_after_the_link_came_up_is_told_from_its_beginning_whoever_attaches_when() -> None:
+    """An attach may be lost and come again seconds later; what came meanwhile is for the neighbour too."""
+    net = Net(1)
+    fake, early, late = Fake(net, 0, 2), Fake(net, 0, 3), Fake(net, 0, 4)
+    for one in (fake, early, late):
+        one.advertise()
+    early.say(wants(3), Attach(origin=2, known={}))
+    late.say(wants(4))
+    fake.send(knowledge(fake.pubend, 90, 100, [95]))
+    fake.send(knowledge(fake.pubend, 100, 110, [105]))
+    late.say(Attach(origin=2, known={}))
+    for below in (early, late):
+        assert below.of(Silence)[0].spans == ((fake.pubend, 90, 90, 0),)
+        assert [event.payload for batch in below.batches for event in batch.events()] == [b"95", b"105"]
+
+
 def test_silences_wait_for_no_more_stamps_than_are_remembered() -> None:
     """A silence names a stamp; it must be said before so many more are defined that its own is forgotten."""
     net = Net(1)

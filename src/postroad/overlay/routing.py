@@ -301,7 +301,8 @@ class Routing:
         self._table.add(stream)
         self._beginnings.created(stream, former)
         for neighbour in self._neighbours.values():
-            if stream.origin in neighbour.attached:
+            neighbour.up_at[pubend] = start
+            if origin in neighbour.attached:
                 self._feeder.begin(neighbour, stream, start)
         if self.host is not None:
             self.host.met(stream)
@@ -337,7 +338,7 @@ class Routing:
         for stream in list(self._table.of(origin).values()):
             if stream.id not in message.known and self._parents.has_ended(stream):
                 continue  # over for the neighbour, or never known there
-            tick = message.known.get(stream.id, neighbour.up_at.get(stream.id, stream.horizon))
+            tick = message.known.get(stream.id, neighbour.up_at[stream.id])
             known = stream.id in message.known
             self._feeder.begin(neighbour, stream, tick, announce=stream.top if known else tick)
         return self._take()

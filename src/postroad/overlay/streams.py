@@ -78,7 +78,8 @@ class Neighbour:
     def __init__(self, number: int, connection: int, up_at: dict[int, int]) -> None:
         self.number = number
         self.connection = connection
-        self.up_at = up_at  # where each stream stood when the link came up, or was told to when it detached
+        # Where each stream stood when the link came up, began if that was later, or was told to at a detach.
+        self.up_at = up_at
         self.attached: set[int] = set()  # origins whose streams it gets from us
         self.feeds: dict[int, Feed] = {}  # by pubend; only of attached origins
         self.silences: list[tuple[int, int, int, int]] = []  # to go out in one frame at the end of the turn
