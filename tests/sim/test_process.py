@@ -285,3 +285,15 @@ def test_a_stop_is_in_good_order() -> None:
     assert not stage.a.running
     assert "goodbye" in "".join(stage.world.trace.story(["a"]))
     assert echo(stage.b).seen[-1] == Closed(connection=3)
+
+
+def test_a_process_may_die_while_it_stops() -> None:
+    stage = started()
+    core = echo(stage.a)
+    stage.a.open_storage()
+    assert stage.a.crash_at("written", silently=False, style=CrashStyle())
+    core.shutdown = lambda _: [append(1)]  # type: ignore[method-assign]
+    stage.a.stop()
+    assert not stage.a.running
+    assert stage.a.crashes == [stage.world.now_us]
+    stage.a.start()

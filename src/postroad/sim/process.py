@@ -266,12 +266,16 @@ class Process:
 
     def stop(self) -> None:
         """Shut down in good order."""
-        if self.current is not None:
-            self.perform(self.current, self.current.core.shutdown(self.clock.now_us()))
-            if self.storage is not None:
-                self.storage.close()
-            self._end("stops", silently=False)
-            self.histories.ended(crashed=False)
+        incarnation = self.current
+        if incarnation is None:
+            return
+        self.perform(incarnation, incarnation.core.shutdown(self.clock.now_us()))
+        if not incarnation.alive:
+            return  # it died at a step of its last commit
+        if self.storage is not None:
+            self.storage.close()
+        self._end("stops", silently=False)
+        self.histories.ended(crashed=False)
 
     def step_clock(self, by_us: int) -> None:
         self.world.note(self.name, f"clock steps by {by_us} us")
