@@ -9,6 +9,7 @@ import pytest
 
 from postroad.broker import Input, Received
 from postroad.config import DEFAULT_LIMITS
+from postroad.errors import BugError
 from postroad.events import EventBatch
 from postroad.overlay.effects import Effect, Send
 from postroad.sim.frames import BatchView, split
@@ -225,6 +226,20 @@ def test_a_broken_broker_is_caught(broken: type[Broken], rule: str) -> None:
     outcome = judge(lambda core, _: broken(core))
     assert outcome.rule == rule, outcome.text
     assert outcome.story, "a violation tells its story"
+
+
+def test_whatever_a_world_raises_is_an_outcome_with_its_seed() -> None:
+    scenario = Scenario(seed=SEED, minutes=0.1, brokers=3, faults=False, durable=False)
+
+    def breaks() -> None:
+        raise BugError("the world is wrong")
+
+    scenario.world.after(SECOND_US, breaks)
+    outcome = scenario.run()
+    assert (outcome.seed, outcome.rule) == (SEED, "sound")
+    assert "in breaks" in outcome.text
+    assert outcome.text.endswith("BugError: the world is wrong")
+    assert outcome.story
 
 
 def test_an_honest_broker_is_not_accused() -> None:

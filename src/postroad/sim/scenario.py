@@ -8,6 +8,7 @@ arrives. Then the judgement: `checkers` says what the rules are.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -203,6 +204,9 @@ class Scenario:
         except Violation as violation:
             story = self.world.trace.story(violation.tags)
             return self._outcome(violation.rule, violation.text, story)
+        except Exception:
+            story = self.world.trace.story(("fault", "world", *self.processes))
+            return self._outcome("sound", traceback.format_exc().rstrip(), story)
         return self._outcome("", "", ())
 
     def _run(self) -> None:
