@@ -150,8 +150,14 @@ def test_a_damaged_body_is_seen_when_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 @pytest.mark.parametrize("away_s", [-3600, 3600])
-def test_a_late_message_whose_record_died_is_not_missing_silently(strategy: str, away_s: int) -> None:
-    """It was made an hour before the crash, or by a clock an hour ahead: that time is lost, too."""
+@pytest.mark.parametrize("timely", [0, 2])
+def test_a_late_message_whose_record_died_is_not_missing_silently(
+    strategy: str, away_s: int, timely: int
+) -> None:
+    """It was made an hour before the crash, or by a clock an hour ahead: that time is lost, too.
+
+    Wherever it stands among others.
+    """
     config = TrackingConfig(strategy=strategy)
     now = 1_700_000_000 * SECOND_US
     made = now + away_s * SECOND_US
@@ -175,7 +181,9 @@ def test_a_late_message_whose_record_died_is_not_missing_silently(strategy: str,
     keep(before.close(now - 10 * SECOND_US))
     other = process(now - 5 * SECOND_US)
     keep(other.tick(now - 5 * SECOND_US))
-    other.routed(7, 2, bytes(MessageId(9, 7, made // 1000, 0)), now)
+    others = [bytes(MessageId(8, 7, now // 1000, counter)) for counter in range(timely)]
+    ids = [*others[:1], bytes(MessageId(9, 7, made // 1000, 0)), *others[1:]]
+    other.routed(7, 2, b"".join(ids), now)
     keep(other.tick(now + SECOND_US // 10))  # its filter is not stored yet, that it was handled is
     after = process(now + 20 * SECOND_US)
     assert "died" in lost(after, made)

@@ -13,6 +13,8 @@ from postroad.errors import PeerError
 from postroad.ids import COUNT_BITS, LAST_COUNT, MessageId
 from postroad.tracking import lookup
 from postroad.tracking.messages import (
+    MAX_NEIGHBOURS,
+    MAX_RECEIVERS,
     MAX_SIGHTINGS,
     Finding,
     Forwarding,
@@ -311,6 +313,9 @@ def test_a_second_publication_is_drawn_below_the_first() -> None:
         Finding(published=-0.1),
         Finding(routed=(sighting(2, 1.5),)),
         Finding(routed=tuple(sighting(number) for number in range(MAX_SIGHTINGS + 1))),
+        Finding(neighbours=tuple(range(1, MAX_NEIGHBOURS + 2))),
+        Finding(forwarded=tuple(Forwarding(neighbour=1, fpp=0.5) for _ in range(MAX_NEIGHBOURS + 1))),
+        Finding(delivered=received(1, 0.5) * (MAX_RECEIVERS + 1)),
         Finding(delivered=received(1, 0.5), more=-1),
         Finding(delivered=received(1, 0.5), candidates=-1),
         Finding(lost="x" * 1025),

@@ -72,16 +72,24 @@ class _Pending:
 class _Page:
     """What was noted within `GATHER_US`: ids published, deliveries, all else by history."""
 
-    __slots__ = ("after", "delivered", "early", "ends_us", "first_us", "last_us", "pending", "published")
+    __slots__ = ("bounds", "bounds_ms", "delivered", "ends_us", "first_us", "last_us", "pending", "published")
 
     def __init__(self, now_us: int, bounds_ms: tuple[int, int]) -> None:
         self.first_us = self.last_us = now_us
         self.ends_us = now_us + GATHER_US
-        # Message times as they are in ids: from `early` to before `after` they are as they should be.
-        self.early, self.after = (max(0, bound).to_bytes(6, "big") for bound in bounds_ms)
+        self.bounds_ms = bounds_ms  # from the first to before the other, message times are as they should be
+        self.bounds = [max(0, bound).to_bytes(6, "big") for bound in bounds_ms]  # as they are in ids
         self.published: list[bytes] = []
         self.delivered: dict[tuple[int, Members], list[bytes]] = {}  # (origin, subscribers) -> ids
         self.pending: dict[_Name, _Pending] = {}
+
+    def expects(self, ids: bytes) -> bool:
+        """Whether all of these are of about now."""
+        if len(ids) == ID_BYTES:
+            early, after = self.bounds
+            return early <= ids[8:14] < after
+        times, (early_ms, after_ms) = Times(ids), self.bounds_ms
+        return early_ms <= times.lo_ms and times.hi_ms < after_ms
 
     def pending_of(self, name: _Name) -> _Pending:
         pending = self.pending.get(name)
@@ -168,7 +176,7 @@ class BloomTracking(Recorder):
         self._noted_bytes += len(ids)
         if ids != self._last_ids:  # what is published here is often delivered here in the same turn
             self._last_ids = ids
-            if ids[8:14] < page.early or ids[-8:-2] >= page.after:
+            if not page.expects(ids):
                 self._wake_us = min(self._wake_us, page.ends_us)
         return page
 

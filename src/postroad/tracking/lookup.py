@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from postroad.errors import PeerError
 from postroad.ids import ID_BYTES, MessageId
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.bloom import BloomFilter
@@ -35,7 +34,6 @@ from postroad.tracking.keys import (
 )
 from postroad.tracking.messages import (
     ANY_ORIGIN,
-    MAX_ITEMS,
     MAX_NEIGHBOURS,
     MAX_RECEIVERS,
     MAX_SIGHTINGS,
@@ -118,7 +116,6 @@ class Lookup:
     def answer(
         self, question: TraceQuestion, records: Mapping[int, bytes]
     ) -> tuple[TraceAnswer, tuple[int, ...]]:
-        self._check(question)
         self._flush_before_question()
         findings: list[Finding] = []
         unread: set[int] = set()
@@ -129,12 +126,6 @@ class Lookup:
             unread |= look.unread
         wanted = sorted(unread - records.keys())[: max(0, MAX_READS - len(records))]
         return TraceAnswer(findings=tuple(findings)), tuple(wanted)
-
-    def _check(self, question: TraceQuestion) -> None:
-        if not 1 <= len(question.items) <= MAX_ITEMS:
-            raise PeerError(f"a trace question about {len(question.items)} messages, at most {MAX_ITEMS}")
-        if any(len(item.id) != ID_BYTES for item in question.items):
-            raise PeerError("a trace question about an id of the wrong length")
 
     def _find(self, look: Look, item: TraceItem) -> Finding:
         """What is known about one message, from memory and the records read so far."""
@@ -279,6 +270,8 @@ class Lookup:
                     if any(at + 1 >> bit & 1 for at in hits):
                         rates[neighbour] = min(rate, rates.get(neighbour, 1.0))
         rates |= {int(who): 0.0 for of, who in self._happened(look, FORWARDED) if of in origins}
+        if len(rates) > MAX_NEIGHBOURS:
+            return None
         return tuple(Forwarding(neighbour=number, fpp=rates[number]) for number in sorted(rates))
 
     def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from postroad.ids import ID_BYTES
+
 MAX_ITEMS: Final = 256  # ids in one question
 MAX_RECEIVERS: Final = 4096  # named in one finding
 MAX_NEIGHBOURS: Final = 1024
@@ -24,6 +26,11 @@ class TraceItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 class TraceQuestion(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     items: tuple[TraceItem, ...]
+
+    @property
+    def makes_sense(self) -> bool:
+        """A peer may ask anything."""
+        return 1 <= len(self.items) <= MAX_ITEMS and all(len(item.id) == ID_BYTES for item in self.items)
 
 
 class Sighting(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -15,7 +15,7 @@ from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import NotKept, TrackingEffect
 from postroad.tracking.exact_strategy import ExactTracking
-from postroad.tracking.messages import Finding, TraceAnswer, TraceQuestion
+from postroad.tracking.messages import MAX_NEIGHBOURS, Finding, TraceAnswer, TraceQuestion
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.settings import TrackingConfig
 
@@ -132,7 +132,7 @@ class NoTracking:
         question: TraceQuestion,
         records: Mapping[int, bytes],  # noqa: ARG002
     ) -> tuple[TraceAnswer, tuple[int, ...]]:
-        neighbours = tuple(sorted(self._neighbours))
+        neighbours = tuple(sorted(self._neighbours)[:MAX_NEIGHBOURS])
         nothing = Finding(lost="this broker does not track messages", neighbours=neighbours)
         return TraceAnswer(findings=(nothing,) * len(question.items)), ()
 

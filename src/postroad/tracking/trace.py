@@ -36,7 +36,9 @@ from postroad.ids import MessageId
 from postroad.tracking.messages import (
     ANY_ORIGIN,
     MAX_ITEMS,
+    MAX_NEIGHBOURS,
     MAX_REASON,
+    MAX_RECEIVERS,
     MAX_SIGHTINGS,
     Finding,
     TraceAnswer,
@@ -298,7 +300,12 @@ def _checked(finding: Finding) -> Finding:
     rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
         raise PeerError("a trace answer with a probability that is none")
-    if min(finding.candidates, finding.more) < 0 or len(finding.routed) > MAX_SIGHTINGS:
+    too_many = (
+        len(finding.routed) > MAX_SIGHTINGS
+        or len(finding.delivered) > MAX_RECEIVERS
+        or max(len(finding.neighbours), len(finding.forwarded or ())) > MAX_NEIGHBOURS
+    )
+    if min(finding.candidates, finding.more) < 0 or too_many:
         raise PeerError("a trace answer with numbers that cannot be")
     if len(finding.lost) > MAX_REASON:
         raise PeerError("a trace answer with a reason that is a book")

@@ -21,7 +21,7 @@ from postroad.wire.frames import MAX_BODY_BYTES, Reply, Request, encode
 
 TRACE: Final = "trace"
 MAX_EACH: Final = 8  # traces of one connection that are under way at once,
-MAX_WAITING: Final = 56  # and that wait for their turn
+MAX_WAITING: Final = 64  # and that wait for their turn
 PACE_US: Final = 5 * MILLISECOND_US  # from one trace that begins to the next,
 BURST_US: Final = MAX_EACH * PACE_US  # after a few at once
 
