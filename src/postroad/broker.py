@@ -394,8 +394,12 @@ class Broker:
         return self._upkeep_us if deadline_us is None else min(self._upkeep_us, deadline_us)
 
     def shutdown(self, now_us: int) -> list[Effect]:
-        """Say goodbye to everyone."""
+        """Save what waits for it and say goodbye to everyone."""
         out = self.handle([], now_us)
+        if self._host is not None:
+            out += self._host.close(now_us)
+        out += self._releasing.close(now_us)
+        out += self._durable.close()
         out += self._routing.close(now_us)
         if self._host is not None:
             out.append(Save(table=ENDS_TABLE, rows=self._routing.ends.rows(), tag=self._new_tag()))

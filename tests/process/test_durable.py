@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -222,6 +223,37 @@ def test_the_broker_keeps_the_token(brokers: Any) -> None:
         two.kill()
         await asyncio.to_thread(two.start)
         assert await take(70) == list(range(30, 100))
+
+    run(work())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_broker_that_is_stopped_forgets_no_acknowledgement(brokers: Any, shared: bool) -> None:
+    """Acknowledgements that nobody waits for are saved a little later; a stop does not wait for that."""
+    (one,) = brokers.line(1)
+
+    async def taken(name: str, seconds: float) -> list[str]:
+        found: list[str] = []
+        async with (
+            postroad.connect(one.address) as client,
+            client.subscribe(name, durable=name, shared=shared) as events,
+        ):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while len(found) < 5:
+                        found.append((await anext(events)).payload.decode())
+        return found
+
+    async def work() -> None:
+        for name in ("a", "b", "c"):
+            assert await taken(name, 0.2) == []
+            async with postroad.connect(one.address) as client:
+                for number in range(5):
+                    await client.publish(name, str(number), mode="durable")
+            assert len(await taken(name, 60)) == 5
+            assert one.stop() == 0
+            one.start()
+            assert await taken(name, 1) == []
 
     run(work())
 

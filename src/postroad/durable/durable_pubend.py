@@ -437,6 +437,10 @@ class DurablePubend:
             return []
         return self._save_checkpoint()
 
+    def close(self) -> list[StorageEffect]:
+        """The process ends: the log does not tell whose the ids in it are."""
+        return self._save_checkpoint() if self._dirty and self.recovered else []
+
     def _save_checkpoint(self) -> list[StorageEffect]:
         tag = self._new_tag()
         facts = Checkpoint(self._synced, self._size, list(self._marks))

@@ -331,6 +331,11 @@ class SharedSubscription:
         self._dirty.clear()
         return [Save(table=TABLE, rows=rows, tag=tag)]
 
+    def close(self) -> list[StorageEffect]:
+        """The process ends: save what no save on its way has."""
+        self._saving = None
+        return self.flush()
+
     def _row(self, pubend: int) -> bytes | None:
         progress, matched = self._progress[pubend], self._matched(pubend)
         done = progress.done_above(self._saved(pubend))

@@ -517,6 +517,11 @@ class Hosting:
             out += self._reports()
         return out
 
+    def close(self) -> None:
+        """The process ends: the next `tick` saves all that there is to save."""
+        self._save_at = 0
+        self.subscriptions.close()
+
     def next_deadline(self) -> int:
         deadlines = [self._report_at, self._silence_at]
         if self._ledger.moved:

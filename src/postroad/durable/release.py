@@ -261,6 +261,11 @@ class ReleaseRoot:
         self._dirty.clear()
         return [Save(table=TABLE, rows=rows, tag=tag)]
 
+    def close(self, now_us: int) -> list[StorageEffect]:
+        """The process ends: save what is not, whether or not it is time."""
+        self._save_at = 0
+        return self.flush(now_us)
+
     def saved(self, tag: int) -> bool:
         return self._saving.pop(tag, None) is not None
 

@@ -381,6 +381,10 @@ class Subscriptions:
         effects.append(Save(table=RELEASED, rows=tuple(rows), tag=tag))
         return effects
 
+    def close(self) -> None:
+        """The process ends: the next `flush` saves what is not, whether or not it is time."""
+        self._save_at = 0
+
     def _row(self, name: str) -> bytes | None:
         one = self._by_name.get(name)
         if one is None:

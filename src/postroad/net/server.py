@@ -173,6 +173,7 @@ class Server:
 
     async def stop(self) -> None:
         """Stop accepting, let the core say goodbye, flush, close."""
+        self._flush()  # what came in already counts
         if self._stopping:
             return
         self._close_doors()

@@ -254,6 +254,10 @@ class DurableGroups:
                 group.tickets.clear()
         return effects, confirmed
 
+    def close(self) -> list[StorageEffect]:
+        """The process ends: save what no save on its way has."""
+        return [effect for subscriber in self._active for effect in self._groups[subscriber].shared.close()]
+
     def stored(self, item: Saved | SaveFailed) -> list[tuple[int, PostroadError | None]]:
         """The tickets that this decides."""
         for subscriber in self._active:

@@ -586,6 +586,11 @@ class DurableHosting:
                 self._out += deleted
         return self.take() + self.moving.tick(now_us) + self.readers.tick(now_us)
 
+    def close(self, now_us: int) -> list[Effect]:
+        """The process ends: what waits for its time to be saved is saved now."""
+        self.hosting.close()
+        return self.tick(now_us) + list(self._groups.close())
+
     def next_deadline(self) -> int | None:
         hosting = self.hosting if self._following.active else self.hosting.subscriptions
         due = [room.next_deadline() for room in (hosting, self._groups, self.readers, self.moving)]

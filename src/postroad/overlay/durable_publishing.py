@@ -308,6 +308,10 @@ class DurablePublishing:
                 self._reserve(pubend, now_us)
         return self._take()
 
+    def close(self) -> list[Effect]:
+        """The process ends."""
+        return [effect for pubend in self._pubends.values() for effect in pubend.close()]
+
     def next_deadline(self) -> int | None:
         return self._tick_at if self._pubends else None
 

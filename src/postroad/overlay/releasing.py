@@ -134,6 +134,10 @@ class Releasing:
             out += root.flush(now_us)
         return out
 
+    def close(self, now_us: int) -> list[Effect]:
+        """The process ends: reports that wait for their time to be saved are saved now."""
+        return [effect for _, root in self._pubends.values() for effect in root.close(now_us)]
+
     def next_deadline(self) -> int | None:
         return self._release_at if self._pubends else None
 
