@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.process.conftest import Brokers
+from tests.process.test_durable_release import configured
 
 import postroad
 import postroad.sync
@@ -220,9 +221,25 @@ def test_a_full_disk_is_no_dead_end(small_disk: Path, until: Callable[..., None]
         brokers.end()
 
 
-def up(data: Path) -> subprocess.CompletedProcess[str]:
+def test_a_limit_is_not_lowered_under_durable_events(brokers: Any, tmp_path: Path) -> None:
+    """They are intact, but nobody could be sent them: the start is refused, and nothing is lost by it."""
+    broker = brokers.start("b1", extra=configured(tmp_path, ""))
+    with postroad.sync.connect(broker.address) as client:
+        client.subscribe("t", durable="s").close()
+    publish(broker.address, 0, COUNT)
+    assert broker.stop() == 0
+    configured(tmp_path, '[limits]\nevent_bytes = "64 KiB"\n')
+    done = up(broker.data, "--config", str(tmp_path / "broker.toml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "limits.event_bytes = 65536 is below the 1048576 " in done.stderr
+    configured(tmp_path, "")
+    broker.start()
+    assert read_up_to(broker.address, str(COUNT - 1)) == (list(map(str, range(COUNT))), [])
+
+
+def up(data: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "postroad", "up", "--data", str(data), "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "postroad", "up", "--data", str(data), "--listen", "127.0.0.1:0", *more],
         capture_output=True,
         text=True,
         timeout=60,

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
-from postroad.durable.pubend_rows import Checkpoint, Facts, read_checkpoint, read_facts
+from postroad.durable.pubend_rows import Checkpoint, Facts, read_checkpoint, read_facts, widest
 from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.errors import BugError, PeerError, StorageError, UnavailableError
 from postroad.events.batch import EventBatch
@@ -109,6 +109,7 @@ class DurablePubend:
         self._recovering: int | None = None
         self._again: int | None = None  # recovery also hands out the events above this tick
         self._fresh = True  # `start` is not saved yet
+        self._widest = widest(limits, {})  # under which what is kept was written
         self._counters = {"duplicate_events_total": 0, "failed_appends_total": 0, "log_reads_total": 0}
 
     # ---- publishing
@@ -265,7 +266,7 @@ class DurablePubend:
         tag = self._new_tag()
         bound = max(self._bound, now_us + RESERVE_US, self.last + AHEAD_US)
         self._reserving[tag] = bound
-        row = msgspec.msgpack.encode(Facts(self.start, bound, self._hole))
+        row = msgspec.msgpack.encode(Facts(self.start, bound, self._hole, self._widest))
         return Save(table=TABLE, rows=((self._key, row),), tag=tag)
 
     # ---- answering
@@ -382,7 +383,7 @@ class DurablePubend:
     def _segment(self, first: int, last: int, data: bytes) -> Segment:
         try:
             batch = EventBatch.parse(data, self._limits)
-        except PeerError:  # written under wider limits, or by a bug: the checksum of the log was right
+        except PeerError:  # written by a bug: the checksum of the log was right
             return Segment(first, last, NOTHING, lost=True)
         return Segment(first, last, EVERYTHING, batch)
 
@@ -507,6 +508,8 @@ class DurablePubend:
         self.start = known.start
         self._synced = self._logged = max(last, chopped, 0)
         self.floor = max(chopped, known.start)
+        if self.floor < self._synced:
+            self._widest = widest(self._limits, known.limits)
         self._reserved = max(known.reserved, self._synced, self.start)
         self.last = self._assigned = self._reserved
         # Acknowledged ticks may lie in what cannot be read: they are L, and are not assigned again. A hole

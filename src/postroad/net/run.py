@@ -33,7 +33,9 @@ from postroad.config import (
     format_address,
     parse_address,
 )
+from postroad.durable.durable_pubend import TABLE as PUBENDS_TABLE
 from postroad.durable.hosting import TABLES as HOSTING_TABLES
+from postroad.durable.pubend_rows import refuse_lower_limits
 from postroad.errors import UsageError
 from postroad.net import log
 from postroad.net.clock import Clock
@@ -204,6 +206,8 @@ async def _serve(node: _Node) -> int:
         loop.call_soon_threadsafe(woke)
 
     storage = Storage(config.data, wake=wake)
+    stored = _stored(storage)
+    refuse_lower_limits(stored.tables[PUBENDS_TABLE], stored.streams, config.broker.limits)
     tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
@@ -212,7 +216,7 @@ async def _serve(node: _Node) -> int:
         draw=secrets.randbelow,
         now_us=clock.now_us(),
         tracking=tracking,
-        stored=_stored(storage),
+        stored=stored,
     )
     server = Server(
         core,
