@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+import struct
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,7 +15,7 @@ from postroad.broker import Broker, Input
 from postroad.config import BrokerConfig, DurableConfig, Identity
 from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
-from postroad.events.batch import BatchBuilder
+from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource, pubend_text, volatile_pubend
 from postroad.overlay.access import AuthConfig
 from postroad.overlay.effects import Effect, Note
@@ -33,7 +35,7 @@ from postroad.storage.effects import (
     StreamEnd,
 )
 from postroad.units import SECOND_US
-from postroad.wire.frames import Accepted, Ack, Rejected, Subscribe, Subscribed, encode
+from postroad.wire.frames import Accepted, Ack, Rejected, Reply, Request, Subscribe, Subscribed, encode
 
 
 @dataclass
@@ -463,3 +465,43 @@ def test_fewer_pubends_than_before_still_answers_for_all() -> None:
     net.link(0, 1)
     net.wait(3)
     assert sorted(one for one in subscriber.got() if one != "GAP") == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("counts", [(1, 4), (4, 1), (2, 3), (3, 2)])
+def test_publishers_are_recognised_whatever_number_of_pubends_there_was(counts: tuple[int, int]) -> None:
+    """P3: they go on where they are remembered, and with what is asked for before that is recovered."""
+    net = DurableNet(1, pubends=counts[0])
+    subscriber = Client(net, 0)
+    subscriber.subscribe(1, "t")
+    publishers = [DurableClient(net, 0) for _ in range(6)]
+    frames = [publisher.durable("t", str(at)) for at, publisher in enumerate(publishers)]
+    for publisher, frame in zip(publishers, frames, strict=True):
+        publisher.send(frame)
+    assert sorted(subscriber.got()) == numbers(0, 6)
+    told = {batch.events()[0].payload: batch.pubend for batch in subscriber.batches}
+    net.kill(0)
+    net.config = BrokerConfig(durable=DurableConfig(pubends=counts[1]))
+    net.slow.add(0)
+    net.start(0)
+    again = Client(net, 0)
+    again.subscribe(1, "t")
+    for at, frame in enumerate(frames):
+        prefix = EventBatch.parse(frame, DEFAULT_LIMITS).id(0)[:8].hex()
+        publishers[at] = DurableClient(net, 0)
+        publishers[at].send(encode(Request(number=1, what="publisher.last", arguments={"prefix": prefix})))
+        publishers[at].send(frame)
+        assert not publishers[at].has(Reply), "nobody knows yet"
+    net.slow.discard(0)
+    net.sync(0)
+    net.wait(1)
+    for publisher, frame in zip(publishers, frames, strict=True):
+        (reply,) = (one for one in publisher.messages if isinstance(one, Reply))
+        assert json.loads(reply.body) == {"last": EventBatch.parse(frame, DEFAULT_LIMITS).id(0)[8:].hex()}
+        assert publisher.accepted() == [1]
+    for at, (publisher, frame) in enumerate(zip(publishers, frames, strict=True)):
+        publisher.ids = IdSource(*struct.unpack(">II", EventBatch.parse(frame, DEFAULT_LIMITS).id(0)[:8]))
+        publisher.sequence = 1
+        publisher.send(publisher.durable("t", str(at)))
+    assert sorted(again.got()) == numbers(0, 6), "only what is new"
+    assert {batch.events()[0].payload: batch.pubend for batch in again.batches} == told
+    net.brokers[0].check()  # type: ignore[union-attr]

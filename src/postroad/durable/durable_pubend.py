@@ -27,7 +27,7 @@ import msgspec
 from postroad.durable.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.durable.pubend_rows import Checkpoint, Facts, read_checkpoint, read_facts, widest
 from postroad.durable.spans import Span, intersect, subtract, union
-from postroad.errors import BugError, PeerError, StorageError, UnavailableError
+from postroad.errors import BugError, PeerError, StorageError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
@@ -160,7 +160,7 @@ class DurablePubend:
         self, batch: EventBatch, prefix: bytes, turn: Mapping[bytes, bytes]
     ) -> EventBatch | None:
         """A publisher's ids only increase: what is not above the last one came before."""
-        held = turn.get(prefix) or self._coming.get(prefix) or self._publishers.get(prefix, b"")
+        held = turn.get(prefix) or self.newest(prefix)
         if batch.id(0)[8:] > held:
             return batch
         repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
@@ -213,11 +213,13 @@ class DurablePubend:
         self._logged = max(self._synced, self._hole[1])
         return failed
 
-    def last_id(self, prefix: bytes) -> bytes:
-        """Time and counter of the last id of this publisher on disk; b"" if none is remembered."""
-        if not self.recovered or prefix in self._coming:
-            raise UnavailableError(f"pubend {pubend_text(self.id)} does not know yet what becomes durable")
-        return self._publishers.get(prefix, b"")
+    def newest(self, prefix: bytes) -> bytes:
+        """Time and counter of the last id of this publisher, on disk or not; b"" if none is remembered."""
+        return self._coming.get(prefix) or self._publishers.get(prefix, b"")
+
+    def last_id(self, prefix: bytes) -> bytes | None:
+        """The same on disk; None while more of it is on its way there."""
+        return None if prefix in self._coming else self._publishers.get(prefix, b"")
 
     def _remember(self, prefixes: Mapping[bytes, bytes]) -> None:
         for prefix, last in prefixes.items():

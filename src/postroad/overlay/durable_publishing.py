@@ -1,8 +1,9 @@
 """Durable publishing at a publisher hosting broker: from a PUBLISH frame with the DURABLE flag to its answer.
 
-A frame goes to one of the broker's durable pubends, chosen by the publisher that its ids name, so that a
-retry meets the pubend that remembers it. It is answered when its record is synced, and its bytes are given
-back as credit only then: a slow disk slows its publishers down, it does not fill memory.
+A frame goes to one of the broker's durable pubends: that which remembers the publisher its ids name, whatever
+number of pubends there was then, so that a retry is recognised; else that which the publisher's number tells.
+It is answered when its record is synced, and its bytes are given back as credit only then: a slow disk slows
+its publishers down, it does not fill memory.
 
 A pubend opens, which means that others hear of it, once it is recovered and its first reservation is saved:
 whatever is said about its ticks from then on holds across a crash. Frames that come earlier wait.
@@ -21,7 +22,14 @@ from typing import Final
 from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.knowledge import Segment
 from postroad.durable.pubend_rows import read_facts, read_publisher
-from postroad.errors import BugError, DeniedError, PostroadError, StorageError, UsageError
+from postroad.errors import (
+    BugError,
+    DeniedError,
+    PostroadError,
+    StorageError,
+    UnavailableError,
+    UsageError,
+)
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY
 from postroad.overlay.access import ANONYMOUS
@@ -40,7 +48,7 @@ from postroad.storage.effects import (
     StreamEnd,
 )
 from postroad.units import SECOND_US
-from postroad.wire.frames import Limits, Rejected, encode
+from postroad.wire.frames import Limits, Rejected, Reply, encode, json_within_frame
 
 TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
     TABLE: read_facts,
@@ -48,6 +56,7 @@ TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
 }
 TICK_US: Final = SECOND_US
 STALL_US: Final = 5 * SECOND_US  # the longest that a sync takes
+MAX_ASKED: Final = 10_000  # requests that wait for a last id
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
@@ -106,8 +115,10 @@ class DurablePublishing:
         self._room = room
         self._pubends: dict[int, DurablePubend] = {}  # by number, those that frames go to and earlier ones
         self._open: dict[int, None] = {}  # numbers of those that others know of, in order of opening
-        self._count = pubends if stored is not None else 0  # frames go to the first so many
+        self._count = pubends if stored is not None else 0  # new publishers go to the first so many
+        self._coming: list[_Frame] = []  # of clients: no pubend is chosen yet
         self._frames: dict[int, list[_Frame]] = {}  # by number: not staged yet
+        self._asked: list[tuple[int, int, bytes]] = []  # who waits for a last id: connection, request, prefix
         self._staged: dict[int, list[_Frame]] = {}  # by tag of their record
         self._out: list[Effect] = []
         self._tick_at = now_us + TICK_US
@@ -166,16 +177,41 @@ class DurablePublishing:
         given = prefix == peer.publisher << 32 | self._me
         principal = "" if peer.principal == ANONYMOUS else peer.principal
         frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel), principal, given)
-        self._frames.setdefault((prefix >> 32) % self._count, []).append(frame)
+        self._coming.append(frame)
 
-    def last_id(self, prefix: str) -> str:
-        """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal."""
+    def _number(self, prefix: bytes) -> int:
+        """Of the pubend for events of this publisher, once all are recovered."""
+        number = int.from_bytes(prefix[:4], "big") % self._count
+        if self._pubends[number].newest(prefix):
+            return number
+        others = (one for one, pubend in self._pubends.items() if one != HISTORY and pubend.newest(prefix))
+        return next(others, number)
+
+    @property
+    def _recovered(self) -> bool:
+        return all(pubend.recovered for pubend in self._pubends.values())
+
+    def ask_last_id(self, connection: int, number: int, prefix: str) -> None:
+        """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal. Replied to
+        when it is known."""
         if re.fullmatch("[0-9a-f]{16}", prefix) is None:
             raise UsageError("ids of a publisher begin with 16 hexadecimal digits")
         if not self._count:
-            raise StorageError("this broker keeps nothing on disk: it takes no durable events")
-        key = bytes.fromhex(prefix)
-        return self._pubends[int.from_bytes(key[:4], "big") % self._count].last_id(key).hex()
+            raise UnavailableError("this broker keeps nothing on disk: it takes no durable events")
+        if len(self._asked) >= MAX_ASKED:
+            raise UnavailableError("too many ask for last ids that are not known yet")
+        self._asked.append((connection, number, bytes.fromhex(prefix)))
+
+    def _reply(self) -> None:
+        """To those who asked for a last id that is known now."""
+        asked, self._asked = self._asked, []
+        for connection, number, prefix in asked:
+            last = self._pubends[self._number(prefix)].last_id(prefix)
+            if last is None:
+                self._asked.append((connection, number, prefix))
+                continue
+            reply = Reply(number=number, code="", body=json_within_frame({"last": last.hex()}))
+            self._out.append(Send(connection, encode(reply)))
 
     @property
     def available(self) -> bool:
@@ -191,13 +227,18 @@ class DurablePublishing:
 
     def closed(self, connection: int) -> None:
         """What was not staged is not published: its client heard nothing of it, and sends it again."""
-        for number, frames in list(self._frames.items()):
-            self._frames[number] = [
+        for frames in (self._coming, *self._frames.values()):
+            frames[:] = [
                 frame for frame in frames if frame.receipt is None or frame.receipt.connection != connection
             ]
+        self._asked = [one for one in self._asked if one[0] != connection]
 
     def stage(self, now_us: int) -> list[Effect]:
         """Frames of this turn, and those that waited for room, become records."""
+        if self._coming and self._recovered:
+            for frame in self._coming:
+                self._frames.setdefault(self._number(frame.batch.id(0)[:8]), []).append(frame)
+            self._coming.clear()
         for number in self._open if self._frames else ():
             pubend = self._pubends[number]
             frames = [frame for frame in self._frames.pop(number, []) if self._owns(pubend, frame)]
@@ -209,6 +250,8 @@ class DurablePublishing:
                 taken += len(run)
             if taken < len(frames):
                 self._frames[number] = frames[taken:]
+        if self._asked and self._recovered:
+            self._reply()
         return self._take()
 
     def _owns(self, pubend: DurablePubend, frame: _Frame) -> bool:
@@ -337,13 +380,13 @@ class DurablePublishing:
     def metrics(self) -> dict[str, int]:
         return {
             **self._counters,
-            "durable_frames_waiting": sum(map(len, self._frames.values()))
-            + sum(map(len, self._staged.values())),
+            "durable_frames_waiting": len(self._coming)
+            + sum(len(frames) for held in (self._frames, self._staged) for frames in held.values()),
             "durable_kept_bytes": sum(pubend.kept_bytes for pubend in self._pubends.values()),
         }
 
     def check(self) -> None:
         for pubend in self._pubends.values():
             pubend.check()
-        if not set(self._frames) <= {*range(self._count), HISTORY}:
-            raise BugError("durable frames wait for a pubend that takes none")
+        if not set(self._frames) <= set(self._pubends):
+            raise BugError("durable frames wait for a pubend that there is not")

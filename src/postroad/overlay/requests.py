@@ -65,6 +65,9 @@ class Requests:
                 self._out += self._tracer.request(connection, message)
             elif message.what == "subs.retire":
                 self._out += self._retiring.request(connection, message, now_us)
+            elif message.what == "publisher.last":
+                prefix = message.arguments.get("prefix", "")
+                self._durable.ask_last_id(connection, message.number, prefix)
             elif message.what in ("subs", "subs.delete") and self._host is not None:
                 self._out += self._host.desk.request(connection, message, now_us)
             else:
@@ -86,8 +89,6 @@ class Requests:
             )
         if message.what == "history.restate":
             return json_within_frame({"asked": self._restate_all(now_us)})
-        if message.what == "publisher.last":
-            return json_within_frame({"last": self._durable.last_id(message.arguments.get("prefix", ""))})
         raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")
 
     # ---- the network's history
