@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -390,6 +391,25 @@ def test_a_full_disk_refuses_and_recovers_by_itself(
     assert driver.storage.recovered.damage == ()
     assert driver.storage.recovered.streams[1].last == 901
     driver.storage.close()
+
+
+def test_a_limit_on_the_size_of_files_is_no_full_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MIB, hard))
+    try:
+        driver = Driver(tmp_path)
+        (failed,) = driver.do(record(1))
+        driver.storage.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(failed, AppendFailed)
+    why = "the ballast of 8 MiB cannot be made: File too large"
+    assert str(failed.error) == f"{why}: nothing is appended to the log"
+    assert [one.message for one in caplog.records] == [
+        f"{why}: durable events are refused, acknowledgements and reads go on"
+    ]
 
 
 def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:

@@ -420,7 +420,9 @@ class Storage:
             return
         self._said_short = self.volume.short
         if self._said_short:
-            _log.warning("the disk is full: durable events are refused, acknowledgements and reads go on")
+            _log.warning(
+                "%s: durable events are refused, acknowledgements and reads go on", self.volume.shortage
+            )
         else:
             _log.warning("the disk has room again: durable events are taken")
 

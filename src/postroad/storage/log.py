@@ -66,6 +66,7 @@ READ_BYTES: Final = MIB  # per disk read
 DEAD_SHARE: Final = 0.9  # a file deader than this is rewritten
 MERGE_FILES: Final = 8  # as many small neighbours become one file
 MAX_DAMAGE_REPORTS: Final = 100
+DISK_FULL: Final = "the disk is full"
 BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts over
 
 CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
@@ -116,7 +117,7 @@ class LogVolume:
         self.files = files
         self.segment_bytes = segment_bytes
         self.damage: deque[Damage] = deque(maxlen=MAX_DAMAGE_REPORTS)  # found while running, oldest dropped
-        self.short = False  # the disk is full
+        self.shortage = ""  # why nothing is appended
         self._ballast_bytes = ballast_bytes
         self._draw_marker = draw_marker
         self._lock = threading.Lock()
@@ -128,8 +129,9 @@ class LogVolume:
         self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
         self._streams: dict[int, Stream] = {}
         self.recovered = self._recover(facts)
-        if not self._hold():
-            self.run_short()
+        shortage = self._hold()
+        if shortage:
+            self.run_short(shortage)
 
     # -- opening and closing
 
@@ -272,11 +274,15 @@ class LogVolume:
 
     # -- a full disk
 
-    def run_short(self) -> bool:
-        """The disk is full. True: there is room now for what frees more, the ballast's."""
+    @property
+    def short(self) -> bool:
+        return bool(self.shortage)
+
+    def run_short(self, why: str = DISK_FULL) -> bool:
+        """There is no room. True: there is some now for what frees more, the ballast's."""
         if self.short:
             return False
-        self.short = True
+        self.shortage = why
         self.files.let_go()
         self._finish_active()
         return True
@@ -286,22 +292,26 @@ class LogVolume:
             with suppress(StorageError):  # the next chop tries again
                 self._writable(self.segment_bytes + 1)
 
-    def _hold(self) -> bool:
-        """As much as the ballast must be free beside it, or it would be held and let go to and fro."""
+    def _hold(self) -> str:
+        """As much as the ballast must be free beside it, or it would be held and let go to and fro. Why it
+        cannot be held."""
         try:
             self.files.hold(self._ballast_bytes, self._ballast_bytes)
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            if error.errno in FULL:
+                return DISK_FULL
+            return f"the ballast of {self._ballast_bytes >> 20} MiB cannot be made: {error.strerror}"
+        return ""
 
     def look_for_room(self) -> None:
-        """NoRoom: the disk is still full."""
+        """NoRoom: there still is none."""
         if not self.short:
             return
-        if not self._hold():
+        self.shortage = self._hold()
+        if self.short:
             need = 2 * self._ballast_bytes >> 20
-            raise NoRoom(f"the disk is full: nothing is appended to the log before {need} MiB are free")
-        self.short = False
+            free = f" before {need} MiB are free" if self.shortage == DISK_FULL else ""
+            raise NoRoom(f"{self.shortage}: nothing is appended to the log{free}")
 
     def _refused(self, what: str, error: OSError) -> StorageError:
         if error.errno not in FULL:
