@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from tests.unit.test_broker import SECOND_US, Client, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
 
+from postroad.durable import release
 from postroad.durable.filtering import filtering_stream
+from postroad.durable.release import ReleaseRoot, Report, RetentionPolicy
+from postroad.errors import UnavailableError
+from postroad.storage.effects import Save
 from postroad.wire.frames import Kind, Refuse, Release, Request, encode
 
 P = 1 << 32  # the durable pubend of the first broker
@@ -262,6 +268,74 @@ def test_hostile_reports_cost_only_their_sender() -> None:
         with pytest.raises(Exception, match="a report"):
             broker._releasing.received(Release(reports=(row,)))
     assert Kind.RELEASE == 38
+
+
+class Root:
+    """A release root and its table."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.tags = count(1)
+        policy = RetentionPolicy(grace_us=0)
+        self.root = ReleaseRoot(P, policy, new_tag=lambda: next(self.tags), now_us=0)
+        self.root.recover(self.rows)
+
+    def report(self, owner: int, released: int, *, serial: int = 1, ended: bool = False) -> bool:
+        report = Report(owner=owner, serial=serial, released=released, latest_delivered=released, ended=ended)
+        return self.root.report(report)
+
+    def save(self) -> None:
+        for effect in self.root.close(0):
+            assert isinstance(effect, Save)
+            for key, value in effect.rows:
+                if value is None:
+                    self.rows.pop(key, None)
+                else:
+                    self.rows[key] = value
+
+    @property
+    def floor(self) -> int:
+        return self.root.floor(1000, 1000, lambda _: 0)
+
+
+def test_owners_that_have_ended_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "MAX_OWNERS", 3)
+    one = Root()
+    for owner in range(1, 4):
+        assert one.report(owner, 10 * owner)
+    assert one.report(2, 20, serial=2, ended=True)
+    one.save()
+    assert not one.report(2, 20), "an older report may come late, by another route"
+    assert one.report(4, 5)
+    assert one.root.owners == 3
+    assert one.floor == 5
+    one.save()
+    one.begin()
+    assert one.root.owners == 3
+    assert one.floor == 5
+
+
+def test_nothing_is_released_while_somebody_holds_who_cannot_be_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(release, "MAX_OWNERS", 2)
+    one = Root()
+    assert one.report(1, 10)
+    assert one.report(2, 20)
+    assert not one.report(3, 1, ended=True), "it holds nothing"
+    for owner in (4, 5):
+        with pytest.raises(UnavailableError, match="more than 2 brokers"):
+            one.report(owner, 1)
+    assert (one.floor, one.root.held) == (0, True)
+    assert not one.root.retire(5)
+    assert one.floor == 0
+    assert one.report(1, 30, serial=2, ended=True)
+    assert one.floor == 0, "until that one reports again"
+    assert one.report(4, 15, serial=2)
+    assert one.floor == 15
 
 
 def test_a_pubend_that_opens_later_is_held_by_those_who_hold_its_siblings() -> None:

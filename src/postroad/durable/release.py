@@ -5,7 +5,8 @@ it says so. Reports travel up the tree of the pubend's origin and are merged by 
 pubend knows every broker that holds durable subscriptions by name. An owner that is unreachable holds its
 ticks; it is never forgotten by itself, but an administrator can retire it. A retired owner that comes back
 is an owner again, and gets gaps for what it missed. What is remembered of an owner without subscriptions is
-the serial of its last report: an older one may still be on its way, by another route.
+the serial of its last report: an older one may still be on its way, by another route. So it is forgotten only
+where there would be more than MAX_OWNERS; while somebody reports who cannot be remembered, nothing becomes L.
 
 Tr is the minimum of released, Td that of latestDelivered. A tick t becomes L when
 t <= Tr, or t <= Td and it is older than `max_retain_us`, or t <= Td and more than `max_bytes` follow it;
@@ -21,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import BugError, PeerError
+from postroad.errors import BugError, PeerError, UnavailableError
 from postroad.ids import pubend_text
 from postroad.storage.effects import Save, StorageEffect
 from postroad.units import SECOND_US
@@ -144,6 +145,7 @@ class ReleaseRoot:
         "_quiet_until",
         "_save_at",
         "_saving",
+        "_unheld",
         "pubend",
     )
 
@@ -155,7 +157,8 @@ class ReleaseRoot:
         self._new_tag = new_tag
         self._quiet_until = now_us + policy.grace_us  # a report that a crash forgot has time to come again
         self._owners: dict[int, _Row] = {}  # brokers that have, or had, durable subscriptions: last report
-        self._dirty: dict[int, None] = {}  # owners whose row is to be saved
+        self._unheld: dict[int, None] = {}  # owners for whom there is no room in `_owners`
+        self._dirty: dict[int, None] = {}  # owners whose row is to be saved or removed
         self._saving: dict[int, tuple[int, ...]] = {}  # tag -> owners whose rows are on their way
         self._save_at = 0
 
@@ -176,14 +179,17 @@ class ReleaseRoot:
                 self._save_at = 0
 
     def report(self, report: Report) -> bool:
-        """True if it is news."""
+        """True if it is news. UnavailableError: there are too many owners, and nothing is released."""
         held = self._owners.get(report.owner)
         if held is not None and held.serial >= report.serial:
             return False
         if report.released > report.latest_delivered:
             raise PeerError("a report releases more than was delivered")
+        self._unheld.pop(report.owner, None)
         if held is None and len(self._owners) >= MAX_OWNERS:
-            raise PeerError(f"more than {MAX_OWNERS} brokers report on {pubend_text(self.pubend)}")
+            if report.ended:
+                return False
+            self._make_room(report.owner)
         self._owners[report.owner] = _Row(
             report.serial, report.released, report.latest_delivered, report.ended
         )
@@ -193,11 +199,24 @@ class ReleaseRoot:
         self._dirty[report.owner] = None
         return True
 
+    def _make_room(self, owner: int) -> None:
+        """Forget one that has ended."""
+        ended = next((one for one, row in self._owners.items() if row.ended), None)
+        if ended is None:
+            self._unheld[owner] = None
+            raise UnavailableError(
+                f"more than {MAX_OWNERS} brokers have durable subscriptions: nothing of pubend"
+                f" {pubend_text(self.pubend)} is released before some are retired (postroad subs retire)"
+            )
+        del self._owners[ended]
+        self._dirty[ended] = None
+
     def retire(self, owner: int) -> bool:
         """An administrator says that this broker will not come back: it holds nothing any more.
 
         False if it held nothing.
         """
+        self._unheld.pop(owner, None)
         held = self._owners.get(owner)
         if held is None or held.ended:
             return False
@@ -217,7 +236,7 @@ class ReleaseRoot:
     @property
     def held(self) -> bool:
         """Somebody has durable subscriptions."""
-        return any(not row.ended for row in self._owners.values())
+        return bool(self._unheld) or any(not row.ended for row in self._owners.values())
 
     @property
     def released(self) -> int | None:
@@ -232,7 +251,7 @@ class ReleaseRoot:
     def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
         """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
         policy = self._policy
-        if now_us < self._quiet_until:
+        if now_us < self._quiet_until or self._unheld:
             return 0
         released, delivered = self.released, self.latest_delivered
         if released is None or delivered is None:
@@ -253,7 +272,7 @@ class ReleaseRoot:
         rows = tuple(
             (
                 prefix + owner.to_bytes(4, "big"),
-                msgspec.msgpack.encode(self._owners[owner]),
+                msgspec.msgpack.encode(self._owners[owner]) if owner in self._owners else None,
             )
             for owner in self._dirty
         )

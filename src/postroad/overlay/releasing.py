@@ -13,7 +13,7 @@ from typing import Final
 
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.release import TABLE, ReleaseMerger, ReleaseRoot, Report, RetentionPolicy, read_owner
-from postroad.errors import PeerError
+from postroad.errors import PeerError, UnavailableError
 from postroad.ids import is_volatile
 from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.topology import Topology
@@ -124,7 +124,7 @@ class Releasing:
             for report in reports:
                 try:
                     self._pubends[pubend][1].report(report)
-                except PeerError as error:  # more owners than there can be; the others count
+                except UnavailableError as error:
                     out.append(Note("warning", str(error)))
         if now_us >= self._release_at:
             self._release_at = now_us + RELEASE_US
