@@ -32,6 +32,7 @@ LAST_COUNT: Final = (1 << COUNT_BITS) - 1
 _MAX_COUNTER: Final = 0xFFFF
 _MAX_TIME_MS: Final = (1 << 48) - 1
 _TEXT: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{12})-([0-9a-f]{4})")
+_PLAIN_NAME: Final = re.compile(r".*#[0-9a-f]{8}\.[0-9]+")
 
 
 class MessageId(msgspec.Struct, frozen=True, order=True):
@@ -77,6 +78,15 @@ class MessageId(msgspec.Struct, frozen=True, order=True):
 def of_a_broker(publisher: int) -> bool:
     """Whether a publisher is a broker itself: no client is given the first or the last count."""
     return publisher & LAST_COUNT in (0, LAST_COUNT)
+
+
+def plain_name(client: str, publisher: int, number: int) -> str:
+    """Of a plain subscription: in traces it is named so, like a durable one by its name."""
+    return f"{client}#{publisher:08x}.{number}"
+
+
+def is_plain_name(name: str) -> bool:
+    return _PLAIN_NAME.fullmatch(name) is not None
 
 
 class IdSource:

@@ -228,9 +228,7 @@ class TestSubscriptions:
         assert world.core.unsubscribe(1, 1) is None
         assert world.subscribe(1, "b") > first
 
-    @pytest.mark.parametrize(
-        "wrong", [{"number": -1}, {"number": 1 << 32}, {"overflow": "explode"}, {"buffer": -1}]
-    )
+    @pytest.mark.parametrize("wrong", [{"overflow": "explode"}, {"buffer": -1}])
     def test_bad_arguments(self, wrong: dict[str, object]) -> None:
         world = World()
         arguments: dict[str, object] = {"number": 1, "overflow": "drop", "buffer": 0} | wrong

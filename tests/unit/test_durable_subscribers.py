@@ -86,6 +86,19 @@ def test_a_new_durable_subscription_gets_what_comes_after_it(at: int) -> None:
     assert reader.got() == ["a", "b"]
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 32])
+@pytest.mark.parametrize("kind", [{}, {"durable": "s"}, {"until": "{}"}], ids=["plain", "durable", "read"])
+def test_a_number_that_no_frame_has_room_for_is_refused(number: int, kind: dict[str, str]) -> None:
+    """Found: the first event for a durable subscription so numbered ended the broker."""
+    net = DurableNet(1)
+    publisher, reader = DurableClient(net, 0), Reader(net, 0)
+    reader.send(encode(Subscribe(number=number, topic="t", where="", **kind)))  # type: ignore[arg-type]
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    assert (reader.ended(), reader.batches) == (["usage"], [])
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("ack", ["", "auto"])
 def test_a_subscriber_that_was_away_goes_on_where_it_was(at: int, ack: str) -> None:

@@ -12,17 +12,19 @@ from tests.unit.test_tracking_broker import trace
 
 from postroad.broker import Broker
 from postroad.config import BrokerConfig, Identity
+from postroad.durable.subscriptions import SUBSCRIPTIONS
 from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import SECOND_US
+from postroad.wire.frames import Ended
 
 
 class TracedNet(DurableNet):
     """Disks in memory; tracking stores nothing within a test."""
 
-    def __init__(self, count: int, links: list[tuple[int, int]], strategy: str) -> None:
-        self.tracking_config = TrackingConfig(strategy=strategy, persist_us=3_600 * SECOND_US)
+    def __init__(self, count: int, links: list[tuple[int, int]], strategy: str, **settings: Any) -> None:
+        self.tracking_config = TrackingConfig(strategy=strategy, persist_us=3_600 * SECOND_US, **settings)
         super().__init__(count, links)
 
     def start(self, at: int) -> None:
@@ -71,3 +73,38 @@ def test_a_trace_names_durable_subscribers_also_minutes_later(strategy: str) -> 
     found = trace(DurableClient(net, 1), identity)
     assert found["origin"] == "b0"
     assert receivers(found) == [("late", "b2"), ("prompt", "b2")]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"strategy": "bloom"}, {"strategy": "bloom", "deliveries": "subscriber"}, {"strategy": "exact"}],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_nobody_takes_the_name_of_a_plain_subscription(settings: dict[str, str], stored: bool) -> None:
+    """Two receivers under one name would be one to the attachment map: the first that left, both."""
+    net = TracedNet(2, [(0, 1)], **settings)
+    plain, other, publisher = Reader(net, 0), Reader(net, 0), DurableClient(net, 0)
+    plain.subscribe(1, "t")
+    publisher.publish("t", "a")
+    ((name, _),) = receivers(trace(publisher, plain.batches[0].id(0)))
+    if stored:  # by a broker that allowed it
+        other.begin("s", ack="auto")
+        rows = net.disks[0].tables[SUBSCRIPTIONS]
+        rows[name.encode()] = rows.pop(b"s")
+        net.kill(0)
+        net.start(0)
+        net.link(0, 1)
+        plain, other, publisher = Reader(net, 0), Reader(net, 0), DurableClient(net, 0)
+        plain.subscribe(1, "t")
+        publisher.publish("t", "a")
+        ((now, _),) = receivers(trace(publisher, plain.batches[0].id(0)))
+        assert now != name, "publishers of another start have other numbers"
+    other.begin(name, ack="auto")
+    net.wait(1)
+    (refused,) = [message for message in other.messages if isinstance(message, Ended)]
+    assert (refused.code, "generated" in refused.reason) == ("usage", True)
+    other.gone()
+    publisher.publish("t", "b")
+    assert plain.got() == ["a", "b"]
+    assert len(receivers(trace(publisher, plain.batches[1].id(0)))) == 1
+    net.wait(5)

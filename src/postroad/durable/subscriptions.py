@@ -25,7 +25,7 @@ from postroad.durable.claims import Claims
 from postroad.durable.cursor import Cursor
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PostroadError, UsageError, shorten
-from postroad.ids import pubend_text
+from postroad.ids import is_plain_name, pubend_text
 from postroad.selectors import Selector
 from postroad.storage.effects import Save, StorageEffect
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -555,7 +555,7 @@ def read_subscription(name: bytes, value: bytes) -> _Row | int:
     if name == _NEXT:
         return msgspec.msgpack.decode(value, type=_Next)
     row = msgspec.msgpack.decode(value, type=_Row)
-    check_name(name.decode(), row.ack)
+    _check_form(name.decode(), row.ack)
     Selector.parse(row.topic, row.where)
     return row
 
@@ -569,6 +569,16 @@ def _cursor_key(number: int, pubend: int) -> bytes:
 
 
 def check_name(name: str, ack: str) -> None:
+    """Of one that attaches. One that is stored may be of before names of plain subscriptions were refused."""
+    _check_form(name, ack)
+    if is_plain_name(name):
+        raise UsageError(
+            f"a durable name does not end as those generated for plain subscriptions do, in '#', eight "
+            f"hexadecimal digits, '.' and a number: {shorten(name, 40)!r}"
+        )
+
+
+def _check_form(name: str, ack: str) -> None:
     if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
         raise UsageError(
             f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {shorten(name, 40)!r}"

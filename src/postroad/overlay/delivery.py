@@ -36,7 +36,6 @@ from postroad.wire.frames import Ended, Kind, encode
 
 CONNECTION_BUFFERS: Final = 4  # a connection holds at most this many times `DeliveryConfig.buffer_bytes`
 MAX_PUBENDS: Final = 65_536
-_MAX_NUMBER: Final = (1 << 32) - 1
 _POLICIES: Final = ("drop", "disconnect")
 
 
@@ -193,8 +192,6 @@ class Delivery:
         self, *, connection: int, number: int, selector: Selector, overflow: str, buffer: int, name: str = ""
     ) -> int:
         """A new subscription, which gets nothing until it is activated. Its key is never used again."""
-        if not 0 <= number <= _MAX_NUMBER:
-            raise UsageError(f"subscription number {number} is not an unsigned 32-bit number")
         if overflow not in _POLICIES:
             raise UsageError(f"overflow policy {overflow!r} is not one of {', '.join(_POLICIES)}")
         if buffer < 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from postroad.errors import DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
+from postroad.ids import plain_name
 from postroad.overlay.delivery import Delivery
 from postroad.overlay.durable_hosting import DurableHosting
 from postroad.overlay.effects import Effect, Send
@@ -22,6 +23,7 @@ from postroad.tracking.strategies import Tracking
 from postroad.wire.frames import Ended, Limits, Subscribe, Subscribed, Unsubscribe, encode
 
 MAX_MISSING: Final = 256  # brokers named to a subscriber as not having confirmed
+_MAX_NUMBER: Final = (1 << 32) - 1
 
 
 class Subscribing:
@@ -74,6 +76,8 @@ class Subscribing:
             )
 
     def _checked(self, peer: Peer, message: Subscribe) -> Selector:
+        if not 0 <= message.number <= _MAX_NUMBER:
+            raise UsageError(f"subscription number {message.number} is not an unsigned 32-bit number")
         durable = 0 if self._host is None else self._host.count(peer.connection)
         if self._delivery.count(peer.connection) + durable >= peer.limits.subscriptions:
             raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
@@ -85,7 +89,7 @@ class Subscribing:
 
     def _subscribe_plain(self, peer: Peer, message: Subscribe, selector: Selector, now_us: int) -> None:
         connection, number = peer.connection, message.number
-        name = f"{peer.name}#{peer.publisher:08x}.{number}"
+        name = plain_name(peer.name, peer.publisher, number)
         key = self._delivery.subscribe(
             connection=connection,
             number=number,
