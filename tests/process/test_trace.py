@@ -346,6 +346,34 @@ def test_a_trace_goes_on_behind_a_broker_that_does_not_track(brokers: Brokers) -
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_trace_goes_on_behind_a_broker_that_did_not_track_at_first(brokers: Brokers, strategy: str) -> None:
+    """T6, T11: its history begins later, and yet it routed the message."""
+    b1 = brokers.start("b1")
+    b2 = brokers.start("b2", b1.address, extra=("--tracking", "none"))
+    line = [b1, b2, brokers.start("b3", b2.address)]
+
+    async def before() -> MessageId:
+        await linked(*line)
+        return (await send_across(line, 1))[0]
+
+    identity = asyncio.run(before())
+    assert b2.stop() == 0
+    b2.extra = ("--tracking", strategy)
+    b2.start()
+
+    async def after() -> None:
+        await linked(*line)
+        for broker in line:
+            async with postroad.connect(broker.address) as client:
+                trail = await client.trace(identity)
+            assert [(step.broker, step.source) for step in trail.route] == [("b1", None), ("b3", "b2")]
+            assert [one.broker for one in trail.receivers] == ["b3"]
+            assert (trail.verdict, [broker for broker, _ in trail.missing]) == ("partial", ["b2"])
+
+    asyncio.run(after())
+
+
 def test_a_trace_goes_on_behind_a_broker_that_was_killed_before_it_stored(brokers: Brokers) -> None:
     """T6: kill -9 of the broker between; it does not know any more, who delivered the message does."""
     line = brokers.line(3)

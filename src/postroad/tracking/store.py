@@ -191,8 +191,6 @@ class TrackingStore:
     def untracked(self, now_us: int) -> None:
         """In place of `load`: this process does not track. To the next that does it is one that died at once,
         so that nobody takes its time for one in which nothing happened."""
-        if not (self._folder / _ATTACHMENTS).exists():
-            return
         try:
             changes = self.load().changes
             last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
