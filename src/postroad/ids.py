@@ -76,7 +76,8 @@ class MessageId(msgspec.Struct, frozen=True, order=True):
 
 
 def of_a_broker(publisher: int) -> bool:
-    """Whether a publisher is a broker itself: no client is given the first or the last count."""
+    """Whether brokers themselves publish with that number: no client is given the first or the last count,
+    though a program may bring it."""
     return publisher & LAST_COUNT in (0, LAST_COUNT)
 
 

@@ -371,12 +371,19 @@ def test_an_answer_that_is_cut_says_so() -> None:
 
 
 def test_what_brokers_say_of_themselves_is_not_tracked() -> None:
+    """Programs may bring ids with such numbers: it is said where nothing else is the reason."""
     for publisher in (3 << COUNT_BITS, LAST_COUNT):
         own = MessageId(publisher, 1, TIME_MS, 0)
-        for findings in ({}, {1: Finding(begins_ms=TIME_MS + 1)}, {1: Finding()}):
+        result = judge(own, {1: Finding()}, failed=[], stopped="", names={})
+        assert result.verdict == "unknown"
+        assert "under $postroad is not tracked" in result.explanation
+        for findings, verdict in (
+            ({}, "unreachable"),
+            ({1: Finding(begins_ms=TIME_MS + 1)}, "before-history"),
+            ({1: Finding(lost="a process died")}, "partial"),
+        ):
             result = judge(own, findings, failed=[], stopped="", names={})
-            assert result.verdict == "unknown"
-            assert "$postroad is not tracked" in result.explanation
+            assert (result.verdict, "$postroad" in result.explanation) == (verdict, False)
 
 
 @pytest.mark.parametrize(

@@ -380,14 +380,14 @@ def _verdict(
     if chosen and chosen[0].source is None:
         return (PARTIAL, "; ".join(parts)) if parts else (COMPLETE, "")
     if not chosen:
-        if of_a_broker(identity.publisher):
-            return UNKNOWN, "a broker published it about itself: history under $postroad is not tracked"
         if home is None and not stopped:
             return UNREACHABLE, f"broker {name}, where the message was published, cannot be reached"
         if before:
             return BEFORE_HISTORY, f"the history of broker {name} does not reach back to that time"
         if not parts:
-            return UNKNOWN, f"broker {name} has no record of such a message"
+            own = "; what brokers publish under $postroad is not tracked"
+            said = own if of_a_broker(identity.publisher) else ""
+            return UNKNOWN, f"broker {name} has no record of such a message{said}"
     reason = ""
     if before:
         reason = f": the history of broker {name} does not reach back to that time"
