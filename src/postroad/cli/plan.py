@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from postroad.errors import UsageError
 from postroad.units import MILLISECOND_US, SECOND_US, duration_us, size
 
 if TYPE_CHECKING:
-    from postroad.tracking.planner import Impossible, Plan, Wish
+    from postroad.tracking.planner import Impossible, Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -141,17 +140,11 @@ _SHOWN = {
 }
 
 
-def _nearest(found: Impossible) -> list[tuple[str, str, Wish]]:
-    return [(name, _SHOWN[name](wish), wish) for name, wish in found.nearest]
-
-
 def _impossible_text(found: Impossible) -> str:
-    lines = [f"impossible: {found.reason}"]
-    nearest = _nearest(found)
-    if not nearest:
-        raise UsageError(f"{found.reason}; no single wish less would make it possible")
-    lines.append("possible with one of:")
-    return "\n".join(lines + [f"  {shown}" for _, shown, _ in nearest])
+    lines = [f"impossible: {found.reason}", "possible with one of:"]
+    return "\n".join(
+        lines + ["  " + " ".join(_SHOWN[name](wish) for name in names) for names, wish in found.nearest]
+    )
 
 
 def _impossible_json(found: Impossible) -> dict[str, Any]:
@@ -162,8 +155,11 @@ def _impossible_json(found: Impossible) -> dict[str, Any]:
         "skew": lambda wish: wish.skew_us / SECOND_US,
         "jitter": lambda wish: wish.jitter_us / SECOND_US,
     }
+    nearest = [{name: values[name](wish) for name in names} for names, wish in found.nearest]
+    single = all(len(one) == 1 for one in nearest)
     return {
         "possible": False,
         "reason": found.reason,
-        "nearest": {name: values[name](wish) for name, _, wish in _nearest(found)},
+        "nearest": {name: value for one in nearest for name, value in one.items()} if single else {},
+        "together": [] if single else nearest,
     }

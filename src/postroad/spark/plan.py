@@ -136,10 +136,9 @@ def as_toml(proposal: Proposal) -> str:
     ]
     if isinstance(found, Impossible):
         lines.append(f"# No Bloom filter can meet this: {found.reason}.")
-        lines += [
-            f"# With another {name} it can: {getattr(other, _FIELD[name]):g}."
-            for name, other in found.nearest
-        ]
+        for names, other in found.nearest:
+            values = " and ".join(f"{getattr(other, _FIELD[name]):g}" for name in names)
+            lines.append(f"# With another {' and '.join(names)} it can: {values}.")
         lines += ["[tracking]", "# So everything is logged.", 'strategy = "exact"']
         return "\n".join(lines) + "\n"
     shape = found.shape

@@ -15,11 +15,12 @@ last, one that begins with some that of the first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import combinations
+from typing import Final, NamedTuple
 
-from postroad.errors import UsageError
+from postroad.errors import BugError, UsageError
 from postroad.tracking.bloom import (
     MAX_BITS,
     MAX_HASHES,
@@ -92,11 +93,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impossible:
-    """No setting meets the wish. Each of `nearest` differs from it in one thing only and is possible."""
+    """No setting meets the wish. Each of `nearest` is possible and differs from it in what it names only: in
+    one thing, or where one is not enough, in as few as are."""
 
     wish: Wish
     reason: str
-    nearest: tuple[tuple[str, Wish], ...]
+    nearest: tuple[tuple[tuple[str, ...], Wish], ...]
 
 
 def plan(wish: Wish) -> Plan | Impossible:
@@ -153,39 +155,61 @@ def _explain(wish: Wish) -> Impossible:
     return Impossible(wish=wish, reason=reason, nearest=_nearest(wish))
 
 
-def _nearest(wish: Wish) -> tuple[tuple[str, Wish], ...]:
-    """Give way in one thing at a time, just as far as it must be."""
-    changes: list[tuple[str, Callable[[float], Wish], float, float]] = [
-        ("memory", lambda x: replace(wish, memory=math.ceil(x)), wish.memory, MAX_BITS / 8),
-        ("rate", lambda x: replace(wish, rate=x), wish.rate, LEAST_RATE),
-        ("accuracy", lambda x: replace(wish, accuracy=1 - x), 1 - wish.accuracy, 0.5),
-        ("skew", lambda x: replace(wish, skew_us=int(x)), wish.skew_us, 0),
-        ("jitter", lambda x: replace(wish, jitter_us=int(x)), wish.jitter_us, 0),
-    ]
-    found: list[tuple[str, Wish]] = []
-    for name, changed, asked, farthest in changes:
-        if _plan(changed(farthest)) is None:
-            continue
-        bad, good = float(asked), float(farthest)
-        for _ in range(_NEAREST_STEPS):
-            # By ratios where there are any: what is asked may be off by hundreds of digits.
-            middle = math.sqrt(bad) * math.sqrt(good) if good else bad / 2 + good / 2
-            if _plan(changed(middle)) is None:
-                bad = middle
-            else:
-                good = middle
-        found.append((name, changed(_rounded(changed, good, farthest))))
-    return tuple(found)
+class _Way(NamedTuple):
+    """How a wish can give way in one thing: from what is asked to the farthest that makes a difference."""
+
+    asked: float
+    farthest: float
+    changed: Callable[[Wish, float], Wish]
+
+    def at(self, share: float) -> float:
+        """By ratios: what is asked may be off by hundreds of digits."""
+        return math.pow(self.asked, 1 - share) * math.pow(self.farthest, share)
 
 
-def _rounded(changed: Callable[[float], Wish], good: float, farthest: float) -> float:
+def _nearest(wish: Wish) -> tuple[tuple[tuple[str, ...], Wish], ...]:
+    """Give way in one thing at a time, or in as many as it takes, just as far as it must be."""
+    ways = {
+        "memory": _Way(wish.memory, MAX_BITS / 8, lambda to, x: replace(to, memory=math.ceil(x))),
+        "rate": _Way(wish.rate, LEAST_RATE, lambda to, x: replace(to, rate=x)),
+        "accuracy": _Way(1 - wish.accuracy, 0.5, lambda to, x: replace(to, accuracy=1 - x)),
+        "skew": _Way(wish.skew_us, 1, lambda to, x: replace(to, skew_us=int(x))),
+        "jitter": _Way(wish.jitter_us, 1, lambda to, x: replace(to, jitter_us=int(x))),
+    }
+    for count in range(1, len(ways) + 1):
+        together = [(names, [ways[name] for name in names]) for names in combinations(ways, count)]
+        possible = [(names, some) for names, some in together if _plan(_given_way(wish, some, 1.0))]
+        if possible:
+            return tuple((names, _just_possible(wish, some)) for names, some in possible)
+    raise BugError(f"{wish} is impossible however far it gives way")
+
+
+def _given_way(wish: Wish, ways: Sequence[_Way], share: float) -> Wish:
+    for way in ways:
+        wish = way.changed(wish, way.at(share))
+    return wish
+
+
+def _just_possible(wish: Wish, ways: Sequence[_Way]) -> Wish:
+    bad, good = 0.0, 1.0
+    for _ in range(_NEAREST_STEPS):
+        middle = (bad + good) / 2
+        if _plan(_given_way(wish, ways, middle)) is None:
+            bad = middle
+        else:
+            good = middle
+    found = _given_way(wish, ways, good)
+    for way in ways:
+        found = way.changed(found, _rounded(found, way, way.at(good)))
+    return found
+
+
+def _rounded(wish: Wish, way: _Way, good: float) -> float:
     """A number of three digits that is still possible, where there is one."""
-    if good <= 0:
-        return good
     digits = 2 - math.floor(math.log10(good))
     step = 10.0**-digits
     for candidate in (round(good, digits), round(good + step, digits), round(good - step, digits)):
-        between = min(good, farthest) <= candidate <= max(good, farthest)
-        if between and _plan(changed(candidate)) is not None:
+        between = min(good, way.farthest) <= candidate <= max(good, way.farthest)
+        if between and _plan(way.changed(wish, candidate)) is not None:
             return candidate
     return good
