@@ -371,6 +371,7 @@ def test_plan_command_prints_configuration() -> None:
     jitter_us=st.integers(0, 10**8),
 )
 @example(accuracy=0.999, rate=3e6, memory=1 << 29, skew_us=250_000, jitter_us=500_000)
+@example(accuracy=1e-6, rate=1, memory=1 << 17, skew_us=0, jitter_us=0)
 @example(accuracy=0.1, rate=1e9, memory=1 << 40, skew_us=0, jitter_us=0)
 @settings(max_examples=100, deadline=None)
 def test_what_is_planned_is_accepted(
@@ -420,6 +421,21 @@ def test_plan_command_says_what_is_impossible() -> None:
     with pytest.raises(UsageError, match="rate must be finite"):
         run_plan("--rate", "inf")
     assert isinstance(plan(Wish(accuracy=0.9, rate=1, memory=9, skew_us=10**12, jitter_us=0)), Impossible)
+
+
+def test_a_filter_that_claims_everything_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "postroad.toml"
+    for text in ("bits = 8", "capacity = 100000000", "hashes = 64\ncapacity = 2000000"):
+        file.write_text(f"[tracking]\n{text}\n")
+        with pytest.raises(
+            UsageError, match="bits, capacity and hashes together, as `postroad plan tracking`"
+        ):
+            configure({}, file)
+    file.write_text("[tracking]\nbits = 8\ncapacity = 1\nhashes = 1\ncache_bytes = 0\n")
+    assert configure({}, file).broker.tracking.cache_bytes == 0
+    file.write_text("[streams]\ncache_bytes = 0\n")
+    with pytest.raises(UsageError, match="not a size"):
+        configure({}, file)
 
 
 def test_a_plan_without_skew_and_jitter_is_a_configuration(tmp_path: Path) -> None:

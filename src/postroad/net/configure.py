@@ -22,6 +22,7 @@ from postroad.net.log import LEVELS
 from postroad.overlay.access import Action, AuthConfig, Rule, hash_token
 from postroad.overlay.topology import MAX_NAME, name_fits
 from postroad.tracking.bloom import MAX_BITS
+from postroad.tracking.planner import MAX_FPP
 from postroad.units import GIB, SECOND_US, duration_us, size
 from postroad.wire.frames import MAX_CONTROL_BYTES
 
@@ -35,7 +36,6 @@ MIN_KEEP_US: Final = 2 * SECOND_US  # a broker with its first durable subscripti
 SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
 # A flag for one replaces the other in the file.
 _INSTEAD_OF: Final = {"auth.token": "token_file", "auth.token_file": "token"}
-_MAY_BE_0: Final = ("jitter_us",)  # besides what is 0 by default
 _NONE: Final[tuple[str, ...]] = ()
 T = TypeVar("T")
 
@@ -131,7 +131,10 @@ def _node(top: _Table) -> NodeConfig:
         delivery=_section(top.table("delivery"), defaults.delivery),
         durable=_section(top.table("durable"), defaults.durable),
         tracking=_section(
-            top.table("tracking"), defaults.tracking, texts=("strategy", "routing", "deliveries")
+            top.table("tracking"),
+            defaults.tracking,
+            texts=("strategy", "routing", "deliveries"),
+            may_be_0=("jitter_us", "cache_bytes"),
         ),
         auth=auth,
         links=replace(_section(top.table("connections"), defaults.links), token=token),
@@ -210,11 +213,11 @@ def _check_listen(listen: str | None, auth: AuthConfig) -> None:
     )
 
 
-def _section(table: _Table, defaults: T, texts: Collection[str] = ()) -> T:
+def _section(table: _Table, defaults: T, texts: Collection[str] = (), may_be_0: Collection[str] = ()) -> T:
     """An object of the same class with the file's values, read as the field names say.
 
     Fields that are texts are left out, since secrets and names have a place of their own in the file, but
-    for `texts`.
+    for `texts`. Durations and sizes `may_be_0` besides those that are by default.
     """
     values: dict[str, object] = {}
     names = (
@@ -230,10 +233,11 @@ def _section(table: _Table, defaults: T, texts: Collection[str] = ()) -> T:
         elif isinstance(default, bool):
             values[name] = table.take(name, _boolean, default)
         elif name.endswith("_us"):
-            read = _duration_or_0 if name in _MAY_BE_0 else _or_never(_duration, default)
+            read = _duration_or_0 if name in may_be_0 else _or_never(_duration, default)
             values[name] = table.take(name.removesuffix("_us"), read, default)
         elif name.endswith(("_bytes", "_window")):
-            values[name] = table.take(name, _or_never(_size, default), default)
+            read = _or_never(_size, 0 if name in may_be_0 else default)
+            values[name] = table.take(name, read, default)
         else:
             values[name] = table.take(name, _count, default)
     table.done()
@@ -241,7 +245,13 @@ def _section(table: _Table, defaults: T, texts: Collection[str] = ()) -> T:
 
 
 def _check_limits(broker: BrokerConfig) -> None:
-    limits = broker.limits
+    limits, shape = broker.limits, broker.tracking.shape
+    if round(shape.fpp, 9) > MAX_FPP:
+        raise UsageError(
+            f"tracking: a filter of {shape.m} bits full of {shape.n} messages, with {shape.k} hashes,"
+            f" claims {shape.fpp:.0%} of all others: set bits, capacity and hashes together, as"
+            " `postroad plan tracking` prints them"
+        )
     if limits.event_bytes + MAX_CONTROL_BYTES // 1024 > limits.batch_bytes:
         raise UsageError(
             "limits.batch_bytes must leave room for one event of limits.event_bytes and its headers"

@@ -37,6 +37,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 MAX_MATCHING: Final = 16  # filters asked per history: more would make traces slow
 MAX_PERSIST_US: Final = 60 * SECOND_US  # what a crash may cost at most, however much memory there is
 PERSIST_MARGIN: Final = 1.05  # "slightly larger than Tf"
+MAX_FPP: Final = 0.5  # of a full filter, however little accuracy is wished: one with more tells nothing
 LEAST_KEYS: Final = 1024  # a filter for fewer is mostly its description
 LEAST_SKEW_US: Final = MILLISECOND_US  # ids have whole milliseconds
 DAY_S: Final = 86_400
@@ -110,7 +111,7 @@ def _plan(wish: Wish) -> Plan | None:
     skew_us = max(wish.skew_us, LEAST_SKEW_US)
     need_us = 2 * skew_us + wish.jitter_us + _PAGES_US
     for w in range(1, MAX_MATCHING):
-        fpp = filter_rate(1 - wish.accuracy, w + 1)
+        fpp = _filter_rate(wish, w)
         if fpp <= 2.0**-MAX_HASHES:
             continue
         shape = _largest(wish, fpp)
@@ -126,6 +127,10 @@ def _plan(wish: Wish) -> Plan | None:
                 bytes_per_day=math.ceil(wish.rate * DAY_S * shape.m / shape.n / 8),
             )
     return None
+
+
+def _filter_rate(wish: Wish, w: int) -> float:
+    return min(filter_rate(1 - wish.accuracy, w + 1), MAX_FPP)
 
 
 def _largest(wish: Wish, fpp: float) -> Shape:
@@ -145,7 +150,7 @@ def _explain(wish: Wish) -> Impossible:
         )
     else:
         w = MAX_MATCHING - 1
-        ratio, _ = bits_per_key(max(filter_rate(1 - wish.accuracy, w + 1), 2.0**-MAX_HASHES))
+        ratio, _ = bits_per_key(max(_filter_rate(wish, w), 2.0**-MAX_HASHES))
         lasts_us = wish.memory * 8 / ratio / wish.rate * SECOND_US
         reason = (
             f"a filter of {wish.memory} bytes holds about {int(wish.memory * 8 / ratio)} messages at that"
