@@ -313,6 +313,16 @@ def test_keepalive_pings_a_silent_broker_and_leaves_a_dead_one() -> None:
     assert "silent" in str(close.error)
 
 
+def test_a_ping_that_is_asked_for_tells_when_it_is_heard() -> None:
+    script = Script()
+    script.up()
+    pinged_us = script.now
+    script.do(script.core.ping(pinged_us))
+    assert script.sent() == [wire.Ping(time_us=pinged_us)]
+    script.say(wire.Pong(time_us=pinged_us - 1, at_us=script.now), wire.Pong(time_us=pinged_us, at_us=1))
+    assert script.take(fx.Heard) == [fx.Heard(pinged_us=pinged_us - 1), fx.Heard(pinged_us=pinged_us)]
+
+
 def test_pings_are_answered() -> None:
     script = Script()
     script.up()

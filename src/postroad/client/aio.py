@@ -8,6 +8,7 @@ in a loop and never waits still keeps the broker busy. There is no linger timer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -46,7 +47,7 @@ from postroad.overlay.effects import Close, Dial, Send
 from postroad.tracking.verdict import TraceResult
 from postroad.units import SECOND_US, size
 
-CLOSE_S: Final = 2.0
+CLOSE_S: Final = 2.0  # of a broker that does not answer
 
 Payload = bytes | str
 Attributes = Mapping[str, Value]
@@ -89,6 +90,8 @@ class Client:
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Connection | None = None
+        self._said_on: Connection | None = None  # where acknowledgements that nobody waits for were last said
+        self._heard_us = 0  # the ping that the broker answered last
         self._dialled = 0  # so often
         self._dialling: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -145,17 +148,40 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Wait until what was published is accepted, then go. Raises what flush would."""
+        """Wait until what was published is accepted, then go. Raises what flush would.
+
+        Of durable subscriptions what was read is acknowledged, unless `ack` is "manual".
+        """
         try:
             if self._outbox.unsettled or self._lost is not None:
                 await self.flush()
+            for subscription in self._subscriptions.values():
+                subscription._settle()
         finally:
             await self._shut()
 
     async def _shut(self) -> None:
-        connection = self._connection
         for subscription in self._subscriptions.values():
             subscription._say()
+        try:
+            await self._until_heard()
+        finally:
+            await self._go()
+
+    async def _until_heard(self) -> None:
+        """The broker has read what was acknowledged. Of a socket that is closed while the broker sends to it
+        the rest may never be read."""
+        connection = self._connection
+        if connection is None or connection is not self._said_on or not self.connected:
+            return
+        pinged_us = now_us()
+        self._perform(self._core.ping(pinged_us))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._until(lambda: self._heard_us == pinged_us or self._connection is not connection)
+
+    async def _go(self) -> None:
+        connection = self._connection
         self._perform(self._core.close())
         if self._timer is not None:
             self._timer.cancel()
@@ -509,8 +535,12 @@ class Client:
             case fx.Down(error=error):
                 for subscription in self._subscriptions.values():
                     subscription._lost_connection()
+                self._wake()
                 if self._notice is not None:
                     self._notice(f"the connection to {self._broker} is lost, dialling again: {error}")
+            case fx.Heard(pinged_us=pinged_us):
+                self._heard_us = pinged_us
+                self._wake()
             case fx.Answered(number=number, error=error, body=body):
                 future = self._requests.get(number)
                 if future is not None and not future.done():

@@ -26,6 +26,7 @@ from postroad.client.effects import (
     Down,
     Effect,
     Failed,
+    Heard,
     Input,
     Lost,
     Opened,
@@ -353,6 +354,7 @@ class ClientCore:
 
     def _on_pong(self, message: wire.Pong, now_us: int) -> None:
         self._adjust_clock(message.time_us, message.at_us, now_us)
+        self._out.append(Heard(pinged_us=message.time_us))
 
     def _on_skew(self, message: wire.Skew, now_us: int) -> None:
         self.skew_us += min(0, message.correction_us)
@@ -511,6 +513,12 @@ class ClientCore:
         self._requests.add(self._last_request)
         self._send(wire.Request(number=self._last_request, what=what, arguments=dict(arguments)))
         return self._last_request, self._take()
+
+    def ping(self, now_us: int) -> list[Effect]:
+        """Heard follows, unless the connection breaks."""
+        self._need(State.UP)
+        self._ping(now_us)
+        return self._take()
 
     def consumed(self, size: int) -> None:
         """The application took this many bytes of deliveries."""

@@ -150,6 +150,13 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The broker has read everything that was sent before the ping of this time."""
+
+    pinged_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """`body` is JSON text, unless there is an error."""
 
@@ -175,5 +182,6 @@ Effect = (
     | Passed
     | Ended
     | Acknowledged
+    | Heard
     | Answered
 )

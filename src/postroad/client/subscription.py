@@ -266,6 +266,7 @@ class Subscription:
                 return
             due, self._due = self._due, {}
             events, self._due_events = self._due_events, {}
+        client._said_on = client._connection
         _, effects = client._core.acknowledge(
             self._number, token=due or None, events=_by_pubend(events) if events else None
         )
