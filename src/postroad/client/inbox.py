@@ -297,7 +297,10 @@ def _ack(
 
 
 def _lost_acks(subscription: _Subscription) -> list[Effect]:
-    error = UnavailableError("the subscription was over before the acknowledgement was on disk")
+    error = UnavailableError(
+        "the subscription was over before the broker confirmed the acknowledgement: what it covers may come "
+        "again, or not"
+    )
     out: list[Effect] = [Acknowledged(ticket=ticket, error=error) for ticket in subscription.acking]
     subscription.acking.clear()
     return out

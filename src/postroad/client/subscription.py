@@ -168,7 +168,8 @@ class Subscription:
 
         Of a shared subscription: this event was, and the gaps handed out before it; or all that this consumer
         was handed. `upto`, a checkpoint token, is for who got the events by other ways, such as
-        `client.read`: everything up to it was consumed. Returns when that is on the broker's disk.
+        `client.read`: everything up to it was consumed. Returns when that is on the broker's disk;
+        when it raises, the events may come again, or not.
         """
         if not self.durable:
             raise UsageError("only a durable subscription is acknowledged")

@@ -38,7 +38,7 @@ from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
-from postroad.overlay.reading import FUTURE_US, Readers
+from postroad.overlay.reading import Readers
 from postroad.overlay.streams import DURABLE_KEY, Stream
 from postroad.overlay.topology import Topology
 from postroad.selectors import Selector
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 EXPIRE_US: Final = SECOND_US  # what moved away, and who holds up others, is looked at this often
 MAX_ACKING: Final = 100_000  # acknowledgements that wait for the disk
+AHEAD_US: Final = 60 * SECOND_US  # clocks differ, but not by more
 Sent = Callable[[Receivers, Deliver | DeliverGap], None]
 
 
@@ -327,7 +328,7 @@ class DurableHosting:
             now_us=now_us,
             shared=message.shared,
             key=message.key,
-            late=0 if message.token else message.since_us,
+            late=0 if message.token else min(message.since_us, now_us),
         )
         one = attached.subscription
         session = self._sessions.open(connection, message.number, one)
@@ -383,8 +384,11 @@ class DurableHosting:
             raise UsageError("the token of a shared subscription is kept by the broker: choose an `ack`")
         if message.key and not message.shared:
             raise UsageError("only a shared subscription is ordered by a key")
-        if message.since_us > now_us + FUTURE_US:
-            raise UsageError("a subscription cannot begin in the future: `since` is a time that has passed")
+        if message.since_us > now_us + AHEAD_US:
+            raise UsageError(
+                "a subscription cannot begin in the future: `since` is "
+                f"{(message.since_us - now_us) // SECOND_US} s ahead of this broker's clock"
+            )
         one = self.hosting.subscriptions.get(message.durable)
         if not message.token:
             if one is not None or message.since_us <= 0:
@@ -393,10 +397,10 @@ class DurableHosting:
             concerned = filter(selector.concerns, self._routing.durable_streams())
             return CheckpointToken(dict.fromkeys(concerned, since_us))
         token = CheckpointToken.from_json(message.token)
-        for pubend, tick in token.items():
+        for pubend in token:
             if is_volatile(pubend):
                 raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
-            self._check_time(pubend, tick, now_us)
+        self._check_times(token, now_us)
         # To begin with the first tick of everything would be to repeat everything.
         known_here = {
             *self._routing.durable_streams(),
@@ -407,11 +411,15 @@ class DurableHosting:
             raise UnavailableError("the token names only streams that are not known here, or not yet")
         return token
 
-    def _check_time(self, pubend: int, tick: int, now_us: int) -> None:
-        """A tick may be ahead of what is known here, and of this clock if the pubend is known to be."""
-        stream = self._routing.stream(pubend)
-        if tick > max(now_us + FUTURE_US, 0 if stream is None else stream.top):
-            raise UsageError(f"the token names a tick of {pubend_text(pubend)} in the future: {tick}")
+    def _check_times(self, token: CheckpointToken, now_us: int) -> None:
+        """A tick may be ahead of what is known here, and of this clock where the pubend's is known to be."""
+        for pubend, tick in token.items():
+            stream = self._routing.stream(pubend)
+            if tick > max(now_us, 0 if stream is None else stream.top) + AHEAD_US:
+                raise UsageError(
+                    f"the token names a tick of {pubend_text(pubend)} in the future, "
+                    f"{(tick - now_us) // SECOND_US} s ahead of this broker's clock: {tick}"
+                )
 
     def new_number(self) -> int:
         """Names a session, or something else that is confirmed."""
@@ -454,8 +462,7 @@ class DurableHosting:
             return self.take()
         try:
             token = CheckpointToken.from_json(message.token)
-            for pubend, tick in token.items():
-                self._check_time(pubend, tick, now_us)
+            self._check_times(token, now_us)
         except UsageError as error:
             if not message.ticket:
                 raise PeerError(f"an acknowledgement that cannot be taken: {error}") from None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 KEY: Final = 1 << 49  # keys of readers in the interest lie above those of durable subscriptions
 MAX_READERS: Final = 1_024
-FUTURE_US: Final = 3_600 * SECOND_US  # a time further ahead of this clock is wrong, whoever says it
+FUTURE_US: Final = 3_600 * SECOND_US  # a range does not end further ahead of this clock
 LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
 PATIENCE_US: Final = 30 * SECOND_US  # with a broker that is out of reach: one that restarts takes less
 
