@@ -85,7 +85,7 @@ def test_on_a_full_disk_history_is_only_dropped(tmp_path: Path, caplog: pytest.L
 
     async def test() -> None:
         full = False
-        keeper = Historian(opened(tmp_path), short=lambda: full)
+        keeper = Historian(opened(tmp_path), shortage=lambda: "the disk is full" if full else "")
         keeper.keep((effect(1), effect(2)), refused.append)
         full = True
         keeper.keep((effect(3), DropFilters(sequences=(1,))), refused.append)
@@ -129,7 +129,7 @@ def test_a_disk_that_stays_full_or_fails_is_complained_of_once(
 
     async def test() -> None:
         full = True
-        keeper = Historian(opened(tmp_path), short=lambda: full)
+        keeper = Historian(opened(tmp_path), shortage=lambda: "the disk is full" if full else "")
         for sequence in range(1, 18):
             keeper.keep((effect(sequence),), lambda _: None)
         full = False

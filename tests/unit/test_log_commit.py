@@ -424,12 +424,12 @@ def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
     folder = DataFolder(small_disk)
     assert folder.start(None).boot == 2
     driver = Driver(small_disk)
-    assert driver.storage.short()
+    assert driver.storage.shortage()
     assert [type(one) for one in driver.do(record(11), save(12))] == [AppendFailed, Saved]
     assert len(driver.read(1).records) == 10
     (small_disk / "stuff").unlink()
     assert driver.do(record(11)) == [Appended(tag=11)]
-    assert not driver.storage.short()
+    assert not driver.storage.shortage()
     stuff(small_disk)
     assert all(driver.do(save(tag, bytes(3000))) == [Saved(tag=tag)] for tag in range(20, 120))
     driver.storage.close()
@@ -496,10 +496,10 @@ def test_room_is_found_by_whoever_only_asks(small_disk: Path) -> None:
     driver = Driver(small_disk)
     stuff(small_disk)
     assert [type(one) for one in driver.do(record(1, size=8 << 20))] == [AppendFailed]
-    assert driver.storage.short()
+    assert driver.storage.shortage()
     (small_disk / "stuff").unlink()
     give_up_s = time.monotonic() + 20
-    while driver.storage.short():
+    while driver.storage.shortage():
         assert time.monotonic() < give_up_s
         time.sleep(0.05)
     driver.storage.close()

@@ -24,11 +24,11 @@ Deliver = Callable[[int, Mapping[int, bytes]], None]
 
 
 class Historian:
-    """`short`: the disk is full, and what room is left is for durable events."""
+    """`shortage`: why what room is left is for durable events; "" if there is enough."""
 
-    def __init__(self, store: TrackingStore, *, short: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, store: TrackingStore, *, shortage: Callable[[], str] = str) -> None:
         self._store = store
-        self._short = short
+        self._shortage = shortage
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroad-history")
         self._pending_bytes = 0  # handed to the thread and not written yet
         self.dropped = 0
@@ -36,12 +36,13 @@ class Historian:
     def keep(self, effects: tuple[TrackingEffect, ...], refused: Refuse) -> None:
         """What of it cannot be kept is given to `refused`, in the loop's thread."""
         loop = asyncio.get_running_loop()
-        if self._short():
+        shortage = self._shortage()
+        if shortage:
             freeing = tuple(effect for effect in effects if isinstance(effect, DropFilters))
             lost = tuple(effect for effect in effects if not isinstance(effect, DropFilters))
             if lost:
                 self.dropped += len(lost)
-                complain("error", "the disk is full: the history of messages is not stored")
+                complain("error", f"{shortage}: the history of messages is not stored")
                 loop.call_soon(refused, lost)
             effects = freeing
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))

@@ -286,7 +286,7 @@ def _history(
     tracking = make_tracking(
         config.broker.tracking, me=me, stored=found.filters, changes=found.changes, now_us=now_us
     )
-    return tracking, Historian(store, short=storage.short)
+    return tracking, Historian(store, shortage=storage.shortage)
 
 
 def _stored(storage: Storage) -> Stored:

@@ -326,15 +326,15 @@ class Storage:
     def broken(self) -> StorageError | None:
         return self._group.broken
 
-    def short(self) -> bool:
-        """The disk is full: what can be left unwritten should be. That is looked at again as long as somebody
-        asks."""
+    def shortage(self) -> str:
+        """Why what can be left unwritten should be: the disk is full. That is looked at again as long as
+        somebody asks. "" if it is not."""
         now_s = time.monotonic()
         if self.volume.short and now_s >= self._look_s:
             self._look_s = now_s + LOOK_S
             self._looking = True
             self._work.release()
-        return self.volume.short
+        return self.volume.shortage
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
         """A table of metadata, before anything is performed."""
