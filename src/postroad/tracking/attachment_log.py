@@ -68,11 +68,12 @@ _BODY: Final = re.compile(
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
-    out: list[bytes] = []
+    out = bytearray()
     for change in changes:
         body = _ENCODER.encode(change)
-        out += (_FRAME.pack(len(body), int(google_crc32c.value(body))), body)
-    return b"".join(out)
+        out += _FRAME.pack(len(body), google_crc32c.value(body))
+        out += body
+    return bytes(out)
 
 
 def decode_changes(data: bytes) -> tuple[list[Change], int]:
