@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from random import Random
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +15,10 @@ from postroad.errors import PeerError
 from postroad.ids import MessageId
 from postroad.overlay.topology import MAX_NAME, check_name
 from postroad.tracking.attachment import (
-    HANDLED_US,
     LATE_ROUND_US,
     MAX_AHEAD,
     MAX_BYTES,
     MAX_HANDLED,
-    MAX_LATE,
     MAX_LOST,
     NEIGHBOUR,
     SUBSCRIBER,
@@ -28,6 +28,7 @@ from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.notes import HANDLED_US, MAX_LATE
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record
 from postroad.tracking.recorder import EXPIRE_US
 from postroad.tracking.settings import GATHER_US, TrackingConfig
@@ -340,6 +341,56 @@ def test_a_crowded_map_forgets_the_older_half_and_then_rests() -> None:
     assert tracking.metrics()["tracking_attachments"] > count // 4
     assert disk.find(tracking, identity(NOW_US + 60 * SECOND_US)).forgotten
     assert not disk.find(tracking, identity(now_us - 60 * SECOND_US)).forgotten
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_question_and_retention_do_not_go_through_all_who_were_ever_here(strategy: str) -> None:
+    def steps(count: int) -> list[int]:
+        disk = Disk()
+        tracking = disk.start(NOW_US, TrackingConfig(strategy=strategy))
+        tracking.linked(2, NOW_US)
+        now_us = NOW_US
+        for number in range(count):
+            now_us += MILLISECOND_US
+            tracking.attached(f"client#{number}", now_us)
+            tracking.delivered(1, (f"client#{number}",), identity(now_us - HOUR_US), now_us)
+            tracking.detached(f"client#{number}", now_us)
+            tracking.linked(3, now_us)
+            tracking.unlinked(3, now_us)
+        now_us += 60 * SECOND_US
+        disk.keep(tracking.tick(now_us))
+        tracking.published(identity(now_us), now_us)
+        disk.keep(tracking.tick(now_us + GATHER_US))
+        tracking.check()
+        return [
+            bytecodes(lambda: disk.find(tracking, identity(now_us))),
+            bytecodes(lambda: tracking.tick(now_us + EXPIRE_US)),
+            bytecodes(lambda: tracking.attached("ann", now_us + EXPIRE_US)),
+            bytecodes(lambda: tracking.detached("ann", now_us + EXPIRE_US)),
+            bytecodes(tracking.metrics),
+        ]
+
+    few, many = steps(40), steps(2000)
+    assert all(two < 2 * one for one, two in zip(few, many, strict=True)), (few, many)
+
+
+def bytecodes(work: Callable[[], object]) -> int:
+    """How many of them that takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[[FrameType, str, object], object]:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 # ---- names of sets of receivers

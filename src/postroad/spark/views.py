@@ -1,8 +1,8 @@
 """What the lake knows of each broker, in a form that answers for all times at once.
 
-`AttachmentMap` answers for one time and walks through all it has. Here its spans are arrays over the times of
-messages, with the clock skew and the jitter already added (spec T10), so that a whole group of ids is looked
-up by a few comparisons. The answers are the map's: a property test compares them.
+`AttachmentMap` answers for one time. Here its spans are arrays over the times of messages, with the clock
+skew and the jitter already added (spec T10), so that a whole group of ids is looked up by a few comparisons.
+The answers are the map's: a property test compares them.
 """
 
 from __future__ import annotations

@@ -17,17 +17,17 @@ until the next process began.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
-from postroad.errors import BugError
 from postroad.tracking.attachment_log import ASSUMED, DISK, SNAPSHOT, Change, Promise, wider
+from postroad.tracking.intervals import Intervals
 from postroad.tracking.moments import joined
+from postroad.tracking.notes import HANDLED_US, MAX_LATE, LateNotes, Noted, add_note, most_ahead
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 SUBSCRIBER: Final = "subscriber"
@@ -39,31 +39,11 @@ GROUP: Final = "group"  # a set of subscribers that is recorded with one key
 AHEAD: Final = "ahead"  # the kind of a `handled` of long ago, of times ahead of the clock
 MAX_BYTES: Final = 16 * MIB  # of intervals that ended, each of its name and `INTERVAL_BYTES`
 MAX_LATE_BYTES: Final = 8 * MIB  # of notes of late deliveries, likewise
-INTERVAL_BYTES: Final = 64
-MAX_LATE: Final = 64  # such notes of one name
 MAX_LOST: Final = 1024
 MAX_HANDLED: Final = 256
 MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
-HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 LATE_ROUND_US: Final = 60 * SECOND_US
-
-
-class _Interval(msgspec.Struct):
-    start_us: int
-    end_us: int | None  # None while attached
-
-
-class _Noted(msgspec.Struct):
-    """Message times that were met at another time: the last, or where they were ahead, the first."""
-
-    start_us: int
-    end_us: int
-    noted_us: int
-
-    @property
-    def lead_us(self) -> int:
-        return self.end_us - self.noted_us
 
 
 class AttachmentMap:
@@ -82,15 +62,14 @@ class AttachmentMap:
         "_unwritten",
         "begins_us",
         "forgot_us",
-        "group_bytes",
         "unrecorded_us",
         "widest",
     )
 
     def __init__(self) -> None:
-        self._intervals: dict[tuple[str, str], list[_Interval]] = {}  # (kind, who) -> in order of time
-        self._late: dict[tuple[str, str], list[_Noted]] = {}  # message times delivered late, disjoint
-        self._ahead: list[_Noted] = []  # message times handled before their time, disjoint
+        self._intervals: defaultdict[str, Intervals] = defaultdict(Intervals)  # by kind
+        self._late: defaultdict[str, LateNotes] = defaultdict(LateNotes)  # likewise
+        self._ahead: list[Noted] = []  # message times handled before their time, disjoint
         self._damaged_us: int | None = None  # changes since then are missing, until the next start
         self._handled: list[Change] = []  # noted of late, disjoint, by the message times
         self._routings: list[tuple[int, str]] = []  # since when that setting was in force; the latest
@@ -98,7 +77,6 @@ class AttachmentMap:
         self.widest = Promise()  # of all starts
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
-        self.group_bytes = 0  # of the intervals of groups
         self._settled_us = 0  # all that was recorded until then is stored
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
         self._unwritten: list[tuple[int, int]] = []  # likewise, what a disk lost
@@ -169,34 +147,31 @@ class AttachmentMap:
         return [*self._end_all(now_us), Change(what="stop", at_us=now_us)]
 
     def _end_all(self, now_us: int) -> list[Change]:
-        attached = [name for name, spans in sorted(self._intervals.items()) if spans[-1].end_us is None]
         news: list[Change] = []
-        for kind, who in attached:
+        for kind, who in self:
             news += self.detached(kind, who, now_us)
         return news
 
     # ---- changes
 
     def attached(self, kind: str, who: str, now_us: int) -> list[Change]:
-        spans = self._intervals.get((kind, who))
-        if spans and spans[-1].end_us is None:
+        if who in self._intervals[kind].now:
             return []
         return [self._apply(Change(what="attach", at_us=now_us, kind=kind, who=who))]
 
     def detached(self, kind: str, who: str, now_us: int) -> list[Change]:
-        spans = self._intervals.get((kind, who))
-        if not spans or spans[-1].end_us is not None:
+        if who not in self._intervals[kind].now:
             return []
         return [self._apply(Change(what="detach", at_us=now_us, kind=kind, who=who))]
 
     def late(self, kind: str, who: str, lo_ms: int, hi_ms: int, now_us: int) -> list[Change]:
         """Messages of these times were handed over although they are older than the skew bound."""
         start, end = _minutes(lo_ms, hi_ms)
-        for span in self._late.get((kind, who), ()):
+        for note in self._late[kind].of(who):
             if (
-                span.start_us <= start
-                and end <= span.end_us
-                and _kept_until(span) >= min(span.end_us, now_us)
+                note.start_us <= start
+                and end <= note.end_us
+                and note.kept_until_us >= min(note.end_us, now_us)
             ):
                 return []
         change = Change(what="late", at_us=start, until_us=end, kind=kind, who=who, noted_us=now_us)
@@ -225,22 +200,15 @@ class AttachmentMap:
         return [self._apply(Change(what="settled", at_us=now_us))]
 
     def _apply(self, change: Change) -> Change:
-        name = (change.kind, change.who)
         match change.what:
             case "attach":
-                spans = self._intervals.setdefault(name, [])
-                if not spans or spans[-1].end_us is not None:  # else a detachment was damaged
-                    spans.append(_Interval(change.at_us, None))
-                    if change.kind == GROUP:
-                        self.group_bytes += _size(change.who)
+                self._intervals[change.kind].attach(change.who, change.at_us)
             case "detach":
-                spans = self._intervals.get(name, [])
-                if spans and spans[-1].end_us is None:
-                    spans[-1].end_us = max(change.at_us, spans[-1].start_us)
+                self._intervals[change.kind].detach(change.who, change.at_us)
             case "late":
                 # Its own end is when a note was made that does not say.
-                noted = _Noted(change.at_us, change.until_us, change.noted_us or change.until_us)
-                _add(self._late.setdefault(name, []), noted, MAX_LATE, _last)
+                noted = Noted(change.at_us, change.until_us, change.noted_us or change.until_us)
+                self._late[change.kind].add(change.who, noted)
             case "lost" if change.kind == DISK:
                 self._add_unwritten(change.at_us, change.until_us)
             case "lost":
@@ -249,8 +217,8 @@ class AttachmentMap:
                 self._crashes.append((change.at_us, change.until_us))
             case "handled":
                 if change.until_us > change.noted_us:
-                    early = _Noted(change.at_us, change.until_us, change.noted_us)
-                    _add(self._ahead, early, MAX_AHEAD, _most_ahead)
+                    early = Noted(change.at_us, change.until_us, change.noted_us)
+                    add_note(self._ahead, early, MAX_AHEAD, most_ahead)
                 if change.kind != AHEAD:
                     self._add_handled(change)
             case "settled":
@@ -319,26 +287,11 @@ class AttachmentMap:
         """
         first = time_ms * MILLISECOND_US - skew_us
         last = time_ms * MILLISECOND_US + MILLISECOND_US - 1 + skew_us + delay_us
-        found = {
-            who
-            for (of_kind, who), spans in self._intervals.items()
-            if of_kind == kind and _overlaps(spans, first, last)
-        }
-        found |= {
-            who
-            for (of_kind, who), spans in self._late.items()
-            if of_kind == kind and _overlaps(spans, first, last)
-        }
-        return sorted(found)
+        return sorted(self._intervals[kind].at(first, last) | self._late[kind].at(first, last))
 
     def since(self, kind: str, time_ms: int, *, skew_us: int) -> list[str]:
         """Who was attached at any moment since a message of that time was made, sorted."""
-        first = self._made_us(time_ms) - skew_us
-        return sorted(
-            who
-            for (of_kind, who), spans in self._intervals.items()
-            if of_kind == kind and (spans[-1].end_us is None or first <= spans[-1].end_us)
-        )
+        return sorted(self._intervals[kind].since(self._made_us(time_ms) - skew_us))
 
     def _made_us(self, time_ms: int) -> int:
         """Not later than that, by this broker's clock, a message of that time was made."""
@@ -363,10 +316,10 @@ class AttachmentMap:
 
     def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
         """(kind, who, from, to or None while it lasts, whether it is of times of messages delivered late)"""
-        for (kind, who), spans in sorted(self._intervals.items()):
-            yield from ((kind, who, span.start_us, span.end_us, False) for span in spans)
-        for (kind, who), notes in sorted(self._late.items()):
-            yield from ((kind, who, note.start_us, note.end_us, True) for note in notes)
+        for kind, intervals in sorted(self._intervals.items()):
+            yield from ((kind, who, start, end, False) for who, start, end in intervals.spans())
+        for kind, notes in sorted(self._late.items()):
+            yield from ((kind, who, note.start_us, note.end_us, True) for who, note in notes.items())
 
     @property
     def lost(self) -> list[tuple[int, int]]:
@@ -383,25 +336,21 @@ class AttachmentMap:
 
     @property
     def crowded(self) -> bool:
-        ended = (
-            (who, spans if spans[-1].end_us else spans[:-1]) for (_, who), spans in self._intervals.items()
-        )
-        return sum(_size(who) * len(spans) for who, spans in ended) > MAX_BYTES
+        return sum(intervals.ended_bytes for intervals in self._intervals.values()) > MAX_BYTES
+
+    @property
+    def group_bytes(self) -> int:
+        """Of the intervals of groups."""
+        groups = self._intervals[GROUP]
+        return groups.attached_bytes + groups.ended_bytes
 
     def forget(self, before_us: int) -> int:
         """Drop what ended before; returns how many intervals went. `snapshot` is then what to store."""
         held = len(self)
-        for name, spans in list(self._intervals.items()):
-            kept = [span for span in spans if span.end_us is None or span.end_us >= before_us]
-            if name[0] == GROUP:
-                self.group_bytes -= _size(name[1]) * (len(spans) - len(kept))
-            self._intervals[name] = kept
-            if not kept:
-                del self._intervals[name]
-        for name, notes in list(self._late.items()):
-            self._late[name] = [note for note in notes if _kept_until(note) >= before_us]
-            if not self._late[name]:
-                del self._late[name]
+        for intervals in self._intervals.values():
+            intervals.forget(before_us)
+        for notes in self._late.values():
+            notes.forget(before_us)
         self._coarsen()
         self._ahead = [note for note in self._ahead if note.end_us >= before_us]
         self._crashes = [span for span in self._crashes if span[1] >= before_us]
@@ -411,14 +360,10 @@ class AttachmentMap:
     def _coarsen(self) -> None:
         """Notes of late deliveries within their bound, and be it one for each name."""
         limit = MAX_LATE
-        while limit > 1 and self._late_bytes() > MAX_LATE_BYTES:
+        while limit > 1 and sum(notes.bytes for notes in self._late.values()) > MAX_LATE_BYTES:
             limit //= 2
-            for name, notes in self._late.items():
-                if len(notes) > limit:
-                    self._late[name] = [_last(notes[at : at + 2]) for at in range(0, len(notes), 2)]
-
-    def _late_bytes(self) -> int:
-        return sum(_size(who) * len(notes) for (_, who), notes in self._late.items())
+            for notes in self._late.values():
+                notes.coarsen(limit)
 
     def begin_at(self, at_us: int) -> list[Change]:
         """Retention reached this far."""
@@ -430,13 +375,13 @@ class AttachmentMap:
         """The whole map as changes, that end with this start of the process: to replace its log with."""
         changes: list[Change] = []
         # A detachment ends the last span of its name, so each span follows whole: they may overlap.
-        for (kind, who), intervals in sorted(self._intervals.items()):
-            for span in intervals:
-                changes.append(Change(what="attach", at_us=span.start_us, kind=kind, who=who))
-                if span.end_us is not None:
-                    changes.append(Change(what="detach", at_us=span.end_us, kind=kind, who=who))
-        for (kind, who), notes in sorted(self._late.items()):
-            changes += [_change("late", kind, note, who) for note in notes]
+        for kind, intervals in sorted(self._intervals.items()):
+            for who, start, end in intervals.spans():
+                changes.append(Change(what="attach", at_us=start, kind=kind, who=who))
+                if end is not None:
+                    changes.append(Change(what="detach", at_us=end, kind=kind, who=who))
+        for kind, notes in sorted(self._late.items()):
+            changes += [_change("late", kind, note, who) for who, note in notes.items()]
         routings = self._routings or [(0, "")]
         head = [
             Change(what="start", at_us=at_us, kind=routing, promise=self.widest)
@@ -457,18 +402,16 @@ class AttachmentMap:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""
-        return (name for name, spans in sorted(self._intervals.items()) if spans[-1].end_us is None)
+        return iter(sorted((kind, who) for kind, held in self._intervals.items() for who in held.now))
 
     def __len__(self) -> int:
         return sum(map(len, self._intervals.values())) + sum(map(len, self._late.values()))
 
     def check(self) -> None:
-        groups = ((who, spans) for (kind, who), spans in self._intervals.items() if kind == GROUP)
-        if self.group_bytes != sum(_size(who) * len(spans) for who, spans in groups):
-            raise BugError("the attachment map has lost count of its groups")
-        for spans in self._intervals.values():
-            if not spans or any(span.end_us is None for span in spans[:-1]):
-                raise BugError("somebody is attached twice at once")
+        for intervals in self._intervals.values():
+            intervals.check()
+        for notes in self._late.values():
+            notes.check()
 
 
 def _joined(one: Change, other: Change) -> Change:
@@ -480,53 +423,13 @@ def _joined(one: Change, other: Change) -> Change:
     )
 
 
-def _change(what: str, kind: str, note: _Noted, who: str = "") -> Change:
+def _change(what: str, kind: str, note: Noted, who: str = "") -> Change:
     return Change(
         what=what, kind=kind, who=who, at_us=note.start_us, until_us=note.end_us, noted_us=note.noted_us
     )
-
-
-def _size(who: str) -> int:
-    return INTERVAL_BYTES + len(who.encode())
 
 
 def _minutes(lo_ms: int, hi_ms: int) -> tuple[int, int]:
     """The whole minutes that these times are in."""
     first, last = lo_ms * MILLISECOND_US // LATE_ROUND_US, hi_ms * MILLISECOND_US // LATE_ROUND_US
     return first * LATE_ROUND_US, (last + 1) * LATE_ROUND_US
-
-
-def _kept_until(note: _Noted) -> int:
-    """Until when there may be something recorded of these times: what is ahead goes by when it was met."""
-    return min(note.end_us, note.noted_us + HANDLED_US)
-
-
-def _last(notes: list[_Noted]) -> _Noted:
-    """All of them as one, of when the last was made."""
-    end_us = max([note.end_us for note in notes])
-    return _Noted(notes[0].start_us, end_us, max([note.noted_us for note in notes]))
-
-
-def _most_ahead(notes: list[_Noted]) -> _Noted:
-    """All of them as one, as much ahead as any."""
-    end_us = max([note.end_us for note in notes])
-    return _Noted(notes[0].start_us, end_us, end_us - max([note.lead_us for note in notes]))
-
-
-def _add(notes: list[_Noted], note: _Noted, limit: int, joint: Callable[[list[_Noted]], _Noted]) -> None:
-    """To notes in order of time: joined with what it touches, and if they are too many, the nearest are."""
-    first = bisect_left(notes, note.start_us, key=lambda held: held.end_us)
-    after = bisect_right(notes, note.end_us, key=lambda held: held.start_us)
-    touching = sorted([note, *notes[first:after]], key=lambda held: held.start_us)
-    notes[first:after] = [joint(touching)]
-    if len(notes) > limit:
-        gaps = [two.start_us - one.end_us for one, two in pairwise(notes)]
-        at = gaps.index(min(gaps))
-        notes[at : at + 2] = [joint(notes[at : at + 2])]
-
-
-def _overlaps(spans: Sequence[_Interval | _Noted], first: int, last: int) -> bool:
-    for span in reversed(spans):  # most questions are about what is recent
-        if span.start_us <= last and (span.end_us is None or first <= span.end_us):
-            return True
-    return False
