@@ -34,10 +34,10 @@ async def close_all(address: str, *, how: str, busy: bool = False, **arguments: 
             *(client.subscribe("t", durable=f"s{n}")._open() for n in range(MANY))
         )
         if busy:
-            await client.subscribe("noise")
             other = await stack.enter_async_context(postroad.connect(address, **arguments))
-            noise = asyncio.create_task(make_noise(other))
-            stack.callback(noise.cancel)
+            # Somebody reads it: all subscriptions of a client share its window.
+            for task in (hear(await client.subscribe("noise")), make_noise(other)):
+                stack.callback(asyncio.create_task(task).cancel)
         await client.publish("t", b"0", mode="durable")
         for one in subscriptions:
             await take(one, 1)
@@ -45,6 +45,11 @@ async def close_all(address: str, *, how: str, busy: bool = False, **arguments: 
             for one in subscriptions:
                 await one.close()
         await client.close()
+
+
+async def hear(noise: postroad.Subscription) -> None:
+    async for _ in noise:
+        pass
 
 
 async def make_noise(client: postroad.Client) -> None:
