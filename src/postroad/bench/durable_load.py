@@ -101,7 +101,12 @@ class DurableFanout(Fanout):
             if self.turn() or session.acknowledged > before:
                 progress = now
             elif now - progress > STALL_S:
-                raise PeerError(f"{self.missing()} deliveries or confirmations never came")
+                missing = self.missing()
+                raise PeerError(
+                    f"{missing} deliveries or confirmations never came"
+                    if missing > 0
+                    else f"{-missing} deliveries came again"
+                )
 
     def _come_back(self, connection: Connection) -> None:
         session = self.kind.connect(self.task.address, connection.session.name)
