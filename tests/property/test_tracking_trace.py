@@ -260,8 +260,8 @@ def test_published_at_another_broker_than_the_id_says() -> None:
         assert route_of(result) >= truth_of(3, {edge for edge in edges if not down or 2 not in edge})
 
 
-def chain(strategy: str, count: int, routing: str = "all") -> Network:
-    network = Network(1, config_of(strategy, routing), count, 0)
+def chain(strategy: str, count: int, routing: str = "all", config: TrackingConfig | None = None) -> Network:
+    network = Network(1, config or config_of(strategy, routing), count, 0)
     for one in network.brokers:
         for two in sorted(network.links[one]):
             network.unlink(one, two)
@@ -383,6 +383,39 @@ def test_doubt_is_what_it_says() -> None:
     assert wrong["receivers"] > 100
     for what in wrong:
         assert wrong[what] / 3 < doubts[what] < wrong[what] * 3
+
+
+@pytest.mark.parametrize("deliveries", ["origin", "subscriber"])
+def test_histories_of_the_same_ids_are_wrong_about_the_same_ones(deliveries: str) -> None:
+    """T12: half of the messages stay at 1, half go to 4. What 2 claims falsely, 3 and 4 do too, and what the
+    publisher history claims falsely of ids that nobody made, all of them may."""
+    coarse = TrackingConfig(bits=5_000, capacity=1000, hashes=6, adaptive=False, deliveries=deliveries)
+    network = chain("bloom", 4, config=coarse)
+    local: list[bytes] = []
+    for _ in range(700):
+        local.append(network.publish(1, [1])[0])
+        network.publish(1, [4])
+    wrong = {"b2": 0, "b3": 0, "b4": 0}
+    doubts = {"b2": 0.0, "b3": 0.0, "b4": 0.0}
+    for result in [result for at in range(0, 700, 100) for result in network.trace(*local[at : at + 100])]:
+        assert result.origin_doubt is not None
+        for step in result.route[1:]:
+            wrong[step.broker] += 1
+            doubts[step.broker] += step.doubt
+    assert wrong["b2"] == wrong["b3"] == wrong["b4"] > 10
+    for broker, count in wrong.items():
+        assert count / 3 < doubts[broker] <= count
+    ghosts = [MessageId.from_bytes(identity) for identity in local]
+    made_up = [bytes(MessageId(9, 1, one.time_ms, one.counter)) for one in ghosts]
+    claimed = [
+        result.origin_doubt
+        for at in range(0, 700, 100)
+        for result in network.trace(*made_up[at : at + 100])
+        if result.origin_doubt is not None and not result.receivers
+    ]
+    expected = len(made_up) * sum(claimed) / len(claimed)
+    assert len(claimed) > 10
+    assert expected / 3 < len(claimed) < expected * 3
 
 
 def test_a_lone_claim_is_doubtful() -> None:

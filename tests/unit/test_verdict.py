@@ -72,12 +72,12 @@ def test_hundreds_of_receivers_among_more_candidates(fpp: float) -> None:
 
 
 def test_doubt_of_an_origin_is_the_product_of_what_speaks_for_it() -> None:
-    """Its own rate, that of two receivers among ten, and those of a broker below with one of three."""
+    """The lower rate of two histories of the same ids, that of two receivers among ten, of one of three."""
     findings = {
         1: Finding(published=1e-2, delivered=received(2, 1e-3), candidates=10),
         2: Finding(routed=(sighting(1, 2e-3),), delivered=received(1, 4e-3), candidates=3),
     }
-    expected = 1e-2 * comb(10, 2) * 1e-3**2 * 2e-3 * 3 * 4e-3
+    expected = 2e-3 * comb(10, 2) * 1e-3**2 * 3 * 4e-3
     assert judged(findings).origin_doubt == pytest.approx(expected, rel=1e-9, abs=0)
 
 
@@ -89,7 +89,7 @@ def test_what_a_broker_says_counts_once_by_whatever_way_it_is_reached() -> None:
         3: Finding(routed=(sighting(1),)),
         4: Finding(routed=(sighting(2), sighting(3)), delivered=received(1, 1e-3), candidates=1),
     }
-    assert judged(findings).origin_doubt == pytest.approx(1e-2 * 1e-3**3 * 1e-3, rel=1e-9, abs=0)
+    assert judged(findings).origin_doubt == pytest.approx(1e-3 * 1e-3, rel=1e-9, abs=0)
 
 
 def test_brokers_that_all_name_each_other_are_judged_in_time() -> None:

@@ -164,9 +164,7 @@ class Group:
             for history in of.values():
                 history.rate = self._rate(history.members)
                 key = history.key
-                if (key.kind == DELIVERY and not key.subscriber) or (
-                    key.kind == FORWARDING and not key.neighbour
-                ):
+                if key.kind == DELIVERY or (key.kind == FORWARDING and not key.neighbour):
                     continue
                 history.claimed = np.zeros(len(self), np.bool_)
                 plain += [(at, history) for at in history.members]
@@ -339,10 +337,8 @@ class Group:
             for key, own in self.histories.get(broker, {}).items():
                 if key.kind == DELIVERY and key.origin == origin and key.subscriber in view.subscribers.names:
                     at = view.subscribers.names.index(key.subscriber)
-                    present = rows[there[self.classes[rows], at]]
-                    if own.claimed is not None:
-                        hits = present[own.claimed[present]]
-                        found.append((key.subscriber, hits, own.rate[self.classes[hits]]))
+                    hits = self._tagged(self._looks(own, rows), subscriber_tag(key.subscriber), there[:, at])
+                    found.append((key.subscriber, hits, own.rate[self.classes[hits]]))
             for (what, of, who), logged in self.logged.get(broker, {}).items():
                 if what == DELIVERED and of == origin:
                     hits = logged[at_origin[logged]]

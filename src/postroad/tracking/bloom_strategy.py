@@ -224,8 +224,7 @@ class BloomTracking(Recorder):
             if self._config.deliveries == "subscriber":
                 for subscriber in subscribers:
                     pending = page.pending_of((DELIVERY, origin, 0, subscriber))
-                    pending.ids += parts
-                    pending.calls.append((SUBSCRIBER, (subscriber,), b"".join(parts)))
+                    self._add_singly(pending, (subscriber,), b"".join(parts))
                 continue
             pending = page.pending_of((DELIVERY, origin, 0, ""))
             if len(subscribers) < MIN_MEMBERS:

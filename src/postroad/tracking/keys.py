@@ -7,7 +7,7 @@
 | forwarding, per origin and neighbour it went to | id | Hb,d, the first optimisation of 3.3 |
 | forwarding, per origin | id with the set of neighbours | the D-bit routing set, the second |
 | delivery, per origin | id with the subscriber, or with a set of them (`groups`) | all Hb,s in one |
-| delivery, per origin and subscriber | id | subscriber history Hb,s |
+| delivery, per origin and subscriber | id with the subscriber | subscriber history Hb,s |
 | log | none: the exact strategy's records | |
 
 A broker has one parent for an origin at a time, so routing histories with the neighbour in their name are as

@@ -287,7 +287,7 @@ class Lookup:
             names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
             for who in candidates:
                 if who in names:
-                    own_hits, rate = self._test(look, names[who])
+                    own_hits, rate = self._test(look, names[who], self._tag(who))
                     if own_hits:
                         rates[who] = min(rate, rates.get(who, 1.0))
         rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}

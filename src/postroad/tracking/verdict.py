@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import exp, lgamma, log
+from math import exp, lgamma, log, prod
 from typing import Any, Final
 
 import msgspec
@@ -241,14 +241,14 @@ def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Fin
     # Others have it from these, which do not know of it any more. Some neighbour passed it on to them.
     silent = below.keys() - claiming - whole
     for claim in claims:
-        supported, rate_below = _rate_below(claim.broker, below, findings)
         if claim.source is None:
-            claim.doubt = claim.rate * rate_below
-        elif claim.disowned or (claim.contradicted and not supported):
+            claim.doubt, _ = _all_false(claim, below, findings, asked=1)
+            continue
+        # False claims of this kind to be expected among all who were asked, against true ones.
+        false, supported = _all_false(claim, below, findings, asked=len(findings))
+        if claim.disowned or (claim.contradicted and not supported):
             claim.doubt = 1.0
         else:
-            # False claims of this kind to be expected among all who were asked, against true ones.
-            false = min(1.0, len(findings) * claim.rate) * rate_below
             ahead = (silent & onward(findings[claim.broker])) - {claim.source}
             led_on = any(other.broker != claim.broker for broker in ahead for other in below[broker])
             claim.doubt = _odds(false, TRUE_BRANCHES if supported or led_on else TRUE_DEAD_ENDS)
@@ -258,24 +258,29 @@ def _odds(false: float, true: float) -> float:
     return false / (false + true)
 
 
-def _rate_below(
-    broker: int, below: Mapping[int, list[_Claim]], findings: Mapping[int, Finding]
-) -> tuple[bool, float]:
-    """Whether anything speaks for this broker having had the message, and how likely all that is false.
+def _all_false(
+    claim: _Claim, below: Mapping[int, list[_Claim]], findings: Mapping[int, Finding], *, asked: int
+) -> tuple[float, bool]:
+    """How likely a claim is false with all that speaks for it, and whether anybody below may have got it.
 
-    Every broker below counts once, whichever of its claims leads there first: what it delivered speaks once.
+    Histories of one origin hold much the same ids and find them in the same places, so they are wrong about
+    the same ones: together they are as likely wrong as the best of them. Those of another origin, and what
+    was delivered, are independent. Every broker below counts once, by the claim that leads there first.
     """
-    rate = 1.0
-    reached = {broker}
-    queue = [broker]
+    least = {claim.origin: claim.rate}
+    delivered, supported = 1.0, False
+    reached = {claim.broker}
+    queue = [claim.broker]
     for here in queue:
-        rate *= _rate_delivered(findings[here])
-        for claim in below.get(here, ()):
-            if claim.broker not in reached:
-                reached.add(claim.broker)
-                queue.append(claim.broker)
-                rate *= claim.rate
-    return bool(findings[broker].delivered) or len(queue) > 1, rate
+        finding = findings[here]
+        delivered *= _rate_delivered(finding)
+        supported = supported or bool(finding.delivered) or not_whole(finding)
+        for other in below.get(here, ()):
+            if other.broker not in reached:
+                reached.add(other.broker)
+                queue.append(other.broker)
+                least[other.origin] = min(other.rate, least.get(other.origin, 1.0))
+    return min(1.0, asked * prod(least.values())) * delivered, supported
 
 
 def _rate_delivered(finding: Finding) -> float:
@@ -292,8 +297,7 @@ def _rate_delivered(finding: Finding) -> float:
 def _repeated(again: _Claim, claims: Sequence[_Claim], findings: Mapping[int, Finding]) -> None:
     """The doubt of a second publication, and with it that of everything that came from there.
 
-    Who got it speaks for it, where it came from there only. Routing histories do not: they hold the same ids
-    as the publisher history, so what that claims falsely, they may, too.
+    Who got it speaks for it, where it came from there only. Routing histories do not: see `_all_false`.
     """
     false = again.rate
     from_there = [claim for claim in claims if claim.origin == again.origin]
