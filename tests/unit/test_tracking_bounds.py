@@ -343,6 +343,49 @@ def test_a_crowded_map_forgets_the_older_half_and_then_rests() -> None:
     assert not disk.find(tracking, identity(now_us - 60 * SECOND_US)).forgotten
 
 
+def test_a_crowded_map_is_within_its_bound_however_old_the_broker_is() -> None:
+    """All of them came within the last hour of a month."""
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    now_us = NOW_US + 29 * 24 * HOUR_US
+    count = MAX_BYTES // 200
+    for number in range(count):
+        now_us += 40 * MILLISECOND_US
+        name = f"{'x' * 250}{number}"
+        tracking.attached(name, now_us)
+        tracking.detached(name, now_us)
+    now_us += EXPIRE_US
+    disk.keep(tracking.tick(now_us))
+    assert count // 4 < tracking.metrics()["tracking_attachments"] < MAX_BYTES // 250
+    assert not disk.find(tracking, identity(now_us - 60 * SECOND_US)).forgotten
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("keep_us", [60 * SECOND_US, 30 * 24 * HOUR_US])
+def test_who_got_a_message_is_known_as_long_as_a_filter_has_it(strategy: str, keep_us: int) -> None:
+    """A filter is kept by when it was stored for the last time: it has messages older than that by `renew`.
+    Ann goes; Bob stays, and so does the filter. Once the map has forgotten her, that is said."""
+    disk = Disk()
+    tracking = disk.start(NOW_US, TrackingConfig(strategy=strategy, keep_us=keep_us))
+    now_us = NOW_US + 5 * SECOND_US
+    for who in ("ann", "bob"):
+        tracking.attached(who, now_us)
+    first = identity(now_us)
+    tracking.published(first, now_us)
+    tracking.delivered(1, ("ann", "bob"), first, now_us)
+    now_us += 2 * SECOND_US
+    disk.keep(tracking.tick(now_us))
+    tracking.detached("ann", now_us)
+    for later_us in range(30 * 60 * SECOND_US, 4 * HOUR_US, 30 * 60 * SECOND_US):
+        for at_us in (now_us + keep_us + later_us - EXPIRE_US, now_us + keep_us + later_us):
+            tracking.published(identity(at_us), at_us)
+            tracking.delivered(1, ("bob",), identity(at_us), at_us)
+            disk.keep(tracking.tick(at_us))
+        found = disk.find(tracking, first)
+        assert found.forgotten or {one.subscriber for one in found.delivered} == {"ann", "bob"}
+    assert found.forgotten
+
+
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_a_question_and_retention_do_not_go_through_all_who_were_ever_here(strategy: str) -> None:
     def steps(count: int) -> list[int]:

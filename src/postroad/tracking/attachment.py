@@ -345,8 +345,8 @@ class AttachmentMap:
         return groups.attached_bytes + groups.ended_bytes
 
     def forget(self, before_us: int) -> int:
-        """Drop what ended before; returns how many intervals went. `snapshot` is then what to store."""
-        held = len(self)
+        """Drop what ended before; returns how much went. `snapshot` is then what to store."""
+        held = self._held
         for intervals in self._intervals.values():
             intervals.forget(before_us)
         for notes in self._late.values():
@@ -355,7 +355,11 @@ class AttachmentMap:
         self._ahead = [note for note in self._ahead if note.end_us >= before_us]
         self._crashes = [span for span in self._crashes if span[1] >= before_us]
         self._unwritten = [span for span in self._unwritten if span[1] >= before_us]
-        return held - len(self)
+        return held - self._held
+
+    @property
+    def _held(self) -> int:
+        return len(self) + len(self._ahead) + len(self._crashes) + len(self._unwritten)
 
     def _coarsen(self) -> None:
         """Notes of late deliveries within their bound, and be it one for each name."""

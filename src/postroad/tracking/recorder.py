@@ -198,15 +198,22 @@ class Recorder(Lookup):
             self._out.append(DropFilters(sequences=gone))
             self._news += self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
             self._lose(ahead)
-        horizon_us = max(now_us - config.keep_us, self._map.begins_us or 0)
-        forgotten = self._map.forget(horizon_us - self._slack_us)
-        if self._map.crowded:
-            # The bound holds whatever the configuration keeps: the older half of the time goes.
+        # A filter that is kept by when it was stored has messages from before that.
+        horizon_us = max(now_us - config.keep_us - self._map.widest.filter_us, self._map.begins_us or 0)
+        forgotten = self._forget(horizon_us)
+        # The bound holds whatever the configuration keeps: the older half of the time goes, and again.
+        while self._map.crowded and horizon_us < now_us - 1:
             horizon_us = (horizon_us + now_us) // 2
-            self._news += self._map.begin_at(horizon_us)
-            forgotten += self._map.forget(horizon_us - self._slack_us)
+            forgotten += self._forget(horizon_us)
         if self._log_bytes > max(MAX_LOG_BYTES, self._whole_bytes) or forgotten > len(self._map):
             self._rewrite_map()
+
+    def _forget(self, horizon_us: int) -> int:
+        """What the map knows of before; a filter may yet have a message of then that came late."""
+        forgotten = self._map.forget(horizon_us - self._slack_us)
+        if forgotten:
+            self._news += self._map.begin_at(horizon_us)
+        return forgotten
 
     def _rewrite_map(self) -> None:
         self._rewrite_us = None
