@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -336,6 +337,90 @@ def test_nothing_is_released_while_somebody_holds_who_cannot_be_remembered(
     assert one.floor == 0, "until that one reports again"
     assert one.report(4, 15, serial=2)
     assert one.floor == 15
+
+
+def owners(net: DurableNet, at: int = 0) -> list[object]:
+    return [one["owners"] for one in net.brokers[at]._releasing.status()]
+
+
+def delete(reader: Reader, name: str) -> None:
+    reader.send(encode(Request(number=9, what="subs.delete", arguments={"name": name})))
+
+
+def test_a_broker_that_forgot_another_says_again_that_nothing_is_held() -> None:
+    """Its last subscription was deleted while the publishing broker was away, which was for over an hour."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(3)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(5)
+    net.cut(0, 1)
+    net.wait(2)
+    delete(reader, "s")
+    net.wait(6200)
+    assert owners(net) != [[]]
+    net.link(0, 1)
+    net.wait(30)
+    assert owners(net) == [[]]
+    assert chopped(net) == last_tick(net)
+
+
+def test_a_pubend_that_took_over_an_owner_hears_that_it_has_ended() -> None:
+    """A new pubend believes in an owner that was away, deleted its last subscription and restarted. It opens
+    before its sibling, which has a log to read."""
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(3)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(5)
+    net.kill(0)
+    net.config = replace(net.config, durable=replace(net.config.durable, pubends=2))
+    net.start(0)
+    net.wait(3)
+    delete(reader, "s")
+    net.wait(3)
+    assert len(owners(net)) == 2
+    net.kill(1)
+    net.start(1)
+    assert all(owners(net))
+    net.link(0, 1)
+    net.wait(30)
+    assert owners(net) == [[], []]
+
+
+def test_who_never_had_a_durable_subscription_reports_nothing() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(30)
+    assert net.brokers[0]._releasing._pubends[P][1].owners == 0
+
+
+def test_a_clock_that_was_ahead_does_not_hold_storage() -> None:
+    net = DurableNet(2, [(0, 1)])
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    net.now_us += 3600 * SECOND_US
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(1)
+    reader.ack()
+    net.wait(2)
+    net.now_us -= 3600 * SECOND_US
+    for at in (0, 1):
+        net.kill(at)
+        net.start(at)
+    net.link(0, 1)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    publisher.send(publisher.durable("t", *numbers(5, 9)))
+    net.wait(5)
+    assert reader.got() == numbers(5, 9)
+    reader.ack()
+    net.wait(60)
+    assert chopped(net) == last_tick(net)
 
 
 def test_a_pubend_that_opens_later_is_held_by_those_who_hold_its_siblings() -> None:

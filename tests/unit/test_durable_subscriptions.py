@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -292,9 +292,24 @@ def test_the_policy_of_section_3() -> None:
     held.report(report(1, 1, 20, 300))
     held.report(report(2, 1, 50, 250))
     assert (held.released, held.latest_delivered) == (20, 250)
-    assert held.floor(110, 400, lambda _: 0) == 20
-    assert held.floor(300, 400, lambda _: 0) == 199
+    assert held.floor(110, 110, lambda _: 0) == 20
+    assert held.floor(300, 300, lambda _: 0) == 199
     assert held.floor(1000, 400, lambda _: 0) == 250, "never beyond latestDelivered of anybody"
+
+
+def test_ticks_ahead_of_the_clock_grow_old_all_the_same() -> None:
+    """The clock was an hour ahead, and was put right: ticks go on from where they were."""
+    hour = 3_600_000_000
+    held = root(grace_us=1000, max_retain_us=100_000)
+    held.report(report(1, 1, hour + 70, hour + 80))
+    floors = [held.floor(now_us, hour + now_us // 1000, lambda _: 0) for now_us in range(0, 200_001, 100)]
+    assert floors[10] <= hour, "young"
+    assert all(one <= two for one, two in pairwise(floors))
+    # After 1 ms what is acknowledged, after 100 what is delivered; both by a 64th later.
+    assert hour + 67 <= floors[700] <= hour + 69
+    assert floors[750] == hour + 70
+    assert hour + 75 <= floors[1780] <= hour + 78
+    assert floors[1900] == hour + 80
 
 
 def test_early_release_by_size_stops_at_latest_delivered() -> None:
@@ -306,8 +321,8 @@ def test_early_release_by_size_stops_at_latest_delivered() -> None:
 
 def test_nobody_and_the_young_and_a_fresh_process() -> None:
     held = root(grace_us=100)
-    assert held.floor(99, 1000, lambda _: 0) == 0, "owners have time to report after a restart"
-    assert held.floor(500, 1000, lambda _: 0) == 400
+    assert held.floor(99, 99, lambda _: 0) == 0, "owners have time to report after a restart"
+    assert held.floor(500, 500, lambda _: 0) == 400
     assert held.floor(5000, 1000, lambda _: 0) == 1000, "nobody needs anything"
 
 

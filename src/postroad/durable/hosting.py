@@ -131,6 +131,18 @@ class Hosting:
             if (report := self._reporter.report(pubend, tick, tick, ended=True)) is not None
         ]
 
+    def absent(self, pubend: int) -> list[Output]:
+        """A pubend is met that nobody here wants any more: it may believe otherwise, by what it heard, or
+        took over from its sibling, while this broker was out of reach."""
+        if not self.subscriptions.ever:
+            return []
+        report = self._reporter.report(pubend, 0, 0, ended=True)
+        return [] if report is None else [Reported(pubend=pubend, report=report)]
+
+    def dropped(self, pubend: int) -> None:
+        """Its broker was out of reach for so long that what is on its way there was dropped."""
+        self._reporter.forget(pubend)
+
     def followed_before(self) -> dict[int, int]:
         """Pubend -> latestDelivered as saved."""
         return dict(self._ledger.saved)

@@ -11,12 +11,14 @@ where there would be more than MAX_OWNERS; while somebody reports who cannot be 
 Tr is the minimum of released, Td that of latestDelivered. A tick t becomes L when
 t <= Tr, or t <= Td and it is older than `max_retain_us`, or t <= Td and more than `max_bytes` follow it;
 never before it, or the process, is `grace_us` old, so that a broker with its first subscription has time to
-report, and one that takes over a subscription from another.
+report, and one that takes over a subscription from another. A tick is a time, and tells its age; where the
+clock was ahead and was put right, ticks go on above it, and their age is when they were last (`_Aged`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +33,7 @@ TABLE: Final = "durable.owners"
 MAX_OWNERS: Final = 16_384
 MAX_REPORTS: Final = 1_000_000  # held on the way, of all owners on all pubends
 SAVE_US: Final = 5 * SECOND_US  # reports are saved this often; a report not saved comes again
+AGES: Final = 64  # ticks noted within an age
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,10 @@ class Reporter:
             latest_delivered=delivered,
             ended=ended,
         )
+
+    def forget(self, pubend: int) -> None:
+        """What was said may not have arrived: it is news again."""
+        self._said.pop(pubend, None)
 
 
 class ReleaseMerger:
@@ -134,6 +141,24 @@ class ReleaseMerger:
             raise BugError("release: a report is due that is not held")
 
 
+class _Aged:
+    """Up to which tick everything has an age, or is older."""
+
+    __slots__ = ("_age_us", "_noted", "_tick")
+
+    def __init__(self, age_us: int) -> None:
+        self._age_us = age_us
+        self._noted: deque[tuple[int, int]] = deque()  # (when, the newest tick then), at most AGES and one
+        self._tick = 0  # noted that long ago
+
+    def tick(self, now_us: int, last: int) -> int:
+        if not self._noted or now_us - self._noted[-1][0] > self._age_us // AGES:
+            self._noted.append((now_us, last))
+        while self._noted and self._noted[0][0] <= now_us - self._age_us:
+            self._tick = self._noted.popleft()[1]
+        return max(now_us - self._age_us, self._tick)
+
+
 class ReleaseRoot:
     """At the pubend: its owners and the floor that follows from their reports and the policy."""
 
@@ -143,9 +168,11 @@ class ReleaseRoot:
         "_owners",
         "_policy",
         "_quiet_until",
+        "_retained",
         "_save_at",
         "_saving",
         "_unheld",
+        "_young",
         "pubend",
     )
 
@@ -154,6 +181,8 @@ class ReleaseRoot:
     ) -> None:
         self.pubend = pubend
         self._policy = policy
+        self._young = _Aged(policy.grace_us)
+        self._retained = _Aged(policy.max_retain_us + 1)
         self._new_tag = new_tag
         self._quiet_until = now_us + policy.grace_us  # a report that a crash forgot has time to come again
         self._owners: dict[int, _Row] = {}  # brokers that have, or had, durable subscriptions: last report
@@ -169,14 +198,13 @@ class ReleaseRoot:
             if key[:8] == prefix:
                 self._owners[int.from_bytes(key[8:], "big")] = read_owner(key, value)
 
-    def inherit(self, sibling: ReleaseRoot) -> None:
-        """A new pubend of the same broker: whoever follows the sibling follows this one too, and holds all
+    def inherit(self, siblings: Iterable[ReleaseRoot]) -> None:
+        """A new pubend of the same broker: whoever follows a sibling follows this one too, and holds all
         of it until it reports, which it may not be able to for a while."""
-        for owner in sibling._holding():
-            if owner not in self._owners:
-                self._owners[owner] = _Row(0, 0, 0)
-                self._dirty[owner] = None
-                self._save_at = 0
+        for owner in {owner: None for sibling in siblings for owner in sibling._holding()}:
+            self._owners[owner] = _Row(0, 0, 0)
+            self._dirty[owner] = None
+            self._save_at = 0
 
     def report(self, report: Report) -> bool:
         """True if it is news. UnavailableError: there are too many owners, and nothing is released."""
@@ -251,6 +279,7 @@ class ReleaseRoot:
     def floor(self, now_us: int, last: int, floor_for_size: Callable[[int], int]) -> int:
         """Up to here ticks become L. `last`: the newest tick; `floor_for_size(n)`: see DurablePubend."""
         policy = self._policy
+        grown, retained = self._young.tick(now_us, last), self._retained.tick(now_us, last)
         if now_us < self._quiet_until or self._unheld:
             return 0
         released, delivered = self.released, self.latest_delivered
@@ -258,10 +287,10 @@ class ReleaseRoot:
             released = delivered = last  # nobody needs anything
         floor = released
         if policy.max_retain_us:
-            floor = max(floor, min(delivered, now_us - policy.max_retain_us - 1))
+            floor = max(floor, min(delivered, retained))
         if policy.max_bytes:
             floor = max(floor, min(delivered, floor_for_size(policy.max_bytes)))
-        return max(0, min(floor, now_us - policy.grace_us, last))
+        return max(0, min(floor, grown, last))
 
     def flush(self, now_us: int) -> list[StorageEffect]:
         if not self._dirty or now_us < self._save_at:

@@ -129,6 +129,11 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._by_name)
 
+    @property
+    def ever(self) -> bool:
+        """There are some, or were."""
+        return self._next > 1
+
     def __iter__(self) -> Iterator[Subscription]:
         return iter(self._by_name.values())
 

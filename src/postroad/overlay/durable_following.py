@@ -62,7 +62,10 @@ class Following:
 
     def met(self, stream: Stream) -> None:
         """Routing has a stream of a durable pubend."""
-        if is_volatile(stream.id) or not self.active or stream.id in self._behind:
+        if is_volatile(stream.id) or stream.id in self._behind:
+            return
+        if not self.active:
+            self._perform(self._hosting.absent(stream.id))
             return
         position = self._hosting.position(stream.id)
         if position is not None and position >= stream.horizon and self._reached.get(stream.id) is stream:
@@ -83,6 +86,7 @@ class Following:
 
     def dropped(self, pubend: int) -> None:
         """Routing forgets a stream."""
+        self._hosting.dropped(pubend)
         self._behind.pop(pubend, None)
         self._reached.pop(pubend, None)
 

@@ -60,13 +60,18 @@ class Releasing:
 
     def open(self, pubend: DurablePubend, now_us: int) -> None:
         """An own pubend of which others hear from now on."""
-        root = ReleaseRoot(pubend.id, self._policy, new_tag=self._new_tag, now_us=now_us)
-        root.recover(self._rows)
+        root = self._root(pubend.id, now_us)
         if not root.owners:
-            for _, sibling in self._pubends.values():
-                root.inherit(sibling)
+            # Those that are not open yet are as they were found on disk.
+            shut = (self._root(one, now_us) for one in self._mine if one not in self._pubends)
+            root.inherit([*(sibling for _, sibling in self._pubends.values()), *shut])
         self._mine[pubend.id] = None
         self._pubends[pubend.id] = (pubend, root)
+
+    def _root(self, pubend: int, now_us: int) -> ReleaseRoot:
+        root = ReleaseRoot(pubend, self._policy, new_tag=self._new_tag, now_us=now_us)
+        root.recover(self._rows)
+        return root
 
     def held(self, pubend: int) -> bool:
         """Somebody has durable subscriptions on this own pubend."""
