@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import comb
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -28,7 +28,7 @@ from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TraceResult, judge, share, within
+from postroad.tracking.verdict import TRUE_BRANCHES, TRUE_DEAD_ENDS, TraceResult, judge, share, within
 
 TIME_MS = 1_700_000_000_000
 IDENTITY = MessageId(5, 1, TIME_MS, 0)
@@ -72,12 +72,12 @@ def test_hundreds_of_receivers_among_more_candidates(fpp: float) -> None:
 
 
 def test_doubt_of_an_origin_is_the_product_of_what_speaks_for_it() -> None:
-    """The lower rate of two histories of the same ids, that of two receivers among ten, of one of three."""
+    """The lower rate of two histories of the same ids, and that anybody of ten, and of three, is claimed."""
     findings = {
         1: Finding(published=1e-2, delivered=received(2, 1e-3), candidates=10),
         2: Finding(routed=(sighting(1, 2e-3),), delivered=received(1, 4e-3), candidates=3),
     }
-    expected = 2e-3 * comb(10, 2) * 1e-3**2 * 3 * 4e-3
+    expected = 2e-3 * 10 * 1e-3 * 3 * 4e-3
     assert judged(findings).origin_doubt == pytest.approx(expected, rel=1e-9, abs=0)
 
 
@@ -386,12 +386,41 @@ def test_what_brokers_say_of_themselves_is_not_tracked() -> None:
             assert (result.verdict, "$postroad" in result.explanation) == (verdict, False)
 
 
-@pytest.mark.parametrize(
-    ("rate", "claimed", "candidates"), [(0.1, 3, 20), (1e-3, 1, 1000), (0.5, 5, 5), (0, 1, 9)]
-)
-def test_the_share_of_false_claims(rate: float, claimed: int, candidates: int) -> None:
-    """h = T + (N - T) f claims, of which (N - T) f are false."""
-    true = (claimed - candidates * rate) / (1 - rate)
-    expected = min(1.0, max(rate, 1 - true / claimed))
-    assert share(rate, claimed, candidates) == pytest.approx(expected)
-    assert share(1.0, claimed, candidates) == 1.0
+@pytest.mark.parametrize("last", [False, True])
+def test_doubts_of_receivers_are_right_at_every_height(last: bool) -> None:
+    """T12: of claims with about the same doubt, that share is false, whatever their number in an answer."""
+    rate, candidates = 0.03, 60
+    chance = np.random.default_rng(5)
+    few = np.arange(0, candidates + 1)
+    common = np.where(few > 0, 1 / np.maximum(few, 1), TRUE_DEAD_ENDS / TRUE_BRANCHES if last else 1.0)
+    claims = np.zeros(10)
+    false = np.zeros(10)
+    doubts = np.zeros(10)
+    for true in chance.choice(few, 20_000, p=common / common.sum()).tolist():
+        wrong = int(chance.binomial(candidates - true, rate))
+        if true + wrong:
+            doubt = share(rate, true + wrong, candidates, last=last)
+            claims[int(doubt * 10)] += true + wrong
+            false[int(doubt * 10)] += wrong
+            doubts[int(doubt * 10)] += doubt * (true + wrong)
+    seen = claims > 500
+    assert seen.sum() >= 3
+    assert np.abs(false / np.maximum(claims, 1) - doubts / np.maximum(claims, 1))[seen].max() < 0.05
+
+
+def test_the_share_of_false_claims() -> None:
+    assert share(0.0, 3, 9, last=False) == 0
+    assert share(1.0, 3, 9, last=True) == 1
+    assert share(1e-3, 1, 1, last=False) == pytest.approx(1e-3 / (1 + 1e-3))
+    assert share(5e-4, 1, 3000, last=True) < 0.05, "somebody must have got it, where the way ends"
+    assert 0 < share(0.5, 2000, 4096, last=False) < 1, "more ways than a float holds"
+
+
+def test_one_key_of_a_set_is_one_witness() -> None:
+    """Twenty who are claimed with one key speak for a step no better than one of them."""
+    findings = {
+        1: Finding(published=0.0),
+        2: Finding(routed=(sighting(1, 1e-2),), delivered=received(20, 1e-2), candidates=20),
+    }
+    step = judged(findings).route[1]
+    assert step.doubt == pytest.approx(2 * 1e-2 * 0.2 / (2 * 1e-2 * 0.2 + 0.5))

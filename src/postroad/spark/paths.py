@@ -27,7 +27,7 @@ from postroad.spark.rows import id_texts
 from postroad.spark.views import Flags
 from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TraceResult, share
+from postroad.tracking.verdict import TraceResult, passed_on, share
 
 NOT_YET: Final = "the lake has nothing of that time from this broker yet"
 _MOST: Final = 1 << 40
@@ -65,7 +65,7 @@ class _Said:
     forwardings: dict[int, tuple[Flags, Rates]]
     received: Received
     starts: npt.NDArray[np.intp]  # rows of `received` of each id: from starts[i] to before starts[i + 1]
-    product: Rates  # of the rates of an id's receivers
+    worst: Rates  # the rate of an id's receivers that counts: 0 if any is certain, else the largest
     candidates: Numbers  # per class
     neighbours: list[tuple[int, ...]]  # per class
     lost: list[str]  # per class: why not all of it is known, or ""
@@ -132,10 +132,11 @@ class _Judged:
         received = group.deliveries(broker, origins)
         starts = np.zeros(len(group) + 1, np.intp)
         np.cumsum(np.bincount(received.row, minlength=len(group)), out=starts[1:])
-        product = np.ones(len(group), np.float64)
+        worst = np.zeros(len(group), np.float64)
         some = np.flatnonzero(np.diff(starts))
         if len(some):
-            product[some] = np.multiply.reduceat(received.rate, starts[some])
+            certain = np.minimum.reduceat(received.rate, starts[some]) == 0
+            worst[some] = np.where(certain, 0.0, np.maximum.reduceat(received.rate, starts[some]))
         return _Said(
             published=published,
             published_rate=published_rate,
@@ -145,7 +146,7 @@ class _Judged:
             forwardings=forwardings,
             received=received,
             starts=starts,
-            product=product,
+            worst=worst,
             candidates=view.subscribers.at(moments).sum(axis=1).astype(np.int64),
             neighbours=[tuple(sorted(numbers[at] for at in np.flatnonzero(row))) for row in linked],
             lost=[next(compress(view.lost.names, row), "") for row in view.lost.at(moments).tolist()],
@@ -190,7 +191,7 @@ class _Judged:
                 code.add(np.where(flags, rates, -1.0))
             code.add(np.where(said.claimed, said.candidates[group.classes], -1))
             code.add(said.count)
-            code.add(np.where(said.count > 0, said.product, -1.0))
+            code.add(np.where(said.count > 0, said.worst, -1.0))
         _, first, pattern = np.unique(code.value, return_index=True, return_inverse=True)
         return pattern.astype(np.int64), first.astype(np.int64)
 
@@ -286,7 +287,7 @@ class _Judged:
 
     def _receivers(self, rows: npt.NDArray[np.intp]) -> pa.Array:
         """The receivers of each id, broker after broker along the route, by name."""
-        places, doubtful = self._places()
+        places, doubtful, last = self._places()
         parts: list[tuple[Numbers, Numbers, pa.Array, pa.Array, Rates]] = []
         for number, (broker, said) in enumerate(self._said.items()):
             received = said.received
@@ -299,7 +300,7 @@ class _Judged:
             row = received.row[taken]
             claimed = said.count[row]
             candidates = np.maximum(said.candidates[self._group.classes[row]], claimed)
-            doubt = _shares(received.rate[taken], claimed, candidates)
+            doubt = _shares(received.rate[taken], claimed, candidates, last[pattern, number])
             doubt[doubtful[pattern, number]] = 1.0
             names = pa.array(received.names, pa.string()).take(pa.array(received.who[taken]))
             here = pa.repeat(self._group.network.names.get(broker) or f"{broker:08x}", len(kept))
@@ -321,18 +322,22 @@ class _Judged:
         offsets = np.searchsorted(row[order], np.arange(len(rows) + 1)).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), structs)
 
-    def _places(self) -> tuple[Numbers, Flags]:
-        """Per pattern and broker: its place along the route, or -1; and whether all claims there are void."""
+    def _places(self) -> tuple[Numbers, Flags, Flags]:
+        """Per pattern and broker: its place along the route, or -1; whether all claims there are void; and
+        whether the way ends there."""
         at = {broker: number for number, broker in enumerate(self._said)}
         places = np.full((len(self._results), len(at)), -1, np.int64)
         doubtful = np.ones((len(self._results), len(at)), np.bool_)
+        last = np.ones((len(self._results), len(at)), np.bool_)
         for pattern, result in enumerate(self._numbers):
             for place, step in enumerate(result.route):
                 number = at[int(step.broker, 16)]
                 if places[pattern, number] < 0:
                     places[pattern, number] = place
                 doubtful[pattern, number] &= step.doubt >= 1.0
-        return places, doubtful
+            passing = {int(one, 16) for one in passed_on((step.broker, step.source) for step in result.route)}
+            last[pattern, [at[broker] for broker in passing if broker in at]] = False
+        return places, doubtful, last
 
 
 class _Code:
@@ -387,11 +392,14 @@ def _route(result: TraceResult) -> list[dict[str, object]]:
     return [{"broker": step.broker, "from": step.source, "doubt": step.doubt} for step in result.route]
 
 
-def _shares(rates: Rates, claimed: Numbers, candidates: Numbers) -> Rates:
+def _shares(rates: Rates, claimed: Numbers, candidates: Numbers, last: Flags) -> Rates:
     """`verdict.share` of each row, worked out once for equal ones."""
     if not len(rates):
         return np.zeros(0, np.float64)
-    columns = np.stack((rates, claimed, candidates), axis=1)
+    columns = np.stack((rates, claimed, candidates, last), axis=1)
     _, first, number = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    found = [share(float(rates[at]), int(claimed[at]), int(candidates[at])) for at in first.tolist()]
+    found = [
+        share(float(rates[at]), int(claimed[at]), int(candidates[at]), last=bool(last[at]))
+        for at in first.tolist()
+    ]
     return np.array(found, np.float64)[number]

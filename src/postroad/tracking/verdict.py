@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from math import exp, lgamma, log, prod
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,6 +26,9 @@ TRUE_DEAD_ENDS: Final = 0.01
 TRUE_BRANCHES: Final = 0.5
 TRUE_REPEATS: Final = 0.001  # how often a message is published at a second broker as well
 BELIEVED: Final = 0.5  # a claim of less doubt is more likely true than false
+_LARGE: Final = 1e100
+T = TypeVar("T")
+_NEGLIGIBLE: Final = 1e-12
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,14 +288,12 @@ def _all_false(
 
 
 def _rate_delivered(finding: Finding) -> float:
-    """How likely so many of the candidates are claimed falsely, at most: their binomial term."""
-    claimed = len(finding.delivered)
-    if any(receiver.fpp == 0 for receiver in finding.delivered):
-        return 0.0
-    # The logarithm, since the number of ways to choose hundreds is more than a float holds.
-    left = max(0, finding.candidates - claimed)
-    ways = lgamma(claimed + left + 1) - lgamma(claimed + 1) - lgamma(left + 1)
-    return exp(min(0.0, ways + sum(log(receiver.fpp) for receiver in finding.delivered)))
+    """How likely somebody of the candidates is claimed falsely, at most. More who are claimed say no more:
+    one key of a set claims all its members."""
+    rates = [receiver.fpp for receiver in finding.delivered]
+    if not rates or min(rates) == 0:
+        return 0.0 if rates else 1.0
+    return min(1.0, max(rates) * finding.candidates)
 
 
 def _repeated(again: _Claim, claims: Sequence[_Claim], findings: Mapping[int, Finding]) -> None:
@@ -346,6 +348,7 @@ def _receivers(
     claims: list[_Claim], findings: Mapping[int, Finding], names: Mapping[int, str]
 ) -> tuple[Delivered, ...]:
     found: list[Delivered] = []
+    passing = passed_on((claim.broker, claim.source) for claim in claims)
     for broker in dict.fromkeys(claim.broker for claim in claims):
         finding = findings[broker]
         doubtful = all(claim.doubt >= 1.0 for claim in claims if claim.broker == broker)
@@ -354,19 +357,43 @@ def _receivers(
             Delivered(
                 subscriber=receiver.subscriber,
                 broker=_name(broker, names),
-                doubt=1.0 if doubtful else share(receiver.fpp, claimed, finding.candidates),
+                doubt=1.0
+                if doubtful
+                else share(receiver.fpp, claimed, finding.candidates, last=broker not in passing),
             )
             for receiver in finding.delivered
         ]
     return tuple(found)
 
 
-def share(rate: float, claimed: int, candidates: int) -> float:
-    """The share of false claims among `claimed`, of `candidates` tested at that rate."""
+def passed_on(steps: Iterable[tuple[T, T | None]]) -> set[T]:
+    """Of (broker, source): those who need not have delivered it, since they took it or sent it on."""
+    return {broker if source is None else source for broker, source in steps}
+
+
+@lru_cache(maxsize=4096)
+def share(rate: float, claimed: int, candidates: int, *, last: bool) -> float:
+    """The share of false claims to be expected among `claimed`, of `candidates` tested at that rate.
+
+    That F of h are false has C(N - h + F, F) f^F ways, and few true receivers are more common than many; none
+    is rare where the way ends (`last`), and as common as one where it goes on.
+    """
     if rate >= 1.0:
         return 1.0
-    # 1 - T / h, where h = T + (N - T) f.
-    return min(1.0, max(rate, rate * (candidates - claimed) / (claimed * (1 - rate))))
+    weight = 1.0
+    total = 1 / claimed
+    false = 0.0
+    for number in range(1, claimed + 1):
+        weight *= rate * (candidates - claimed + number) / number
+        if weight > _LARGE:  # only what they are to each other counts
+            weight, total, false = 1.0, total / weight, false / weight
+        true = claimed - number
+        seen = weight * (1 / true if true else TRUE_DEAD_ENDS / TRUE_BRANCHES if last else 1.0)
+        total += seen
+        false += seen * number
+        if weight < _NEGLIGIBLE * total:
+            break
+    return false / total / claimed
 
 
 def _verdict(
