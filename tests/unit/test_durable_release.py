@@ -390,6 +390,64 @@ def test_a_pubend_that_took_over_an_owner_hears_that_it_has_ended() -> None:
     assert owners(net) == [[], []]
 
 
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("phase", [0, 0.3, 0.6, 0.9])
+def test_a_subscription_that_is_confirmed_is_held_for(before: bool, phase: float) -> None:
+    """Its broker is cut off at once, for longer than `keep`; it had a subscription before, or never."""
+    net = DurableNet(2, [(0, 1)])
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "x"))
+    net.wait(3)
+    if before:
+        first = Reader(net, 1)
+        first.begin("s", ack="auto")
+        net.wait(5)
+        delete(first, "s")
+        net.wait(5)
+    net.wait(phase)
+    reader = Reader(net, 1)
+    reader.begin("new", ack="auto")
+    while not reader.start:
+        net.wait(0.01)
+    net.cut(0, 1)
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(30)
+    net.kill(0)
+    net.start(0)
+    net.link(0, 1)
+    net.wait(5)
+    assert reader.got() == numbers(0, 5)
+
+
+def test_a_past_that_is_confirmed_is_held_for() -> None:
+    """Another subscription there has released it already."""
+    net = DurableNet(2, [(0, 1)], keep_us=60 * SECOND_US)
+    publisher, other = DurableClient(net, 0), Reader(net, 1)
+    other.begin("other", ack="auto")
+    net.wait(65)
+    since_us = net.now_us - SECOND_US
+    publisher.send(publisher.durable("t", *numbers(0, 5)))
+    net.wait(20)
+    other.ack()
+    net.wait(10.5)
+    reader = Reader(net, 1)
+    reader.begin("new", ack="auto", since_us=since_us)
+    while not reader.start:
+        net.wait(0.005)
+    reader.gone()
+    net.cut(0, 1)
+    net.wait(60)
+    for at in (0, 1):
+        net.kill(at)
+        net.start(at)
+    net.link(0, 1)
+    net.wait(5)
+    again = Reader(net, 1)
+    again.begin("new", ack="auto")
+    net.wait(5)
+    assert again.got() == numbers(0, 5)
+
+
 def test_who_never_had_a_durable_subscription_reports_nothing() -> None:
     net = DurableNet(2, [(0, 1)])
     publisher = DurableClient(net, 0)

@@ -241,6 +241,7 @@ class Hosting:
         out: list[Output] = []
         if attached.created:
             self._index.add(one.id, one.selector, one.id)
+            self._report_at = now_us  # before anybody hears of it, pubends do that it is to be held for
         self._disconnect(one.id)
         if token is not None:
             self._begin_from_token(one, token)
@@ -275,6 +276,7 @@ class Hosting:
             return []
         live = held.constream.live
         self.subscriptions.begin(one, pubend, tick, since=live, matched=held.filtering.matched(one.id))
+        self._report_at = now_us
         return self._enter(held, one, tick, now_us) if one.session is not None else []
 
     def confirm(self, subscriber: int, ticket: int) -> None:
