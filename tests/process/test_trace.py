@@ -300,8 +300,9 @@ def test_strategies_change_and_nothing_is_forgotten_or_taken_for_silence(brokers
         assert broker.stop() == 0
         broker.extra = ("--tracking", strategy)
         broker.start()
-        time.sleep(1)  # of messages within the skew of a start nobody knows which process had them
+        time.sleep(1)  # of messages within skew and jitter of a start nobody knows which process had them
         ids.append(published_now())
+        time.sleep(1)
     with postroad.sync.connect(broker.address) as client:
         by_bloom, by_log, by_nobody, by_bloom_again = [client.trace(identity) for identity in ids]
     for trail in (by_bloom, by_log, by_bloom_again):
