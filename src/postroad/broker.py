@@ -61,6 +61,7 @@ from postroad.wire.frames import (
     Kind,
     Message,
     Nack,
+    Pong,
     Query,
     Release,
     Request,
@@ -428,6 +429,8 @@ class Broker:
     def _on_message(self, connection: int, message: Message, now_us: int) -> None:
         effects, arrived, consumed = self._links.received(connection, message, now_us)
         self._out += effects
+        if isinstance(message, Pong):  # who publishes durably shows with it what it has heard
+            self._stirred |= self._durable.heard(connection, message.time_us)
         if consumed and arrived is None and not isinstance(message, Credit):
             return  # nobody else needs to know of pings
         self._stirred = True

@@ -9,13 +9,14 @@ A pubend opens, which means that others hear of it, once it is recovered and its
 whatever is said about its ticks from then on holds across a crash. Frames that come earlier wait.
 
 When an append fails, its publishers get the error; nothing was told of those ticks. If not even a reservation
-can be saved at the start, frames are refused until one can.
+can be saved at the start, frames are refused until one can. Nothing that came after a refused frame on its
+connection is logged before the client has heard of that (`refusals`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,7 @@ from postroad.overlay.access import ANONYMOUS
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.links import Links
 from postroad.overlay.publishing import Receipts, Waiting, runs_within
+from postroad.overlay.refusals import Refusals
 from postroad.storage.effects import (
     Appended,
     AppendFailed,
@@ -73,6 +75,10 @@ class _Frame:
     principal: str = ""  # "" for anonymous ones
     given: bool = False  # its ids are those that this broker gave to its connection
     settled: Settled | None = None  # who is told of the broker's own
+
+    @property
+    def connection(self) -> int | None:
+        return None if self.receipt is None else self.receipt.connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,7 @@ class DurablePublishing:
         self._count = pubends if stored is not None else 0  # new publishers go to the first so many
         self._coming: list[_Frame] = []  # of clients: no pubend is chosen yet
         self._frames: dict[int, list[_Frame]] = {}  # by number: not staged yet
+        self._refusals: Refusals[_Frame] = Refusals()  # with those that wait until one was heard
         self._asked: list[tuple[int, int, bytes]] = []  # who waits for a last id: connection, request, prefix
         self._staged: dict[int, list[_Frame]] = {}  # by tag of their record
         self._out: list[Effect] = []
@@ -177,7 +184,18 @@ class DurablePublishing:
         given = prefix == peer.publisher << 32 | self._me
         principal = "" if peer.principal == ANONYMOUS else peer.principal
         frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel), principal, given)
-        self._coming.append(frame)
+        if not self._refusals.hold(connection, frame):
+            self._coming.append(frame)
+
+    def refused(self, connection: int) -> None:
+        """A durable frame of it was answered with REJECTED before it came here."""
+        self._refusals.refused(connection)
+
+    def heard(self, connection: int, ping: int) -> bool:
+        """A client has answered a PING; whether frames waited for that."""
+        frames = self._refusals.heard(connection, ping)
+        self._coming += frames
+        return bool(frames)
 
     def _number(self, prefix: bytes) -> int:
         """Of the pubend for events of this publisher, once all are recovered."""
@@ -228,20 +246,17 @@ class DurablePublishing:
     def closed(self, connection: int) -> None:
         """What was not staged is not published: its client heard nothing of it, and sends it again."""
         for frames in (self._coming, *self._frames.values()):
-            frames[:] = [
-                frame for frame in frames if frame.receipt is None or frame.receipt.connection != connection
-            ]
+            frames[:] = [frame for frame in frames if frame.connection != connection]
+        self._refusals.closed(connection)
         self._asked = [one for one in self._asked if one[0] != connection]
 
     def stage(self, now_us: int) -> list[Effect]:
         """Frames of this turn, and those that waited for room, become records."""
         if self._coming and self._recovered:
-            for frame in self._coming:
-                self._frames.setdefault(self._number(frame.batch.id(0)[:8]), []).append(frame)
-            self._coming.clear()
+            self._distribute()
         for number in self._open if self._frames else ():
             pubend = self._pubends[number]
-            frames = [frame for frame in self._frames.pop(number, []) if self._owns(pubend, frame)]
+            frames = self._frames.pop(number, [])
             taken = 0
             for run in runs_within([frame.batch for frame in frames], self._limits):
                 if not pubend.has_room(sum(len(batch.data) for batch in run)):
@@ -254,15 +269,23 @@ class DurablePublishing:
             self._reply()
         return self._take()
 
-    def _owns(self, pubend: DurablePubend, frame: _Frame) -> bool:
-        """Its ids are its principal's; else it is refused."""
-        if frame.receipt is None:
-            return True
-        if pubend.claim(frame.batch.id(0)[:8], frame.principal, given=frame.given):
-            return True
-        text = "another principal has published under ids that begin so: publish under others"
-        self._reject(frame, DeniedError(text))
-        return False
+    def _distribute(self) -> None:
+        """Frames of clients go to their pubends, unless their ids are another principal's."""
+        coming, self._coming = self._coming, []
+        behind: dict[int | None, list[_Frame]] = {}  # by connection of a frame that is refused
+        for frame in coming:
+            if frame.connection in behind:
+                behind[frame.connection].append(frame)
+                continue
+            prefix = frame.batch.id(0)[:8]
+            number = self._number(prefix)
+            if self._pubends[number].claim(prefix, frame.principal, given=frame.given):
+                self._frames.setdefault(number, []).append(frame)
+            else:
+                behind[frame.connection] = []
+                text = "another principal has published under ids that begin so: publish under others"
+                self._reject(frame, DeniedError(text))
+        self._hold_back(behind)
 
     def _stage(self, pubend: DurablePubend, frames: Sequence[_Frame], now_us: int) -> None:
         staged = pubend.stage([frame.batch for frame in frames], now_us)
@@ -287,7 +310,27 @@ class DurablePublishing:
         if receipt is not None and self._links.peer(receipt.connection) is not None:
             message = Rejected(sequence=receipt.sequence, code=error.code, reason=str(error))
             self._out.append(Send(receipt.connection, encode(message)))
+            self._refusals.refused(receipt.connection)
         self._settle(frame, accepted=False)
+
+    def _reject_all(self, frames: Iterable[_Frame], error: PostroadError) -> None:
+        """Frames that could not be logged; whatever came after them waits."""
+        behind: dict[int | None, list[_Frame]] = {}
+        for frame in frames:
+            self._reject(frame, error)
+            if frame.connection is not None:
+                behind[frame.connection] = []
+        for waiting in (*self._frames.values(), self._coming) if behind else ():
+            for frame in waiting:
+                if frame.connection in behind:
+                    behind[frame.connection].append(frame)
+            waiting[:] = [frame for frame in waiting if frame.connection not in behind]
+        self._hold_back(behind)
+
+    def _hold_back(self, behind: Mapping[int | None, list[_Frame]]) -> None:
+        for connection, frames in behind.items():
+            if connection is not None:
+                self._refusals.hold_back(connection, frames)
 
     # ---- what storage says
 
@@ -298,9 +341,8 @@ class DurablePublishing:
                 self._appended(item)
             case AppendFailed():
                 for pubend in self._pubends.values():
-                    for tag in pubend.append_failed(item.tag):
-                        for frame in self._staged.pop(tag, []):
-                            self._reject(frame, item.error)
+                    tags = pubend.append_failed(item.tag)
+                    self._reject_all([one for tag in tags for one in self._staged.pop(tag, [])], item.error)
             case ReadDone():
                 self._read(item, now_us)
             case Saved():
@@ -311,8 +353,7 @@ class DurablePublishing:
             case SaveFailed():
                 for number, pubend in self._pubends.items():
                     if pubend.save_failed(item.tag) and number not in self._open:
-                        for frame in self._frames.pop(number, []):
-                            self._reject(frame, item.error)
+                        self._reject_all(self._frames.pop(number, []), item.error)
         return self._take()
 
     def _appended(self, item: Appended) -> None:
@@ -360,7 +401,7 @@ class DurablePublishing:
 
     def _take(self) -> list[Effect]:
         out, self._out = self._out, []
-        return out
+        return out + self._refusals.take()
 
     # ---- inspection
 
@@ -381,6 +422,7 @@ class DurablePublishing:
         return {
             **self._counters,
             "durable_frames_waiting": len(self._coming)
+            + len(self._refusals)
             + sum(len(frames) for held in (self._frames, self._staged) for frames in held.values()),
             "durable_kept_bytes": sum(pubend.kept_bytes for pubend in self._pubends.values()),
         }
@@ -388,5 +430,6 @@ class DurablePublishing:
     def check(self) -> None:
         for pubend in self._pubends.values():
             pubend.check()
+        self._refusals.check()
         if not set(self._frames) <= set(self._pubends):
             raise BugError("durable frames wait for a pubend that there is not")

@@ -81,6 +81,8 @@ class Intake:
             except UsageError as error:
                 self._counters["rejected_publishes_total"] += 1
                 self._send(connection, Rejected(sequence=batch.channel, code=error.code, reason=str(error)))
+                if batch.durable:
+                    self._durable.refused(connection)
             else:
                 # What is durable is remembered by its pubend, across restarts.
                 durable = batch.durable
