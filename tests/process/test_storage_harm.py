@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import sqlite3
@@ -217,6 +218,93 @@ def test_a_full_disk_is_no_dead_end(small_disk: Path, until: Callable[..., None]
             until(taken_again, "an event is taken again")
         said = re.findall(r" b1 the disk (is full|has room again): durable events", broker.log.read_text())
         assert said == ["is full", "is full", "has room again"]
+    finally:
+        brokers.end()
+
+
+class Muffled:
+    """A line to a broker: what that says is held back unless it `hears`, and lost if the line is cut."""
+
+    def __init__(self, port: int) -> None:
+        self.hears = asyncio.Event()
+        self.hears.set()
+        self._port = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, far_writer]
+        for pump in (self._pump(reader, far_writer, up=True), self._pump(far_reader, writer, up=False)):
+            task = asyncio.create_task(pump)
+            self._pumps.add(task)
+            task.add_done_callback(self._pumps.discard)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                if not up:
+                    await self.hears.wait()
+                writer.write(data)
+        writer.close()
+
+    def cut(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+        self.hears.set()
+
+    def close(self) -> None:
+        self.cut()
+        self._server.close()
+
+
+async def _refused_unheard(broker: Any, disk: Path) -> list[str]:
+    """Receipts, "" where there was none, of events published before, while and after a disk was full."""
+    line = Muffled(int(broker.address.rpartition(":")[2]))
+    async with postroad.connect(await line.start()) as client:
+
+        async def publish(payload: str) -> str:
+            with suppress(postroad.StorageError):
+                return str((await client.publish("t", payload, mode="durable")).id)
+            return ""
+
+        receipts = [await publish("0")]
+        junk = disk / "junk"
+        with suppress(OSError), junk.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        line.hears.clear()
+        under_way = [asyncio.create_task(publish("1" * 8000))]
+        await asyncio.sleep(0.5)
+        junk.unlink()
+        under_way.append(asyncio.create_task(publish("2")))
+        await asyncio.sleep(0.5)
+        line.cut()
+        receipts += await asyncio.wait_for(asyncio.gather(*under_way), 30)
+        receipts.append(await publish("3"))
+    line.close()
+    return receipts
+
+
+def test_a_refusal_that_was_lost_with_its_connection_is_no_receipt(small_disk: Path) -> None:
+    """What is sent again is logged, or refused again; not taken for a repetition."""
+    brokers = Brokers(small_disk)
+    try:
+        broker = brokers.start("b1")
+        with (
+            postroad.sync.connect(broker.address) as client,
+            client.subscribe("t", durable="s", ack="manual") as events,
+        ):
+            receipts = asyncio.run(_refused_unheard(broker, small_disk))
+            assert all(receipts), "there is room by then"
+            assert [str(events.get(timeout=30).id) for _ in receipts] == receipts
     finally:
         brokers.end()
 
