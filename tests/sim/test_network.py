@@ -167,9 +167,22 @@ def test_a_stall_holds_frames_back_and_loses_none() -> None:
     assert pair.network.connected("a", "b")
 
 
-def test_heal_ends_a_stall_at_once() -> None:
+def test_one_direction_is_held_back_alone() -> None:
     pair = connected()
-    pair.network.stall("a", "b", pair.world.now_us + SECOND_US)
+    pair.network.muffle("a", "b", pair.world.now_us + 50_000)
+    one, other = pings(1, 2)
+    pair.network.send(pair.a, pair.a.connection, one)
+    pair.network.send(pair.b, pair.b.connection, other)
+    pair.run(49_000)
+    assert (pair.a.frames, pair.b.frames) == ([other], [])
+    pair.run(2_000)
+    assert pair.b.frames == [one]
+
+
+@pytest.mark.parametrize("harm", ["stall", "muffle"])
+def test_heal_ends_a_stall_at_once(harm: str) -> None:
+    pair = connected()
+    getattr(pair.network, harm)("a", "b", pair.world.now_us + SECOND_US)
     pair.network.send(pair.a, pair.a.connection, pings(1)[0])
     pair.run(10_000)
     pair.network.heal()

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from postroad.sim.applications import Application
+from postroad.sim.applications import Application, DurablePublisher
 from postroad.sim.clients import Client
 from postroad.sim.disk import CrashStyle
 from postroad.sim.network import Network, Raw
@@ -21,6 +21,7 @@ from postroad.units import GIB, MILLISECOND_US, SECOND_US
 
 LONGEST_STEP_US: Final = 3 * SECOND_US
 DISK_BYTES: Final = GIB  # of a disk that is not full
+UNHEARD_PAUSE_US: Final = 6 * SECOND_US  # between two refusals that are not heard, where there are any
 
 
 class Faults:
@@ -78,6 +79,10 @@ class Faults:
         if steps:
             self._kinds.append(("step", 2, self._step))
         self._next()
+        # From a chance of its own, and in few worlds, so that the others are as they were without it.
+        self._unheard_chance = world.random("faults/unheard")
+        if applications and self._unheard_chance.random() < 0.25:
+            self._next_unheard()
 
     def stop(self) -> None:
         """The end of all harm."""
@@ -241,6 +246,39 @@ class Faults:
         if self._chance.random() < 0.5:  # while its disk is full
             self._world.after(self._chance.randrange(SECOND_US), start_again)
         return True
+
+    def _next_unheard(self) -> None:
+        pause_us = int(self._unheard_chance.expovariate(1 / UNHEARD_PAUSE_US))
+        self._world.after(pause_us, self._refuse_unheard)
+
+    def _refuse_unheard(self) -> None:
+        """A disk is full for a moment, and who publishes there does not hear of it before its line breaks:
+        what was refused it sends again, and what it sent after that."""
+        if not self._going_on:
+            return
+        chance, processes = self._unheard_chance, {process.name: process for process in self._processes}
+        publishers = [one for one in self._applications if isinstance(one, DurablePublisher)]
+        publisher = chance.choice(publishers)
+        full_us, after_us = (chance.randrange(50_000, 2 * SECOND_US) for _ in range(2))
+        process = processes.get(publisher.broker)
+        if process is not None:
+            pair = (process.name, publisher.name)
+            self._world.note("fault", f"{pair[1]} does not hear what the full disk of {pair[0]} refuses")
+            self.counts["unheard"] += 1
+            process.disk.fill()
+            self._network.muffle(*pair, self._world.now_us + full_us + after_us + SECOND_US)
+
+            def empty() -> None:
+                process.disk.capacity = DISK_BYTES
+
+            def cut() -> None:
+                if self._going_on:
+                    self._network.cut(*pair, (0, 0))
+                    self._network.muffle(*pair, 0)
+
+            self._world.after(full_us, empty)
+            self._world.after(full_us + after_us, cut)
+        self._next_unheard()
 
     def _slow_disk(self) -> bool:
         process = self._chance.choice(self._processes)

@@ -2,8 +2,8 @@
 
 A connection behaves as TCP does: frames arrive whole, in order, after latency, jitter and the time that
 bandwidth takes; or the connection dies, and then each side learns of it in its own time and everything in
-flight is gone. A stall holds frames back without killing anything. A half-open connection is a cut that
-one side learns of late.
+flight is gone. A stall holds frames back without killing anything, in one direction or both. A half-open
+connection is a cut that one side learns of late.
 
 TCP neither loses nor repeats nor reorders, but the stream protocol promises to survive all three (it
 finds gaps and asks again, spec D2), so a *raw* link does these things to frames of chosen kinds. Credit
@@ -115,6 +115,7 @@ class Network:
         self._raw: dict[tuple[str, str], Raw] = {}
         self._blocked: dict[tuple[str, str], int] = {}  # pair -> until when dials fail
         self._stalled: dict[tuple[str, str], int] = {}
+        self._muffled: dict[tuple[str, str], int] = {}  # (sender, receiver) -> until when
         self._refusing: dict[str, int] = {}
         self._last_number = 0
         self.frames = 0
@@ -216,6 +217,10 @@ class Network:
         self.changed()
         self.world.at(until_us, self.changed)
 
+    def muffle(self, sender: str, receiver: str, until_us: int) -> None:
+        """Frames in this direction wait until then."""
+        self._muffled[sender, receiver] = until_us
+
     def refuse(self, address: str, until_us: int) -> None:
         self._refusing[address] = until_us
 
@@ -223,6 +228,7 @@ class Network:
         """No fault is left; what is cut stays cut, and may be dialled again."""
         self._blocked.clear()
         self._stalled.clear()
+        self._muffled.clear()
         self._refusing.clear()
         self._raw.clear()
         self.changed()
@@ -380,7 +386,8 @@ class Network:
         pipe.timer = None
         if connection.dead:
             return
-        stalled = self._stalled.get(connection.pair, 0)
+        ends = (connection.ends[side].name, connection.ends[1 - side].name)
+        stalled = max(self._stalled.get(connection.pair, 0), self._muffled.get(ends, 0))
         if stalled > now:
             self._pump_at(connection, side, stalled)
             return
