@@ -560,6 +560,27 @@ def test_ids_that_cannot_be_are_refused(ids: Any, mode: str, said: str) -> None:
     run(test)
 
 
+def test_nothing_is_sent_after_a_refused_event_with_an_id_of_ones_own() -> None:
+    """Else it would be in the log, and what was refused, published again, be taken for a repetition."""
+
+    async def test(broker: FakeBroker) -> None:
+        broker.rejecting = "no"
+        numbers = range(3000)
+        ids = [bytes(MessageId(9, 9, 1 + number, 0)) for number in numbers]
+        async with postroad.connect(broker.address) as client:
+            with pytest.raises(postroad.DeniedError):
+                await client.publish_many(
+                    [("no" if number == 1500 else "t", b"x") for number in numbers], mode="durable", ids=ids
+                )
+            count = sum(batch.count for batch in broker.published)
+            assert 1500 < count < 3000
+            assert len(broker.published) == 2
+            assert await client.publish_many([EVENT] * 3000, mode="durable", ids=ids) == 3000
+            assert sum(batch.count for batch in broker.published) == count + 3000
+
+    run(test)
+
+
 def test_the_public_names_are_there() -> None:
     for name in postroad.__all__:
         assert getattr(postroad, name) is not None

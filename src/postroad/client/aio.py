@@ -270,7 +270,9 @@ class Client:
 
         With mode "durable" all of them are in the broker's log when it returns. With `ids` they bear these,
         16 bytes each: of one publisher, which no client has, and increasing. A durable pubend takes what is
-        above the last id of that publisher, so a program that makes the same ids again repeats nothing.
+        above the last id of that publisher, so a program that makes the same ids again repeats nothing. They
+        are sent frame by frame, each when the one before it is in the log: what is refused could not be
+        published under the same ids once something later was.
         """
         check_many(events, mode, ids)
         own = None if ids is None else iter(ids)
@@ -286,6 +288,10 @@ class Client:
             payload = event[1]
             if type(payload) is not bytes:
                 payload = encode_payload(payload)
+            if own is not None and frames and (outbox.whole or not outbox.room):
+                self._flush()
+                await self._until_stored(frames)
+                frames.clear()
             if self._lost is not None or not outbox.room:
                 await self._wait_for_room()
             attributes = event[2] if len(event) > 2 else None
@@ -293,7 +299,7 @@ class Client:
             count += 1
             if durable:
                 frames[self._storing_last()] = None
-            if outbox.ready:
+            if own is None and outbox.ready:
                 self._flush()
                 await asyncio.sleep(0)
         self._schedule_flush()

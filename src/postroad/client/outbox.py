@@ -248,6 +248,11 @@ class Outbox:
         """Of the frame that holds, or will hold, the event added last."""
         return self._cut_total + (1 if self._builder.count else 0)
 
+    @property
+    def whole(self) -> bool:
+        """Everything added is in frames that are cut."""
+        return not self._builder.count
+
     def take_stored(self) -> tuple[int, ...]:
         """Durable frames accepted since the last time."""
         taken, self._stored = self._stored, []
