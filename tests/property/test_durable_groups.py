@@ -40,7 +40,7 @@ class World:
         self.tags = count(1)
         self.events: list[tuple[int, str]] = []  # (tick, key), as published
         self.held: dict[int, list[int]] = {}  # consumer -> ticks it has and did not acknowledge
-        self.done: list[int] = []  # acknowledged, in order
+        self.done: list[int] = []  # acknowledged, and saved, in order
         self.lost = 0  # events up to this tick are not there any more: who asks for them gets a gap
         self.told: dict[int, list[tuple[int, int]]] = {}  # consumer -> gaps that it did not acknowledge
         self.passed: set[int] = set()  # ticks in gaps that were acknowledged
@@ -68,7 +68,9 @@ class World:
         for one in given:
             assert self.room[one.consumer] > 0, "it has no credit"
             if isinstance(one, AssignGap):
-                assert not self.passed.issuperset(range(one.start + 1, one.end + 1)), "somebody had it"
+                inside = range(one.start + 1, one.end + 1)
+                assert self.passed.isdisjoint(inside), "somebody had it"
+                assert not set(self.done).intersection(inside), "told of what was acknowledged"
                 assert (one.start, one.end) not in self.told[one.consumer]
                 self.told[one.consumer].append((one.start, one.end))
                 self.room[one.consumer] -= FRAME_HEADER_BYTES
@@ -232,14 +234,14 @@ def test_who_joins_during_a_backlog_gets_its_share_of_the_keys() -> None:
     assert min(map(len, done.values())) > 600, {consumer: len(ticks) for consumer, ticks in done.items()}
 
 
-def group_with(room: dict[int, int], key: str = "") -> SharedSubscription:
+def group_with(room: dict[int, int], key: str = "", matched: int | None = None) -> SharedSubscription:
     return SharedSubscription(
         5,
         key=key,
         new_tag=count(1).__next__,
         available=room.__getitem__,
         saved=lambda _: 0,
-        matched=lambda _: None,
+        matched=lambda _: matched,
     )
 
 
@@ -275,6 +277,50 @@ def test_gaps_wait_for_credit_and_are_told_to_who_joins_until_one_is_done_with_t
     group.ack(4, P, [10])
     group.ack(3, P, [10])
     assert group.token() == {P: 12}
+    group.check()
+
+
+def test_a_gap_is_told_in_the_parts_that_nobody_was_done_with() -> None:
+    """D8: of ten events the second, and the fourth to the seventh, were acknowledged and saved."""
+    rows: dict[bytes, bytes] = {}
+
+    def start() -> SharedSubscription:
+        group = group_with({1: 1_000, 2: 1_000}, matched=0)
+        group.recover(rows, {P: 0})
+        assert group.join(1) == []
+        return group
+
+    def lose(group: SharedSubscription) -> list[tuple[int, int]]:
+        gap = DeliverGap(subscribers=(5,), pubend=P, start=0, end=10, events=10)
+        return [(one.start, one.end) for one in group.offer(gap) if isinstance(one, AssignGap)]
+
+    def save(group: SharedSubscription) -> None:
+        (save,) = group.flush()
+        assert isinstance(save, Save)
+        rows.update({key: value for key, value in save.rows if value is not None})
+
+    group = start()
+    group.offer(Deliver(subscribers=(5,), pubend=P, start=0, end=10, batch=batch(0, [""] * 10)))
+    group.ack(1, P, [2, 4, 5, 6, 7])
+    save(group)
+    group = start()
+    assert lose(group) == [(0, 1), (2, 3), (7, 10)]
+    assert group.held == 3
+    assert group.finished(P) == 5
+    group.check()
+    group.ack(1, P, [3])
+    save(group)
+    assert group.token() == {P: 0}
+    group = start()
+    assert lose(group) == [(0, 1), (7, 10)]
+    group.ack(1, P, [1])
+    assert group.token() == {P: 7}
+    assert [one for one in group.join(2) if isinstance(one, AssignGap)] == [
+        AssignGap(consumer=2, pubend=P, start=7, end=10)
+    ]
+    group.ack(2, P, [8])
+    assert group.token() == {P: 10}
+    assert (group.held, group.finished(P)) == (0, 0)
     group.check()
 
 

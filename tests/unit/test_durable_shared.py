@@ -458,6 +458,36 @@ def test_a_gap_goes_to_the_next_consumer_until_one_has_acknowledged_it(killed: b
     net.brokers[1].check()
 
 
+def test_a_gap_leaves_out_what_was_acknowledged() -> None:
+    """Lost is what nobody was done with, and the lag counts no more than that."""
+    net = DurableNet(2, [(0, 1)], keep_us=2_000_000, max_age_us=20_000_000)
+    publisher, one = DurableClient(net, 0), Consumer(net, 1).begin()
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 8)))
+    net.wait(1)
+    ticks = [tick for batch in one.batches for tick in batch.headers["tick"].tolist()]
+    one.ack("1", "2", "5", ticket=1)
+    assert one.acked() == [(1, "")]
+    one.gone()
+    net.wait(30)
+    net.kill(1)  # else it still has them in memory
+    net.start(1)
+    net.link(0, 1)
+    two = Consumer(net, 1).begin()
+    net.wait(3)
+    told = [(batch.start + 1, batch.end) for batch in two.batches if batch.lost]
+    assert told == [(ticks[0], ticks[0]), (ticks[3], ticks[4]), (ticks[6], ticks[7])]
+    two.send(encode(Request(number=1, what="subs")))
+    reply = next(message for message in two.messages if isinstance(message, Reply))
+    assert json.loads(reply.body)["subscriptions"][0]["lag_events"] == 5
+    two.ack("GAP", ticket=1)
+    net.brokers[1].check()
+    two.gone()
+    three = Consumer(net, 1).begin()
+    net.wait(3)
+    assert three.got() == []
+
+
 class Logging(DurableNet):
     """Keeps the warnings of its brokers."""
 

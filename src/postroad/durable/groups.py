@@ -6,7 +6,7 @@ dies go to others, those of one key still in order. An event whose acknowledgeme
 out again, not even after a crash.
 
 A gap is told to every consumer, since nobody knows whose the events were, also to those who join later,
-until one has acknowledged it.
+until one has acknowledged it. What consumers were done with before is left out of it: it is told in parts.
 
 Acknowledgements come in any order. The token is the tick below the oldest event or gap that is open.
 What is done above the token that is on disk is saved as spans, each with something acknowledged in it, and
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from postroad.durable.dividing import Division, Event
 from postroad.durable.outputs import Deliver, DeliverGap, Message
-from postroad.durable.spans import Span, union
+from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.errors import BugError
 from postroad.events.batch import EventBatch
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
@@ -93,17 +93,45 @@ class _Progress:
         before = next(iter(self.open.values())).before if self.open else self.offered
         return self.left + self.offered - before - self.pending
 
-    def offer(self, start: int, end: int, events: int) -> bool:
-        """An event, or a gap, on (start, end]. False if it is done."""
-        self.offered += events
-        at = bisect_left(self.done, end, key=itemgetter(1))
-        if at < len(self.done) and self.done[at][0] <= start:
-            self.left = max(0, self.left - events)
-            self.newest = end
+    def offer(self, tick: int) -> bool:
+        """An event. False if it is done."""
+        at = bisect_left(self.done, tick, key=itemgetter(1))
+        if at < len(self.done) and self.done[at][0] < tick:
+            self._skip(tick, 1)
             return False
-        self.open[start + 1] = _Open(end, self.offered - events, self.offered)
-        self.pending += events
+        self._open(tick - 1, tick, 1)
         return True
+
+    def offer_gap(self, start: int, end: int, events: int) -> list[Span]:
+        """A gap, in which so many events were lost: the parts of it that are not done, each open by itself.
+        They are no more than the spans that were saved, and one."""
+        done = intersect(self.done, start, end)
+        parts = subtract([(start, end)], done)
+        # Which of the events were done is not known: some in each span, and all if no span is beyond.
+        left = len(done) if self.done and self.done[-1][1] > end else self.left
+        skipped = max(len(done), min(left, events - len(parts))) if done else 0
+        lost = max(len(parts), events - skipped)
+        for start, end, is_open in sorted(
+            [(*span, False) for span in done] + [(*span, True) for span in parts]
+        ):
+            if is_open:
+                self._open(start, end, lost if (start, end) == parts[-1] else 1)
+                lost -= 1
+            else:
+                self._skip(end, skipped if (start, end) == done[-1] else 1)
+                skipped -= 1
+        return parts
+
+    def _open(self, start: int, end: int, events: int) -> None:
+        self.open[start + 1] = _Open(end, self.offered, self.offered + events)
+        self.offered += events
+        self.pending += events
+
+    def _skip(self, tick: int, events: int) -> None:
+        """So many events up to this tick are done."""
+        self.offered += events
+        self.left = max(0, self.left - events)
+        self.newest = tick
 
     def close(self, first: int) -> None:
         """That which begins with this tick is acknowledged."""
@@ -159,8 +187,8 @@ class SharedSubscription:
         self._matched = matched
         self._division = Division()
         self._progress: dict[int, _Progress] = {}
-        # Open gaps by pubend and first tick, in order, with their numbers.
-        self._gaps: dict[tuple[int, int], tuple[int, DeliverGap]] = {}
+        # Open gaps by pubend and first tick, in order, with their numbers and last ticks.
+        self._gaps: dict[tuple[int, int], tuple[int, int]] = {}
         self._told: dict[int, int] = {}  # consumer -> number of the last gap it was told of
         self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
         self._saving: tuple[int, tuple[int, ...]] | None = None  # the save on its way: tag, pubends
@@ -234,9 +262,9 @@ class SharedSubscription:
         if progress.done and progress.done[-1][1] <= message.start:
             progress.done, progress.left = [], 0
         if isinstance(message, DeliverGap):
-            if progress.offer(message.start, message.end, max(1, message.events)):
+            for start, end in progress.offer_gap(message.start, message.end, max(1, message.events)):
                 self._numbers += 1
-                self._gaps[message.pubend, message.start + 1] = (self._numbers, message)
+                self._gaps[message.pubend, start + 1] = (self._numbers, end)
             return self.assign()
         batch = message.batch
         if batch is None:
@@ -245,7 +273,7 @@ class SharedSubscription:
         ticks, offsets = batch.headers["tick"].tolist(), batch.offsets.tolist()
         for row in rows:
             tick = ticks[row]
-            if not progress.offer(tick - 1, tick, 1):
+            if not progress.offer(tick):
                 continue
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
@@ -272,16 +300,16 @@ class SharedSubscription:
 
     def _tell_gaps(self, consumer: int, room: dict[int, int]) -> Iterable[AssignGap]:
         """Those that it was not told of, as far as it has room."""
-        newest, _ = next(reversed(self._gaps.values()), (0, None))
+        newest, _ = next(reversed(self._gaps.values()), (0, 0))
         if self._told[consumer] >= newest:
             return
-        for number, gap in self._gaps.values():
+        for (pubend, first), (number, end) in self._gaps.items():
             if room[consumer] <= 0:
                 return
             if number > self._told[consumer]:
                 self._told[consumer] = number
                 room[consumer] -= FRAME_HEADER_BYTES
-                yield AssignGap(consumer=consumer, pubend=gap.pubend, start=gap.start, end=gap.end)
+                yield AssignGap(consumer=consumer, pubend=pubend, start=first - 1, end=end)
 
     def ack(self, consumer: int, pubend: int, ticks: Iterable[int]) -> None:
         """A consumer is done with these events, and gaps by their first ticks. What it does not hold (any
@@ -295,7 +323,7 @@ class SharedSubscription:
                 self._dirty[pubend] = None
 
     def _done_gap(self, consumer: int, pubend: int, first: int) -> bool:
-        number, _ = self._gaps.get((pubend, first), (0, None))
+        number, _ = self._gaps.get((pubend, first), (0, 0))
         mine = 0 < number <= self._told.get(consumer, 0)
         if mine:
             del self._gaps[pubend, first]
