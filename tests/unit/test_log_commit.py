@@ -37,6 +37,7 @@ from postroad.storage.files import OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Metadata
+from postroad.storage.segment import OVERHEAD
 from postroad.units import MIB
 
 
@@ -541,3 +542,30 @@ def test_fsync_never_is_for_benchmarks_only(tmp_path: Path, monkeypatch: pytest.
         files.sync("a")
         files.close()
         assert bool(calls) is expected
+
+
+def test_damage_that_a_read_finds_is_said_once_with_its_place(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Subscribers hear of it as a gap: whoever runs the broker hears of it too, before the next start."""
+    driver.do(*(record(tick) for tick in range(1, 11)))
+    (path,) = (driver.folder / LOG_FOLDER).glob("*.log")
+    with path.open("r+b") as file:
+        for tick in (3, 7):
+            file.seek(tick * (100 + OVERHEAD) + 50)
+            file.write(b"?")
+    for _ in range(2):
+        assert driver.read(1).missing == ((3, 4), (7, 8))
+    assert driver.read(1, 5).missing == ((7, 8),)
+    size = 100 + OVERHEAD
+    expected = [
+        f"log: {path.name}: damaged records are lost: {size} bytes at offset {tick * size}" for tick in (3, 7)
+    ]
+    assert [one.getMessage() for one in caplog.records] == expected
+    again = driver.reopened()
+    assert [f"log: {one}" for one in again.storage.recovered.damage] == [
+        f"{line}, stream 0000000000000001" for line in expected
+    ]
+    assert again.read(1).missing == ((3, 4), (7, 8))
+    assert len(caplog.records) == 2, "the start has said it"
+    again.storage.close()

@@ -430,10 +430,20 @@ class Storage:
         while True:
             self._reading.acquire()
             if self._reads:
-                self._group.answer(self.volume.read(self._reads.popleft()))
+                done = self.volume.read(self._reads.popleft())
+                self._say_damage()  # before a subscriber is told of a gap
+                self._group.answer(done)
                 self._wake()
-            elif self.volume.tidy():
+                continue
+            tidied = self.volume.tidy()
+            self._say_damage()
+            if tidied:
                 self._reading.release()
                 self._work.release()  # rows of streams that are over
             elif self._closing and not self._threads[0].is_alive():
                 return
+
+    def _say_damage(self) -> None:
+        """As a start does."""
+        while self.volume.damage:
+            _log.warning("log: %s", self.volume.damage.popleft())

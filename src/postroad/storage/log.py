@@ -65,7 +65,7 @@ MAX_SEGMENT_BYTES: Final = GIB  # offsets are 32 bits wide
 READ_BYTES: Final = MIB  # per disk read
 DEAD_SHARE: Final = 0.9  # a file deader than this is rewritten
 MERGE_FILES: Final = 8  # as many small neighbours become one file
-MAX_DAMAGE_REPORTS: Final = 100
+MAX_DAMAGE_REPORTS: Final = 100  # places that are told while running; the next start tells all
 DISK_FULL: Final = "the disk is full"
 BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts over
 
@@ -116,7 +116,7 @@ class LogVolume:
             raise BugError(f"segments of {segment_bytes} bytes")
         self.files = files
         self.segment_bytes = segment_bytes
-        self.damage: deque[Damage] = deque(maxlen=MAX_DAMAGE_REPORTS)  # found while running, oldest dropped
+        self.damage: deque[Damage] = deque()  # found while running, each place once; to be taken and told
         self.shortage = ""  # why nothing is appended
         self._ballast_bytes = ballast_bytes
         self._draw_marker = draw_marker
@@ -129,6 +129,8 @@ class LogVolume:
         self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
         self._streams: dict[int, Stream] = {}
         self.recovered = self._recover(facts)
+        # Places that were told. A torn end was cut off: what is written there later may be damaged again.
+        self._harmed = {(one.file, one.offset) for one in self.recovered.damage if not one.torn}
         shortage = self._hold()
         if shortage:
             self.run_short(shortage)
@@ -388,7 +390,7 @@ class LogVolume:
                     position = max(position, last)
             except FileNotFoundError:
                 if segment in self._segments:  # else it was removed or rewritten meanwhile: look again
-                    self._report(segment, 0, segment.size)
+                    self._report(segment, 0, segment.size, gone=True)
                     position = max(position, last)
         end = records[-1][1] if more else min(wanted.end, max(known, position))
         missing = _holes(records, wanted.start, min(chopped, wanted.end), end)
@@ -428,9 +430,13 @@ class LogVolume:
             for place, header in zip(found.offsets[own].tolist(), headers[own].tolist(), strict=True):
                 yield header[3], header[4], data[place + HEADER.size : place + HEADER.size + header[1]]
 
-    def _report(self, segment: Segment, offset: int, length: int) -> None:
+    def _report(self, segment: Segment, offset: int, length: int, *, gone: bool = False) -> None:
         segment.harmed = True
-        self.damage.append(Damage(file=segment.name, offset=offset, length=length, torn=False, stream=None))
+        found = Damage(file=segment.name, offset=offset, length=length, torn=False, stream=None, gone=gone)
+        told = len(self._harmed) - len(self.recovered.damage)
+        if (found.file, offset) not in self._harmed and told < MAX_DAMAGE_REPORTS:
+            self._harmed.add((found.file, offset))
+            self.damage.append(found)
 
     # -- reclaiming space
 
