@@ -237,6 +237,26 @@ def test_events_of_a_key_are_given_out_in_order() -> None:
         given.give(0, given.batch(5))
 
 
+def test_what_was_under_way_when_its_broker_ended_the_connection_is_not_given_out_late() -> None:
+    """Seed 200016: a stalled connection brought an event after the broker, started again, had given it to
+    another, and the next one of its key went there too."""
+    given = Given("a")
+    late = given.consumers[0][2]
+    late.open[1] = False
+    given.give(1, given.batch(1))
+    given.give(0, given.batch(1, 2))
+    given.give(1, given.batch(2))
+    given.acknowledge(1, 1, 2)
+    given.give(0, given.batch(1))
+    given.give(1, given.batch(3))
+    given.group.gap(PUBEND, 3, 4)
+    given.give(0, given.batch(4))
+    given.pass_time()
+    late.open[1] = True
+    with pytest.raises(Violation, match=r"order: g: c0 got .* at tick 5, and .* of that key is with c1"):
+        given.give(0, given.batch(5))
+
+
 def test_everything_is_acknowledged_in_the_end_or_lies_in_a_gap() -> None:
     given = Given()
     given.give(0, given.batch(1, 2, 3))

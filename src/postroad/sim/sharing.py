@@ -8,7 +8,10 @@ subscriber (`durable`: known, match, tick, reject, gap, missed) it is judged by:
 - `order`     of one key and pubend, an event is given out only when those before it were acknowledged or are
               with the same consumer
 
-and at the end every event, or a gap that it lies in, was acknowledged by somebody.
+What was still under way on a connection that its broker had ended is not judged by what others were given
+since: the broker had taken it back.
+
+At the end every event, or a gap that it lies in, was acknowledged by somebody.
 """
 
 from __future__ import annotations
@@ -118,7 +121,11 @@ class Group:
     def _give(self, place: Place, given: _Given, tags: tuple[str, ...]) -> None:
         pubend, tick = place
         stream = self._streams.setdefault(pubend, _Stream())
+        self._first[pubend] = min(tick, self._first.get(pubend, tick))
         text = f"{self.name}: {given.consumer.name} got {given.event.text} at tick {tick}"
+        if not all(given.connection.open):  # its broker has ended it: others may have this by now
+            stream.given.setdefault(tick, given)
+            return
         if stream.in_gap(tick):
             raise Violation("gap", f"{text} inside a reported gap", tags)
         before = stream.given.get(tick)
@@ -137,7 +144,6 @@ class Group:
                 if other.connection is not given.connection:
                     where = f"{other.event.text} of that key is with {other.consumer.name}"
                     raise Violation("order", f"{text}, and {where}", tags)
-        self._first[pubend] = min(tick, self._first.get(pubend, tick))
         stream.given[tick] = given
 
     def _doubt(self, given: _Given, text: str, tags: tuple[str, ...]) -> None:
