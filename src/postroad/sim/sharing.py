@@ -7,6 +7,7 @@ subscriber (`durable`: known, match, tick, reject, gap, missed) it is judged by:
 - `repeated`  what a consumer was told is acknowledged on disk goes to nobody any more
 - `order`     of one key and pubend, an event is given out only when those before it were acknowledged or are
               with the same consumer
+- `gap`       also: what a consumer was told is acknowledged on disk lies in no gap
 
 What was still under way on a connection that its broker had ended is not judged by what others were given
 since: the broker had taken it back.
@@ -96,7 +97,7 @@ class Group:
 
     def subscribed(self, broker: str, token: Mapping[int, int]) -> None:
         now_us = self._world.now_us
-        if not any(one.connected for one in self.consumers):
+        if not any(one.attached for one in self.consumers):
             self.connected_us = now_us
         self.broker = broker
         if not self.began:
@@ -168,7 +169,13 @@ class Group:
 
     def gap(self, pubend: int, start: int, end: int) -> None:
         self._records.judge_gap(self, pubend, start, end)
-        self._streams.setdefault(pubend, _Stream()).gaps.setdefault((start, end), False)
+        stream = self._streams.setdefault(pubend, _Stream())
+        for tick, given in stream.given.items():
+            if start < tick <= end and given.confirmed:
+                text = f"{self.name} was told of a gap ({start}, {end}] of {pubend_text(pubend)} with "
+                text += f"{given.event.text} in it, which {given.consumer.name} has acknowledged"
+                raise Violation("gap", text, (given.event.text, pubend_text(pubend), *self.tags))
+        stream.gaps.setdefault((start, end), False)
 
     def pass_gap(self, gap: Gap) -> None:
         """A consumer has acknowledged it."""
@@ -236,6 +243,15 @@ class Consumer(Worker[list[Place] | Gap]):
         """It has what it was given on this connection."""
         whole = all(connection.open) and not connection.dead
         return whole and life is self.life and bool(self._number)
+
+    @property
+    def attached(self) -> bool:
+        """It has begun, and its broker has it still: one that died without a word is missed later."""
+        life = self.life
+        if not self.connected or life is None or life.connection is None:
+            return False
+        number = life.connection
+        return self.network.exists(number) and self.holds_on(life, self.network.connection(number))
 
     # -- one process
 
