@@ -221,6 +221,13 @@ def stored_at(sequence: int, at_s: int, *, final: bool = True) -> StoreFilter:
     return StoreFilter(key=meta.key, sequence=sequence, record=encode_record(meta, bytes(100)), final=final)
 
 
+def replace_in(effect: StoreFilter, *, replaces: int) -> StoreFilter:
+    meta = replace(decode_meta(effect.record), replaces=replaces)
+    return StoreFilter(
+        key=meta.key, sequence=meta.sequence, record=encode_record(meta, bytes(100)), replaces=replaces
+    )
+
+
 @pytest.mark.parametrize("final", [True, False])
 def test_a_filter_that_is_damaged_is_missed(tmp_path: Path, final: bool) -> None:
     """Nobody knows which times it had: those since it can have begun, until the next was stored."""
@@ -323,14 +330,38 @@ def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -
     store = _Torn(tmp_path)
     store.load()
     store.apply([stored_at(1, 100)])
+    before = {path.name: path.stat().st_size for path in (tmp_path / "tracking").iterdir()}
     store.full = True
-    for final in (True, False):
+    for refused in (
+        stored_at(2, 200),
+        stored_at(2, 200, final=False),
+        StoreAttachments(record=encode_changes([start(1)]), replace=True),
+    ):
         with pytest.raises(StorageError, match="No space left"):
-            store.apply([stored_at(2, 200, final=final)])
+            store.apply([refused])
+        after = {path.name: path.stat().st_size for path in (tmp_path / "tracking").iterdir()}
+        assert after == before, "nor a file aside: it would take what room becomes free"
     store.full = False
     store.apply([stored_at(3, 300)])
     loaded = TrackingStore(tmp_path).load()
     assert ([meta.sequence for meta in loaded.filters], loaded.problems) == ([1, 3], [])
+
+
+def test_a_file_that_cannot_be_rewritten_costs_nothing(tmp_path: Path) -> None:
+    """There is no room for a copy of what is left in it; all that was to be stored is."""
+
+    class NoCopies(TrackingStore):
+        def _write_part(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    store = TrackingStore(tmp_path)
+    store.load()
+    store.apply([stored_at(number, 1_000, final=False) for number in range(1, 5)])
+    full = NoCopies(tmp_path)
+    full.load()
+    full.apply([replace_in(stored_at(10 + number, 2_000), replaces=number) for number in range(1, 4)])
+    loaded = TrackingStore(tmp_path).load()
+    assert [meta.sequence for meta in loaded.filters] == [4, 11, 12, 13]
 
 
 # ---- what could not be kept

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -234,41 +235,54 @@ class TrackingStore:
         if self._full is None or self._files[self._full].size >= MAX_FULL_BYTES:
             self._full = self._new(_FULL, decode_meta(effects[0].record).stored_us).path.name
         held = self._files[self._full]
-        with held.path.open("ab") as file:
-            file.truncate(held.size)  # a full disk may have torn the last one
-            for effect in effects:
-                file.write(effect.record)
-            self._finish(file)
+        self._append(held.path, held.size, [effect.record for effect in effects])
         for effect in effects:
             self._place(effect.sequence, self._full, held.size, len(effect.record))
             held.size += len(effect.record)
 
     def _write_part(self, records: Sequence[tuple[int, bytes]], since_us: int, until_us: int) -> None:
         held = self._new("part", since_us, until_us)
-        aside = held.path.with_suffix(".tmp")
-        with aside.open("wb") as file:
-            for _, record in records:
-                file.write(record)
-            self._finish(file)
-        aside.rename(held.path)
-        self._sync_folder()
+        self._install(held.path, [record for _, record in records])
         for sequence, record in records:
             self._place(sequence, held.path.name, held.size, len(record))
             held.size += len(record)
 
     def _store_attachments(self, effect: StoreAttachments) -> None:
         path = self._folder / _ATTACHMENTS
-        target = path.with_suffix(".tmp") if effect.replace else path
-        with target.open("wb" if effect.replace else "ab") as file:
-            if not effect.replace:
-                file.truncate(self._log_bytes)  # a full disk may have torn the last one
-            file.write(effect.record)
-            self._finish(file)
         if effect.replace:
-            target.rename(path)
-            self._sync_folder()
+            self._install(path, [effect.record])
             self._log_bytes = 0
+        else:
+            self._append(path, self._log_bytes, [effect.record])
         self._log_bytes += len(effect.record)
+
+    # Nothing is left of what could not be written: it would take what room becomes free.
+
+    def _append(self, path: Path, size: int, parts: Iterable[bytes]) -> None:
+        """Behind the first `size` bytes, which is all that is whole."""
+        try:
+            with path.open("ab") as file:
+                file.truncate(size)
+                file.writelines(parts)
+                self._finish(file)
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
+
+    def _install(self, path: Path, parts: Iterable[bytes]) -> None:
+        """In place of what was there."""
+        aside = path.with_suffix(".tmp")
+        try:
+            with aside.open("wb") as file:
+                file.writelines(parts)
+                self._finish(file)
+            aside.rename(path)
+        except OSError:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
+        self._sync_folder()
 
     def read(self, sequences: Iterable[int]) -> dict[int, bytes]:
         """The records, whole; b"" for what cannot be read."""
@@ -319,7 +333,8 @@ class TrackingStore:
         moved = [(sequence, record) for sequence, record in records.items() if record]
         if moved:
             since_us, until_us = min(held.since_us for held in sparse), max(held.until_us for held in sparse)
-            self._write_part(moved, since_us, until_us)
+            with suppress(OSError):  # everything is stored: the next call tries again
+                self._write_part(moved, since_us, until_us)
         for name in sorted(self._files):
             held = self._files[name]
             if not held.sequences and name != self._full:
