@@ -30,6 +30,11 @@ def publish(address: str, first: int, count: int) -> None:
             client.publish("t", str(number), mode="durable")
 
 
+def publish_much(client: postroad.sync.Client) -> None:
+    for _ in range(1000):
+        client.publish("t", "x" * 50_000, mode="durable")
+
+
 def read_up_to(address: str, last: str) -> tuple[list[str], list[postroad.Gap]]:
     payloads, gaps = [], []
     with postroad.sync.connect(address) as client, client.subscribe("t", durable="s") as events:
@@ -305,6 +310,36 @@ def test_a_refusal_that_was_lost_with_its_connection_is_no_receipt(small_disk: P
             receipts = asyncio.run(_refused_unheard(broker, small_disk))
             assert all(receipts), "there is room by then"
             assert [str(events.get(timeout=30).id) for _ in receipts] == receipts
+    finally:
+        brokers.end()
+
+
+def test_history_that_a_full_disk_made_go_is_not_taken_for_none(
+    small_disk: Path, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """T3: retention goes on while the disk is full, and kill -9 does not make anybody forget that it did."""
+    brokers = Brokers(small_disk)
+    settings = '[tracking]\nkeep = "5 s"\npersist = "1 s"\nrenew = "1 s"\n'
+    try:
+        broker = brokers.start("b1", extra=configured(tmp_path, settings))
+        with postroad.sync.connect(broker.address) as client:
+            receipt = client.publish("t", "x")
+            client.flush()
+            assert client.trace(str(receipt.id)).verdict == "complete"
+            until(lambda: list((broker.data / "tracking").glob("*.flt")), "it is stored")
+            junk = small_disk / "junk"
+            with suppress(OSError), junk.open("wb", buffering=0) as file:
+                while file.write(bytes(65536)) == 65536:
+                    pass
+            with pytest.raises(postroad.StorageError):
+                publish_much(client)
+            until(lambda: client.trace(str(receipt.id)).verdict == "before-history", "it is dropped")
+            until(lambda: not list((broker.data / "tracking").glob("*.flt")), "and its file is gone")
+            broker.kill()
+        junk.unlink()
+        broker.start()
+        with postroad.sync.connect(broker.address) as client:
+            assert client.trace(str(receipt.id)).verdict == "before-history"
     finally:
         brokers.end()
 

@@ -38,6 +38,7 @@ class Disk:
                 self.records[effect.sequence] = effect.record
                 self.records.pop(effect.replaces or 0, None)
             elif isinstance(effect, DropFilters):
+                self.log += effect.record
                 for sequence in effect.sequences:
                     self.records.pop(sequence, None)
             elif isinstance(effect, StoreAttachments):

@@ -57,7 +57,7 @@ def test_the_index_finds_what_a_scan_finds(
         held[sequence] = meta
         shelf.put(meta, b"x", 10)
         shelf.check()
-    gone, _ = shelf.expire(len(made) + 1, keep_us=kept, keep_bytes=1 << 30)
+    gone, _ = shelf.expire(len(made) + 1, keep_us=kept, keep_bytes=1 << 30, before=1 << 62)
     for sequence in gone:
         del held[sequence]
     shelf.check()

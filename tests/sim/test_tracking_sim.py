@@ -152,7 +152,7 @@ def test_what_was_not_synced_is_gone_after_a_crash() -> None:
     found: list[dict[int, bytes]] = []
     histories.read((1, 2), lambda records: found.append(dict(records)))
     world.run(world.now_us + 1_000_000)
-    histories.keep((record(3, replaces=1), DropFilters(sequences=(9,))))
+    histories.keep((record(3, replaces=1), DropFilters(sequences=(9,), record=b"")))
     histories.ended(crashed=False)
     histories.read((1, 3), lambda records: found.append(dict(records)))
     world.run(world.now_us + 1_000_000)

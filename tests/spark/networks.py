@@ -124,6 +124,7 @@ class World(Network):
                 if effect.replaces is not None:
                     self.records[broker].pop(effect.replaces, None)
             elif isinstance(effect, DropFilters):
+                self.changes[broker] += decode_changes(effect.record)[0]
                 for sequence in effect.sequences:
                     self.records[broker].pop(sequence, None)
             else:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from postroad.ids import MessageId
 from postroad.net import historian, log
 from postroad.net.historian import Historian
 from postroad.net.log import Complaints
-from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, NotKept, StoreFilter, TrackingEffect
 from postroad.tracking.keys import PUBLISH, HistoryKey
+from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, encode_record
-from postroad.tracking.store import TrackingStore
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.store import SPARE_BYTES, TrackingStore
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.units import SECOND_US
 
 KEY = HistoryKey(PUBLISH)
 RECORD_BYTES = 1000
@@ -88,7 +95,7 @@ def test_on_a_full_disk_history_is_only_dropped(tmp_path: Path, caplog: pytest.L
         keeper = Historian(opened(tmp_path), shortage=lambda: "the disk is full" if full else "")
         keeper.keep((effect(1), effect(2)), refused.append)
         full = True
-        keeper.keep((effect(3), DropFilters(sequences=(1,))), refused.append)
+        keeper.keep((effect(3), DropFilters(sequences=(1,), record=b"")), refused.append)
         assert await read(keeper, 1, 2, 3) == {1: b"", 2: effect(2).record, 3: b""}
         full = False
         keeper.keep((effect(4),), refused.append)
@@ -169,3 +176,93 @@ def test_a_disk_that_stalls_is_not_waited_for(
     assert refused == [(effect(4),), (effect(5),)]
     assert caplog.text.count("the disk is too slow") == 1
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]
+
+
+class SmallDisk(TrackingStore):
+    """With room for so many bytes."""
+
+    room = 1 << 40
+
+    @property
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.iterdir())
+
+    def _finish(self, file: BinaryIO) -> None:
+        file.flush()
+        if self.used > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._finish(file)
+
+    def _hold_spare(self) -> None:
+        if not self._spared and self.used + SPARE_BYTES > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._hold_spare()
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("known", [True, False], ids=["short", "not known to be short"])
+@pytest.mark.parametrize("spared", [True, False], ids=["room was spared", "nothing is left"])
+def test_what_retention_drops_is_said_also_on_a_full_disk(
+    tmp_path: Path, strategy: str, known: bool, spared: bool
+) -> None:
+    """T3: kill -9 then, and the next process does not take what is gone for what never was."""
+    start_us = 1_700_000_000 * SECOND_US
+    config = TrackingConfig(
+        strategy=strategy, persist_us=SECOND_US, renew_us=SECOND_US, keep_us=60 * SECOND_US
+    )
+    identity = bytes(MessageId(5, 7, start_us // 1000 + 1000, 0))
+
+    def begun(store: TrackingStore, now_us: int) -> Tracking:
+        found = store.load()
+        return make_tracking(config, me=7, stored=found.filters, changes=found.changes, now_us=now_us)
+
+    def killed(at_s: int) -> Finding:
+        shutil.rmtree(tmp_path / "killed", ignore_errors=True)
+        store = TrackingStore(shutil.copytree(tmp_path / "data", tmp_path / "killed"))
+        return finding(store, begun(store, start_us + at_s * SECOND_US))
+
+    def finding(store: TrackingStore, tracking: Tracking) -> Finding:
+        question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
+        records: dict[int, bytes] = {}
+        while wanted := tracking.answer(question, records)[1]:
+            records |= store.read(wanted)
+        return tracking.answer(question, records)[0].findings[0]
+
+    async def run(tracking: Tracking, keeper: Historian, from_s: int, to_s: int) -> None:
+        refused: list[tuple[TrackingEffect, ...]] = []
+        for at_s in range(from_s, to_s):
+            now_us = start_us + at_s * SECOND_US
+            tracking.published(bytes(MessageId(5, 7, now_us // 1000, 1)), now_us)
+            tracking.attached(f"s{at_s}", now_us)
+            keeper.keep(tuple(tracking.tick(now_us)), refused.append)
+            await read(keeper)
+            for effects in refused:
+                tracking.not_kept(NotKept(effects=effects), now_us)
+            refused.clear()
+
+    async def test() -> None:
+        store = SmallDisk(tmp_path / "data")
+        tracking = begun(store, start_us)
+        full = False
+        keeper = Historian(store, shortage=lambda: "the disk is full" if full and known else "")
+        tracking.published(identity, start_us + SECOND_US)
+        await run(tracking, keeper, 1, 40)
+        assert finding(store, tracking).published is not None
+
+        store.room, full = store.used - (0 if spared else SPARE_BYTES), True
+        stored = list((tmp_path / "data" / "tracking").glob("*.flt"))
+        await run(tracking, keeper, 40, 120)
+        if not spared:
+            assert killed(100).published is not None, "nothing went without a word"
+            store.room += 100
+            await run(tracking, keeper, 120, 131)
+        assert not any(path.exists() for path in stored), "what is dropped makes room"
+        assert (killed(150).published, killed(150).forgotten) == (None, True)
+
+        store.room, full = 1 << 40, False
+        await run(tracking, keeper, 140, 160)
+        keeper.close()
+        tracking.check()
+        assert (tmp_path / "data" / "tracking" / "spare").stat().st_size == SPARE_BYTES
+
+    asyncio.run(test())

@@ -61,6 +61,7 @@ class Folder:
                 if effect.replaces is not None:
                     self.records.pop(effect.replaces, None)
             elif isinstance(effect, DropFilters):
+                self.changes += effect.record
                 for sequence in effect.sequences:
                     self.records.pop(sequence, None)
             else:

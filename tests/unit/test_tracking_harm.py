@@ -278,8 +278,8 @@ def test_damage_in_a_file_that_was_rewritten_is_of_the_time_of_its_filters(tmp_p
     store.load()
     store.apply([StoreAttachments(record=encode_changes([start(1, filter_s=50)]))])
     store.apply([stored_at(number, 1_000, final=False) for number in (1, 2, 3)])
+    store.apply([DropFilters(sequences=(1, 2), record=b"")])
     store.apply([stored_at(4, 90_000, final=False)])
-    store.apply([DropFilters(sequences=(1, 2))])
     path = next(iter(sorted((tmp_path / "tracking").glob("*.flt"), reverse=True)))
     data = bytearray(path.read_bytes())
     data[40] ^= 1
@@ -442,7 +442,7 @@ def test_what_was_only_of_other_times_is_forgotten_as_such() -> None:
     meta = replace(decode_meta(stored_at(1, 100).record), lo_ms=1 << 60, hi_ms=-1, singles=singles)
     shelf.put(meta, b"", 100)
     ahead = (100_000 + year_ms, 100_000 + year_ms)
-    assert shelf.expire(10**15, keep_us=1, keep_bytes=1 << 30) == ((1,), (ahead,))
+    assert shelf.expire(10**15, keep_us=1, keep_bytes=1 << 30, before=2) == ((1,), (ahead,))
     assert shelf.dropped_ms == 90_000
 
 

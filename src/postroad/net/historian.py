@@ -38,8 +38,7 @@ class Historian:
         loop = asyncio.get_running_loop()
         shortage = self._shortage()
         if shortage:
-            freeing = tuple(effect for effect in effects if isinstance(effect, DropFilters))
-            lost = tuple(effect for effect in effects if not isinstance(effect, DropFilters))
+            freeing, lost = _parted(effects)
             if lost:
                 self.dropped += len(lost)
                 complain("error", f"{shortage}: the history of messages is not stored")
@@ -47,7 +46,7 @@ class Historian:
             effects = freeing
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
         if self._pending_bytes + size > MAX_PENDING_BYTES:
-            self.dropped += len(effects)
+            self.dropped += _lost(effects)
             complain("error", "the disk is too slow for the history of messages: some of it is dropped")
             loop.call_soon(refused, effects)
             return
@@ -55,11 +54,14 @@ class Historian:
 
         def work() -> None:
             try:
-                self._store.apply(effects)
-            except (PostroadError, OSError) as error:
-                complain("error", f"the history of messages could not be stored: {error}")
-                self.dropped += len(effects)
-                loop.call_soon_threadsafe(refused, effects)
+                # What is dropped by itself: it makes room, and is done although the rest cannot be.
+                for part in _parted(effects):
+                    try:
+                        self._store.apply(part)
+                    except (PostroadError, OSError) as error:
+                        complain("error", f"the history of messages could not be stored: {error}")
+                        self.dropped += _lost(part)
+                        loop.call_soon_threadsafe(refused, part)
             finally:
                 loop.call_soon_threadsafe(self._written, size)
 
@@ -86,3 +88,14 @@ class Historian:
     def close(self) -> None:
         """Wait until everything handed over is kept."""
         self._thread.shutdown(wait=True)
+
+
+def _parted(effects: tuple[TrackingEffect, ...]) -> tuple[tuple[TrackingEffect, ...], ...]:
+    """What makes room, and what takes it."""
+    drops = tuple(effect for effect in effects if isinstance(effect, DropFilters))
+    return drops, tuple(effect for effect in effects if not isinstance(effect, DropFilters))
+
+
+def _lost(effects: tuple[TrackingEffect, ...]) -> int:
+    """How many are not made good: what could not be dropped is dropped later."""
+    return sum(not isinstance(effect, DropFilters) for effect in effects)

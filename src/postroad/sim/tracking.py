@@ -68,6 +68,7 @@ class Histories:
                 if effect.replaces is not None:
                     self._records.pop(effect.replaces, None)
             elif isinstance(effect, DropFilters):
+                self._changes += effect.record
                 for sequence in effect.sequences:
                     self._records.pop(sequence, None)
             else:

@@ -21,9 +21,11 @@ class StoreFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropFilters:
-    """Retention: these records are to go."""
+    """Retention: append these changes of the attachment map, which say so; once that is done, these records
+    are to go. What is gone without a word would count as what never was."""
 
     sequences: tuple[int, ...]
+    record: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
-from postroad.tracking.attachment_log import ASSUMED, Change, Promise, encode_changes, wider
+from postroad.tracking.attachment_log import (
+    ASSUMED,
+    DISK,
+    Change,
+    Promise,
+    decode_changes,
+    encode_changes,
+    wider,
+)
 from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.lookup import Lookup
 from postroad.tracking.moments import Spans, Times, joined, runs
@@ -69,6 +77,7 @@ class Recorder(Lookup):
         self._whole_bytes = 0  # as much as was written then
         self._started_us = now_us
         self._expire_us = now_us + EXPIRE_US
+        self._undropped: list[DropFilters] = []  # to be tried again when retention is next looked after
         self._stored_bytes = self._stored_filters = 0
 
     def next_sequence(self) -> int:
@@ -193,11 +202,16 @@ class Recorder(Lookup):
     def _expire(self, now_us: int) -> None:
         self._expire_us = now_us + EXPIRE_US
         config = self._config
-        gone, ahead = self._shelf.expire(now_us, keep_us=config.keep_us, keep_bytes=config.keep_bytes)
-        if gone:
-            self._out.append(DropFilters(sequences=gone))
-            self._news += self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
-            self._lose(ahead)
+        # What is only now to be stored cannot go before it is there.
+        fresh = (effect.sequence for effect in self._out if isinstance(effect, StoreFilter))
+        gone, ahead = self._shelf.expire(
+            now_us,
+            keep_us=config.keep_us,
+            keep_bytes=config.keep_bytes,
+            before=min(fresh, default=self._sequence + 1),
+        )
+        if gone or self._undropped:
+            self._drop(gone, ahead)
         # A filter that is kept by when it was stored has messages from before that.
         horizon_us = max(now_us - config.keep_us - self._map.widest.filter_us, self._map.begins_us or 0)
         forgotten = self._forget(horizon_us)
@@ -207,6 +221,24 @@ class Recorder(Lookup):
             forgotten += self._forget(horizon_us)
         if self._log_bytes > max(MAX_LOG_BYTES, self._whole_bytes) or forgotten > len(self._map):
             self._rewrite_map()
+
+    def _drop(self, gone: tuple[int, ...], ahead: Spans) -> None:
+        """Ask for these to go, and for those that could not go before."""
+        self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
+        lost = [(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US) for lo_ms, hi_ms in ahead]
+        for again in self._undropped:
+            gone += again.sequences
+            said = decode_changes(again.record)[0]
+            lost += [(change.at_us, change.until_us) for change in said if change.what == "lost"]
+        self._undropped = []
+        # All of it, whether or not it was said before: that may not have been kept.
+        changes = [Change(what="begin", at_us=self._map.forgot_us or 0)]
+        for at_us, until_us in joined(lost, MAX_LATE_SPANS):
+            self._map.lose(at_us, until_us)
+            changes.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
+        record = encode_changes(changes)
+        self._log_bytes += len(record)
+        self._out.append(DropFilters(sequences=gone, record=record))
 
     def _forget(self, horizon_us: int) -> int:
         """What the map knows of before; a filter may yet have a message of then that came late."""
@@ -240,6 +272,8 @@ class Recorder(Lookup):
                 # At once, and if that was it, after a while.
                 self._rewrite_us = now_us + EXPIRE_US if effect.replace else now_us
                 self._wake_us = 0
+            else:
+                self._undropped.append(effect)
 
     def _lose(self, singles: Spans) -> None:
         for lo_ms, hi_ms in joined(singles, MAX_LATE_SPANS):

@@ -134,14 +134,18 @@ class Shelf:
         found.reverse()
         return found
 
-    def expire(self, now_us: int, *, keep_us: int, keep_bytes: int) -> tuple[tuple[int, ...], Spans]:
-        """Drop what retention does not keep; returns the sequences, and times by clocks that were ahead."""
+    def expire(
+        self, now_us: int, *, keep_us: int, keep_bytes: int, before: int
+    ) -> tuple[tuple[int, ...], Spans]:
+        """Drop what retention does not keep, of the sequences before that one; returns which, and times by
+        clocks that were ahead."""
         gone: list[int] = []
         ahead: list[tuple[int, int]] = []
         while self._metas:
             sequence, meta = next(iter(self._metas.items()))
             aged = meta.stored_us < now_us - keep_us
-            if not (aged or self.bytes > keep_bytes or len(self._metas) > MAX_STORED):
+            crowded = self.bytes > keep_bytes or len(self._metas) > MAX_STORED
+            if sequence >= before or not (aged or crowded):
                 break
             # Singles of a clock that is ahead say nothing about how far back the rest reaches.
             stored_ms = meta.stored_us // MILLISECOND_US

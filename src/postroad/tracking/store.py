@@ -9,6 +9,9 @@ file records are in order of time. `attachments.log` is the attachment map's. Ev
 kill -9 what was handed to `apply` is there; after a power cut, too; whatever was torn is cut off or skipped,
 and said.
 
+That retention drops something is durable before it does. On a full disk that takes a few bytes first, so
+`spare` holds room for them, and nothing else is written until it is held again.
+
 All methods block on the disk: call them from a thread, one call at a time.
 """
 
@@ -33,11 +36,13 @@ from postroad.tracking.attachment_log import (
 )
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.record import MAGIC, PREFIX_BYTES, FilterMeta, decode_meta, record_extent
-from postroad.units import MIB
+from postroad.units import KIB, MIB
 
 FOLDER: Final = "tracking"
 MAX_FULL_BYTES: Final = 16 * MIB  # then the next file begins
+SPARE_BYTES: Final = 64 * KIB  # for a thousand drops; the first of them free far more
 _ATTACHMENTS: Final = "attachments.log"
+_SPARE: Final = "spare"
 _FULL: Final = "full"
 
 
@@ -69,6 +74,7 @@ class TrackingStore:
         self._next = 1  # number of the next file
         self._full: str | None = None  # the one that is appended to
         self._log_bytes = 0  # of the attachment map's log that are whole
+        self._spared = False  # whether the spare is held
 
     # ---- start
 
@@ -80,6 +86,8 @@ class TrackingStore:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             loaded = Loaded(filters=[], changes=[], problems=[])
+            spare = self._folder / _SPARE
+            self._spared = spare.exists() and spare.stat().st_size == SPARE_BYTES
             found: dict[int, FilterMeta] = {}
             holes: list[tuple[int, int]] = []
             for path in sorted(self._folder.iterdir()):
@@ -204,30 +212,67 @@ class TrackingStore:
     # ---- work
 
     def apply(self, effects: Iterable[TrackingEffect]) -> None:
-        """Everything of one call becomes durable with at most one sync per file."""
+        """Everything of one call becomes durable with few syncs per file; what frees room comes first."""
         full: list[StoreFilter] = []
         part: list[StoreFilter] = []
-        dropped: list[int] = []
+        replaced: list[int] = []
+        changes: list[StoreAttachments] = []
+        drops: list[DropFilters] = []
+        for effect in effects:
+            if isinstance(effect, StoreFilter):
+                (full if effect.final else part).append(effect)
+                if effect.replaces is not None:
+                    replaced.append(effect.replaces)
+            elif isinstance(effect, DropFilters):
+                drops.append(effect)
+            else:
+                changes.append(effect)
         try:
-            for effect in effects:
-                if isinstance(effect, StoreFilter):
-                    (full if effect.final else part).append(effect)
-                    if effect.replaces is not None:
-                        dropped.append(effect.replaces)
-                elif isinstance(effect, DropFilters):
-                    dropped += effect.sequences
-                else:
-                    self._store_attachments(effect)
+            if drops:
+                self._drop(drops)
+            if not (changes or full or part):
+                return
+            self._hold_spare()
+            for change in changes:
+                self._store_attachments(change)
             self._append_full(full)
             if part:
                 stored_us = [decode_meta(effect.record).stored_us for effect in part]
                 records = [(effect.sequence, effect.record) for effect in part]
                 self._write_part(records, min(stored_us), max(stored_us))
-            for sequence in dropped:
+            for sequence in replaced:
                 self._forget(sequence)
             self._clean()
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be written: {error}") from error
+
+    def _drop(self, drops: Sequence[DropFilters]) -> None:
+        said = StoreAttachments(record=b"".join(one.record for one in drops))
+        try:
+            self._store_attachments(said)
+        except OSError:
+            if not self._spared:
+                raise
+            (self._folder / _SPARE).unlink(missing_ok=True)
+            self._spared = False
+            self._store_attachments(said)
+        for one in drops:
+            for sequence in one.sequences:
+                self._forget(sequence)
+        self._remove_dead()
+
+    def _hold_spare(self) -> None:
+        """OSError: there is no room for it, so there is none for anything."""
+        if self._spared:
+            return
+        path = self._folder / _SPARE
+        try:
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, SPARE_BYTES)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        self._spared = True
 
     def _append_full(self, effects: Sequence[StoreFilter]) -> None:
         if not effects:
@@ -335,11 +380,16 @@ class TrackingStore:
             since_us, until_us = min(held.since_us for held in sparse), max(held.until_us for held in sparse)
             with suppress(OSError):  # everything is stored: the next call tries again
                 self._write_part(moved, since_us, until_us)
+        self._remove_dead()
+
+    def _remove_dead(self) -> None:
         for name in sorted(self._files):
             held = self._files[name]
-            if not held.sequences and name != self._full:
+            if not held.sequences:
                 del self._files[name]
                 held.path.unlink(missing_ok=True)
+                if name == self._full:
+                    self._full = None
 
     def _finish(self, file: BinaryIO) -> None:
         file.flush()
