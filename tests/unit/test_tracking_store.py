@@ -110,6 +110,30 @@ def test_interrupted_replacement(tmp_path: Path) -> None:
     again.apply([effect(3)])
 
 
+def test_files_of_others_are_left_alone_and_named(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.apply([effect(1), effect(2, final=False)])
+    folder = tmp_path / "tracking"
+    (full,) = folder.glob("full-*.flt")
+    strangers = ["backup.flt", "full-.flt", "full-00000001-0 (copy).flt", "my.tmp", "part-x-0.flt", "x\n.flt"]
+    for name in strangers:
+        (folder / name).write_bytes(full.read_bytes())
+    (folder / "part-00000007-0-0.flt").mkdir()
+    again = TrackingStore(tmp_path)
+    loaded = again.load()
+    assert [meta.sequence for meta in loaded.filters] == [1, 2]
+    (problem,) = loaded.problems
+    assert problem == f"{folder}: not Postroad's, and left alone: " + ", ".join(
+        map(repr, sorted([*strangers, "part-00000007-0-0.flt"]))
+    )
+    again.apply([effect(3), DropFilters(sequences=(1, 2), record=b"")])
+    assert {*strangers, "part-00000007-0-0.flt"} < set(files(tmp_path))
+    for number in range(20):
+        (folder / f"more-{number}").touch()
+    (problem,) = TrackingStore(tmp_path).load().problems
+    assert problem.endswith(" and 19 more"), problem
+
+
 @pytest.mark.parametrize("damage", ["torn", "magic", "meta", "garbage"])
 def test_damage_is_skipped_and_said(tmp_path: Path, damage: str) -> None:
     store = opened(tmp_path)

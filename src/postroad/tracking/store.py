@@ -18,6 +18,7 @@ All methods block on the disk: call them from a thread, one call at a time.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,9 @@ SPARE_BYTES: Final = 64 * KIB  # for a thousand drops; the first of them free fa
 _ATTACHMENTS: Final = "attachments.log"
 _SPARE: Final = "spare"
 _FULL: Final = "full"
+# A copy that somebody made, or something else, is none of these.
+_OURS: Final = re.compile(r"(full|part)-[0-9]+(-[0-9]+)*\.(flt|tmp)|attachments\.(log|tmp)|spare")
+MOST_NAMED: Final = 8  # files in a line of the log
 
 
 @dataclass(slots=True)
@@ -90,11 +94,18 @@ class TrackingStore:
             self._spared = spare.exists() and spare.stat().st_size == SPARE_BYTES
             found: dict[int, FilterMeta] = {}
             holes: list[tuple[int, int]] = []
+            strangers: list[str] = []
             for path in sorted(self._folder.iterdir()):
-                if path.suffix == ".tmp":
+                if not path.is_file() or not _OURS.fullmatch(path.name):
+                    strangers.append(path.name)
+                elif path.suffix == ".tmp":
                     path.unlink()
                 elif path.suffix == ".flt":
                     holes += self._load_file(path, found, loaded.problems)
+            if strangers:
+                more = f" and {len(strangers) - MOST_NAMED} more" if len(strangers) > MOST_NAMED else ""
+                named = ", ".join(map(repr, strangers[:MOST_NAMED])) + more
+                loaded.problems.append(f"{self._folder}: not Postroad's, and left alone: {named}")
             loaded.changes = self._load_changes(found.values(), loaded.problems)
             self._note_lost(holes, found.values(), loaded.changes)
             for meta in list(found.values()):
@@ -152,9 +163,8 @@ class TrackingStore:
         """A file found at the start. One whose name does not say when its records were stored is of any time
         before it was written."""
         _, number, *bounds = path.stem.split("-")
-        if number.isdigit():
-            self._next = max(self._next, int(number) + 1)
-        since_us, until_us, *_ = [*(int(one) if one.isdigit() else 0 for one in bounds), 0, 0]
+        self._next = max(self._next, int(number) + 1)
+        since_us, until_us, *_ = [*map(int, bounds), 0, 0]
         held = self._files[path.name] = _File(path, since_us=since_us, until_us=until_us or written_us)
         return held
 
