@@ -10,7 +10,7 @@ from postroad.ids import MessageId
 from postroad.tracking import desk
 from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
 from postroad.tracking.effects import ReadFilters, StoreFilter
-from postroad.tracking.messages import Finding, Sighting, TraceAnswer, TraceItem, TraceQuestion
+from postroad.tracking.messages import Finding, Receiver, Sighting, TraceAnswer, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
@@ -78,7 +78,15 @@ def test_an_answer_that_cannot_be_read_is_none() -> None:
     absurd = msgspec.msgpack.encode(
         TraceAnswer(findings=(Finding(routed=(Sighting(origin=1, neighbour=2, fpp=7.0),)),))
     )
-    for body in (b"nonsense", two, absurd):
+    forged = Receiver(subscriber="x\x1b[2J\x1b[1;1Hmessage ok\nfake line", fpp=0.0)
+    texts = [
+        msgspec.msgpack.encode(TraceAnswer(findings=(finding,)))
+        for finding in (
+            Finding(published=0.0, delivered=(forged,), candidates=1),
+            Finding(published=0.0, lost="gone\rcomplete"),
+        )
+    ]
+    for body in (b"nonsense", two, absurd, *texts):
         made = desk_of()
         _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
         (ask,) = the(Inquire, out)

@@ -293,7 +293,8 @@ class Trace:
 
 
 def _checked(finding: Finding) -> Finding:
-    """A peer's numbers are not to be trusted with arithmetic, nor its lists with time."""
+    """A peer's numbers are not to be trusted with arithmetic, nor its lists with time, nor its texts with a
+    terminal."""
     rates = [finding.published or 0.0]
     rates += [sighting.fpp for sighting in finding.routed]
     rates += [receiver.fpp for receiver in finding.delivered]
@@ -309,6 +310,9 @@ def _checked(finding: Finding) -> Finding:
         raise PeerError("a trace answer with numbers that cannot be")
     if len(finding.lost) > MAX_REASON:
         raise PeerError("a trace answer with a reason that is a book")
+    # Where names come in, they are checked for this.
+    if not all(text.isprintable() for text in (finding.lost, *(one.subscriber for one in finding.delivered))):
+        raise PeerError("a trace answer with text that cannot be printed")
     return finding
 
 
