@@ -400,3 +400,30 @@ def test_a_trace_goes_on_behind_a_broker_that_was_killed_before_it_stored(broker
     shown = postroad_trace(str(ids[0]), "--broker", line[0].address).stdout
     assert "b3, from b2" in shown
     assert "partial: b2: its record of that time is not whole" in shown
+
+
+def test_brokers_of_one_name_are_told_apart(brokers: Brokers, tmp_path: Path) -> None:
+    others = Brokers(tmp_path / "other")
+    others.folder.mkdir()
+    try:
+        first = brokers.start("a")
+        middle = brokers.start("b", first.address)
+        other = others.start("a", middle.address)
+
+        async def test() -> Any:
+            await linked(first, middle, other)
+            (identity,) = await send_across([first, middle, other], 1)
+            async with postroad.connect(middle.address) as client:
+                return await client.trace(str(identity))
+
+        trail = asyncio.run(test())
+        origin, (receiver,) = trail.origin, trail.receivers
+        assert origin != receiver.broker
+        check(trail, [origin, "b", receiver.broker])
+        for broker, its, namesake in ((first, origin, receiver.broker), (other, receiver.broker, origin)):
+            assert its.startswith("a (")
+            number = namesake.removeprefix("a (").removesuffix(")")
+            assert broker.log.read_text().count(f"broker {number} has the name of this one, 'a'") == 1
+        assert "has the name" not in middle.log.read_text()
+    finally:
+        others.end()

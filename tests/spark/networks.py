@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 import pyarrow as pa
 from tests.property.test_tracking_trace import Network
@@ -140,14 +141,14 @@ class World(Network):
 
     # ---- as the live network answers
 
-    def live(self, *ids: bytes) -> list[TraceResult]:
+    def live(self, *ids: bytes, names: Mapping[int, str] | None = None) -> list[TraceResult]:
         trace = Trace(ids, reachable=self.brokers, now_us=self.now_us)
         asks: deque[Ask] = deque(trace.start(self.now_us))
         while asks:
             ask = asks.popleft()
             answer = self.tracking[ask.broker].answer(ask.question, self.records[ask.broker])[0]
             asks.extend(trace.answered(ask.broker, answer, self.now_us))
-        return trace.results({broker: f"b{broker}" for broker in self.brokers})
+        return trace.results(names or {broker: f"b{broker}" for broker in self.brokers})
 
     def whole(self, identity: bytes) -> set[int]:
         """The brokers that surely know whether they had the message."""

@@ -258,3 +258,9 @@ def test_brokers_of_the_same_name_are_not_mixed_up() -> None:
     assert sum(map(len, names.values())) > 30
     for identity, row in expanded(same_names).items():
         assert [one["subscriber"] for one in row["receivers"]] == names[identity]
+        for one in row["receivers"]:
+            number = int(one["subscriber"][1:].split(".")[0])  # its broker's
+            assert one["broker"] == f"b ({number:08x})"
+    live = {one.id: as_row(one) for one in world.live(*world.truth, names=alike.names)}
+    for identity, row in expanded(same_names).items():
+        same(live[identity], row)

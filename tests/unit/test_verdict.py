@@ -424,3 +424,35 @@ def test_one_key_of_a_set_is_one_witness() -> None:
     }
     step = judged(findings).route[1]
     assert step.doubt == pytest.approx(2 * 1e-2 * 0.2 / (2 * 1e-2 * 0.2 + 0.5))
+
+
+def test_brokers_of_one_name_are_told_apart() -> None:
+    """a - b - a: published at one a, received at the other. A name of which there is one stays as it is."""
+    findings = {
+        1: Finding(published=0.0, neighbours=(2,)),
+        2: Finding(routed=(sighting(1, 0.0),), neighbours=(1, 3)),
+        3: Finding(routed=(sighting(2, 0.0),), delivered=received(1, 0.0), candidates=1, neighbours=(2,)),
+    }
+    trace = Trace([bytes(IDENTITY)], reachable=findings, now_us=0)
+    asks = trace.start(0)
+    while asks:
+        ask = asks.pop()
+        asks += trace.answered(ask.broker, TraceAnswer(findings=(findings[ask.broker],)), 0)
+    (result,) = trace.results({1: "a", 2: "b", 3: "a", 4: "c"})
+    one, other = "a (00000001)", "a (00000003)"
+    told = result.to_json()
+    assert told["origin"]["broker"] == one
+    assert [(step["broker"], step["from"]) for step in told["route"]] == [
+        (one, None),
+        ("b", one),
+        (other, "b"),
+    ]
+    assert [receiver["broker"] for receiver in told["receivers"]] == [other]
+    assert tree(result).splitlines()[1:] == [
+        f"published by 00000005 at {one} (certain)",
+        "└─ b (certain)",
+        f"   └─ {other} (certain)",
+        "      └─ → s0 (certain)",
+    ]
+    assert f'"{one}" -> "b"' in dot(result)
+    assert f'"{other}" -> "subscriber s0"' in dot(result)

@@ -12,7 +12,7 @@ from typing import Final
 
 from postroad.errors import BugError, PeerError
 from postroad.ids import VOLATILE
-from postroad.overlay.effects import Effect, Send
+from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Peer
 from postroad.overlay.topology import MAX_BROKERS, Topology, topology_frames
@@ -97,8 +97,11 @@ class Flooding:
                     raise PeerError(
                         f"advertisement of broker {advertisement.broker:08x} with a boot too high"
                     )
+                before = self._topology.name(advertisement.broker)
                 if self._topology.accept(advertisement, now_us):
                     news.append(advertisement)
+                    if advertisement.name == self._topology.own_name != before:
+                        self._out.append(Note("warning", _namesake(advertisement)))
         finally:
             self.topology(news, peer.broker)  # what is held here is held by all, whatever came next
 
@@ -149,3 +152,10 @@ class Flooding:
         """`linked`: the neighbours that are up, and their connections."""
         if linked != self._neighbours:
             raise BugError("the links by number are not those that are up")
+
+
+def _namesake(other: Advertisement) -> str:
+    return (
+        f"broker {other.broker:08x} has the name of this one, {other.name!r}: give each a --name of its own, "
+        "or people tell them apart by their numbers only"
+    )

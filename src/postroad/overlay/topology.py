@@ -440,6 +440,10 @@ class Topology:
         """The names of all brokers known, reachable or not."""
         return {broker: ad.name for broker, ad in self._ads.items()}
 
+    @property
+    def own_name(self) -> str:
+        return self._ads[self._me].name
+
     def name(self, broker: int) -> str:
         """A broker's name, its number in hexadecimal where none is known."""
         ad = self._ads.get(broker)

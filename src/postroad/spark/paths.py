@@ -27,7 +27,7 @@ from postroad.spark.rows import id_texts
 from postroad.spark.views import Flags
 from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TraceResult, passed_on, share
+from postroad.tracking.verdict import TraceResult, passed_on, share, told_apart
 
 NOT_YET: Final = "the lake has nothing of that time from this broker yet"
 _MOST: Final = 1 << 40
@@ -98,6 +98,7 @@ class _Judged:
     def __init__(self, group: Group, *, limited: bool) -> None:
         self._group = group
         self._limited = limited
+        self._names = told_apart(group.network.names)
         self._said = {broker: self._listen(broker) for broker in group.views}
         self.pattern, first = self._patterns()
         self._results: list[TraceResult] = []
@@ -105,7 +106,7 @@ class _Judged:
         went: list[bool] = []
         for at in first.tolist():
             trace, everywhere = self._trace(at)
-            self._results += trace.results(group.network.names)
+            self._results += trace.results(self._names)
             self._numbers += trace.results({})
             went.append(everywhere)
         self.everywhere: Flags = np.array(went, np.bool_)[self.pattern]
@@ -303,7 +304,7 @@ class _Judged:
             doubt = _shares(received.rate[taken], claimed, candidates, last[pattern, number])
             doubt[doubtful[pattern, number]] = 1.0
             names = pa.array(received.names, pa.string()).take(pa.array(received.who[taken]))
-            here = pa.repeat(self._group.network.names.get(broker) or f"{broker:08x}", len(kept))
+            here = pa.repeat(self._names.get(broker) or f"{broker:08x}", len(kept))
             parts.append((position, places[pattern, number], names, here, doubt))
         if not parts:
             return pa.array([[]] * len(rows), pa.list_(_RECEIVER))

@@ -45,7 +45,7 @@ from postroad.tracking.messages import (
     TraceItem,
     TraceQuestion,
 )
-from postroad.tracking.verdict import Missing, TraceResult, judge, onward
+from postroad.tracking.verdict import Missing, TraceResult, judge, onward, told_apart
 from postroad.units import SECOND_US
 
 NO_ANSWER: Final = "did not answer in time"
@@ -280,13 +280,14 @@ class Trace:
         """One per message, in the order asked. `names` of brokers; those without one go by their number."""
         if not self.done:
             raise BugError("a trace that is under way has no results")
+        called = told_apart(names)
         return [
             judge(
                 path.identity,
                 path.findings,
                 failed=[Missing(broker=broker, why=why) for broker, why in sorted(path.failed.items())],
                 stopped=self._stopped,
-                names=names,
+                names=called,
             )
             for path in self._paths
         ]

@@ -427,5 +427,11 @@ def _verdict(
     return PARTIAL, "; ".join([f"the origin is not confirmed{reason}", *parts])
 
 
+def told_apart(names: Mapping[int, str]) -> dict[int, str]:
+    """What brokers are called in results: one whose name others have, too, by its name and number."""
+    held = Counter(names.values())
+    return {broker: name if held[name] == 1 else f"{name} ({broker:08x})" for broker, name in names.items()}
+
+
 def _name(broker: int, names: Mapping[int, str]) -> str:
     return names.get(broker) or f"{broker:08x}"
