@@ -13,6 +13,7 @@ from postroad.tracking.effects import Keep, StoreFilter
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
 from postroad.tracking.tracer import MAX_EACH, MAX_WAITING, PACE_US, Tracer
+from postroad.units import SECOND_US
 from postroad.wire.frames import Reply, Request, decode
 
 NOW_US = 1_700_000_000_000_000
@@ -83,3 +84,26 @@ def test_what_a_question_fills_is_kept_in_the_same_turn() -> None:
     kept = [one for effect in made.tick(NOW_US) if isinstance(effect, Keep) for one in effect.effects]
     assert [one.sequence for one in kept if isinstance(one, StoreFilter)] == [1]
     assert [sequence for sequence, _ in tracking.stored_after(0)] == [1]
+
+
+def test_links_that_go_while_a_large_network_is_asked() -> None:
+    """Each question that cannot be sent makes room for the next: a thousand of them are no stack."""
+    size, cut = 1000, False
+
+    class Wide(Topology):
+        def reachable(self) -> list[int]:
+            return list(range(1, size + 1))
+
+        def parent(self, origin: int) -> int | None:  # noqa: ARG002
+            return None if cut else 1
+
+    topology = Wide(me=7, node=b"n" * 16, name="here", boot=1)
+    inquiries = Inquiries(me=7, topology=topology, link=lambda _: 1)
+    made = Tracer(NoTracking(), me=7, topology=topology, inquiries=inquiries)
+    ask(made, MODEST)
+    assert len(made.tick(NOW_US)) == 64
+    cut = True
+    out: list[Effect] = []
+    for second in range(1, 12):
+        out += made.tick(NOW_US + second * SECOND_US)
+    assert replied(out) == [(MODEST, "")]

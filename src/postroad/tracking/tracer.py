@@ -118,26 +118,28 @@ class Tracer:
 
     def _perform(self, outputs: list[Output], now_us: int) -> list[Effect]:
         effects: list[Effect] = []
-        for output in outputs:
+        queue = list(outputs)  # a question that cannot be sent makes room for the next, and so on
+        for output in queue:
             match output:
                 case ReadFilters():
                     effects.append(output)
                 case Inquire():
-                    effects += self._inquire(output, now_us)
+                    asked = self._inquire(output)
+                    if asked is None:
+                        queue += self._desk.failed(output.number, NOT_REACHABLE, now_us)
+                    else:
+                        effects += asked
                 case Respond():
                     effects += self._inquiries.respond(output.broker, output.number, output.body)
                 case Report():
                     effects += self._report(output)
         return effects
 
-    def _inquire(self, output: Inquire, now_us: int) -> list[Effect]:
+    def _inquire(self, output: Inquire) -> list[Effect] | None:
         def answered(body: bytes, then_us: int) -> list[Effect]:
             return self._perform(self._desk.answered(output.number, body, then_us), then_us)
 
-        asked = self._inquiries.ask(output.broker, TRACE, output.body, answered)
-        if asked is None:
-            return self._perform(self._desk.failed(output.number, NOT_REACHABLE, now_us), now_us)
-        return asked
+        return self._inquiries.ask(output.broker, TRACE, output.body, answered)
 
     def _report(self, report: Report) -> list[Effect]:
         asker = self._askers.pop(report.ticket, None)
