@@ -64,8 +64,7 @@ class Plain:
         return sum(INTERVAL_BYTES + len(who.encode()) for who in ended) > FEW_BYTES
 
     def since(self, kind: str, first: int) -> list[str]:
-        lasts = [(of, who, spans[-1][1]) for (of, who), spans in self.intervals.items()]
-        return sorted(who for of, who, end in lasts if of == kind and (end is None or first <= end))
+        return sorted({who for of, who, _, end in self.spans if of == kind and (end is None or first <= end)})
 
 
 @given(st.lists(steps, min_size=30, max_size=90), st.lists(questions, min_size=5, max_size=10))

@@ -235,6 +235,54 @@ def test_what_was_handled_in_the_last_interval_is_lost(steps: list[tuple[int, in
                 )
 
 
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_a_clock_that_was_set_back_between_two_starts_hides_no_link(strategy: str, rewritten: bool) -> None:
+    """T10: it was set at boot, after a clean stop. The last link then ended before the one that was used."""
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US, config)
+    tracking.linked(2, NOW_US)
+    sent = identity(NOW_US + 80 * SECOND_US)
+    tracking.published(sent, NOW_US + 80 * SECOND_US)
+    disk.keep(tracking.close(NOW_US + 100 * SECOND_US))
+    back_us = NOW_US + 40 * SECOND_US
+    tracking = disk.start(back_us, config)
+    tracking.linked(2, back_us)
+    tracking.unlinked(2, back_us + SECOND_US)
+    if rewritten:
+        tracking.not_kept(NotKept(effects=(StoreAttachments(record=b""),)), back_us + 2 * SECOND_US)
+    disk.keep(tracking.tick(back_us + 2 * SECOND_US))
+    assert disk.find(tracking, sent).neighbours == (2,)
+    again = disk.start(NOW_US + 500 * SECOND_US, config)
+    assert disk.find(again, sent).neighbours == (2,)
+    late = identity(NOW_US + 110 * SECOND_US)
+    assert disk.find(again, late).neighbours == ()
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_a_clock_that_was_set_back_between_two_starts_hides_no_setting(rewritten: bool) -> None:
+    """T6: where the message went was not recorded then, but is by the start that seems to be the earlier."""
+    disk = Disk()
+    tracking = disk.start(NOW_US, TrackingConfig(routing="all"))
+    tracking.linked(2, NOW_US)
+    sent = identity(NOW_US + 80 * SECOND_US)
+    tracking.published(sent, NOW_US + 80 * SECOND_US)
+    disk.keep(tracking.close(NOW_US + 100 * SECOND_US))
+    back_us = NOW_US + 40 * SECOND_US
+    config = TrackingConfig(routing="neighbours")
+    tracking = disk.start(back_us, config)
+    tracking.linked(2, back_us)
+    if rewritten:
+        tracking.not_kept(NotKept(effects=(StoreAttachments(record=b""),)), back_us + 2 * SECOND_US)
+    disk.keep(tracking.tick(back_us + 2 * SECOND_US))
+    later = identity(NOW_US + 200 * SECOND_US)
+    tracking.published(later, NOW_US + 200 * SECOND_US)
+    for made in (tracking, disk.start(NOW_US + 500 * SECOND_US, config)):
+        found = disk.find(made, sent)
+        assert (found.forwarded, found.neighbours) == (None, (2,))
+    assert disk.find(tracking, later).forwarded == ()
+
+
 def test_a_log_written_anew_does_not_say_that_all_is_stored() -> None:
     disk = Disk()
     tracking = disk.start(NOW_US)

@@ -94,7 +94,8 @@ class BrokerView:
         for kind, who, start_us, end_us, late in held.spans():
             last = FOREVER if end_us is None else (end_us + skew) // MILLISECOND_US
             if kind == NEIGHBOUR and not late:
-                linked[who] = last * MILLISECOND_US if end_us is None else end_us  # the last comes last
+                ended_us = last * MILLISECOND_US if end_us is None else end_us
+                linked[who] = max(ended_us, linked.get(who, ended_us))
             elif kind in attached:
                 # From the first millisecond whose end, plus the slack, reaches the start.
                 first = -((slack + MILLISECOND_US - 1 - start_us) // MILLISECOND_US)

@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from postroad.tracking.attachment_log import ASSUMED, DISK, SNAPSHOT, Change, Promise, wider
+from postroad.tracking.attachment_log import ASSUMED, BY_THE_CLOCK, DISK, SNAPSHOT, Change, Promise, wider
 from postroad.tracking.intervals import Intervals
 from postroad.tracking.moments import joined
 from postroad.tracking.notes import HANDLED_US, MAX_LATE, LateNotes, Noted, add_note, most_ahead
@@ -51,6 +51,7 @@ class AttachmentMap:
 
     __slots__ = (
         "_ahead",
+        "_clock_us",
         "_crashes",
         "_damaged_us",
         "_handled",
@@ -78,6 +79,7 @@ class AttachmentMap:
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self._settled_us = 0  # all that was recorded until then is stored
+        self._clock_us = 0  # the latest that the clock was seen at
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
         self._unwritten: list[tuple[int, int]] = []  # likewise, what a disk lost
         # What the process before this one recorded since then may have died with it; None if nothing did.
@@ -144,7 +146,7 @@ class AttachmentMap:
 
     def stopped(self, now_us: int) -> list[Change]:
         """The process ends in order, with everything stored."""
-        return [*self._end_all(now_us), Change(what="stop", at_us=now_us)]
+        return [*self._end_all(now_us), self._apply(Change(what="stop", at_us=now_us))]
 
     def _end_all(self, now_us: int) -> list[Change]:
         news: list[Change] = []
@@ -200,6 +202,8 @@ class AttachmentMap:
         return [self._apply(Change(what="settled", at_us=now_us))]
 
     def _apply(self, change: Change) -> Change:
+        if change.what in BY_THE_CLOCK:
+            self._clock_us = max(change.at_us, self._clock_us)
         match change.what:
             case "attach":
                 self._intervals[change.kind].attach(change.who, change.at_us)
@@ -252,7 +256,8 @@ class AttachmentMap:
 
     def _routed(self, at_us: int, routing: str) -> None:
         if not self._routings or self._routings[-1][1] != routing:
-            self._routings.append((at_us, routing))
+            # If the clock was set back, the setting before was in force at later times than that.
+            self._routings.append((max(at_us, self._clock_us), routing))
             if len(self._routings) > MAX_ROUTINGS:
                 self._routings[:2] = [(self._routings[1][0], "")]
 

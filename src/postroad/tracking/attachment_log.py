@@ -23,7 +23,7 @@ SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
-_BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled")
+BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled")
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -118,7 +118,7 @@ def salvaged_changes(data: bytes, *, last_stored_us: int) -> tuple[list[Change],
             begin = len(data)
             problems.append(f"torn at byte {position} of {begin}; the rest is cut off")
         more, whole = decode_changes(data[begin:])
-        before = (change.at_us for change in reversed(changes) if change.what in _BY_THE_CLOCK)
+        before = (change.at_us for change in reversed(changes) if change.what in BY_THE_CLOCK)
         at_us = next(before, 0)
         if begin < len(data) or last_stored_us >= at_us:
             # It may have said that something before was lost.
@@ -160,7 +160,7 @@ def lost_since(changes: Iterable[Change], stored: Iterable[FilterMeta], since_us
     ]
     next_us: int | None = None  # the first change after it was made then
     for change in reversed(list(changes)):
-        if change.what in _BY_THE_CLOCK:
+        if change.what in BY_THE_CLOCK:
             next_us = change.at_us
         elif (change.what == "late" and (next_us is None or next_us >= since_us)) or (
             change.what == "handled" and change.noted_us >= since_us

@@ -51,11 +51,10 @@ class Intervals:
         return found
 
     def since(self, first_us: int) -> set[str]:
-        """Who is attached, or was when its last interval ended, at that moment or later."""
-        reached = np.asarray(self._ends) >= first_us
-        begin = int(reached.argmax()) if reached.any() else len(reached)
-        last = dict(zip(self._names[begin:], reached[begin:].tolist(), strict=True))
-        return {who for who, is_reached in last.items() if is_reached} | self.now.keys()
+        """Who is attached, or was at that moment or later. A clock that was set back ends an interval before
+        an earlier one of the same name, so all of them count."""
+        reached = np.flatnonzero(np.asarray(self._ends) >= first_us)
+        return {self._names[at] for at in reached.tolist()} | self.now.keys()
 
     def forget(self, before_us: int) -> None:
         """Drop what ended before."""
