@@ -16,6 +16,7 @@ from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
 from postroad.tracking.trace import NO_ANSWER, NOT_REACHABLE
 from postroad.units import SECOND_US
+from postroad.wire.frames import MAX_BODY_BYTES
 
 ME, OTHER = 7, 8
 NOW_US = 1_700_000_000 * SECOND_US
@@ -183,3 +184,37 @@ def test_a_question_that_makes_no_sense_has_no_answer() -> None:
     for absurd in (b"", b"nonsense", question(), question(b"short"), many, question(*[b""] * 200_000)):
         for made in (desk_of(tracking), desk_of(NoTracking())):
             assert made.asked(OTHER, 1, absurd, NOW_US) == []
+
+
+def test_an_answer_that_is_too_long_names_fewer_receivers() -> None:
+    """4096 names of 250 bytes: who got it is cut, that it was here is not. So it is for other brokers."""
+    tracking = make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US)
+    names = [f"client-{number:05d}".ljust(250, "x") for number in range(4096)]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    tracking.published(identity(1), NOW_US)
+    tracking.delivered(ME, names, identity(1), NOW_US)
+    made = desk_of(tracking, ME)
+    _, out = made.begin([identity(1)], NOW_US)
+    (report,) = the(Report, out)
+    assert isinstance(report, Report)
+    (result,) = report.results
+    assert (result.verdict, [step.broker for step in result.route]) == ("partial", ["here"])
+    assert len(result.receivers) == 2048
+    assert result.missing == (("here", "2048 more receivers"),)
+    (response,) = made.asked(OTHER, 5, question(identity(1)), NOW_US)
+    assert isinstance(response, Respond)
+    assert len(response.body) <= MAX_BODY_BYTES
+    (finding,) = msgspec.msgpack.decode(response.body, type=TraceAnswer).findings
+    assert (len(finding.delivered), finding.more, finding.candidates) == (2048, 2048, 4096)
+
+
+def test_why_the_broker_in_the_id_said_nothing_is_told() -> None:
+    made = desk_of()
+    _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
+    assert the(Inquire, out)
+    (report,) = the(Report, made.tick(NOW_US + 3 * SECOND_US))
+    assert isinstance(report, Report)
+    assert report.results[0].verdict == "unreachable"
+    told = "broker there, where the message was published, did not answer in time"
+    assert report.results[0].explanation == told

@@ -168,8 +168,8 @@ class TraceDesk:
         answer, wanted = self._tracking.answer(question.question, question.records)
         if wanted:
             return self._read_first(question, wanted, now_us)
-        body = msgspec.msgpack.encode(answer)
-        if len(body) > MAX_BODY_BYTES:
+        body = _within(answer, MAX_BODY_BYTES)
+        if body is None:
             return self._refuse(question, "has an answer that is too large", now_us)
         if question.asker == HERE:
             return self.answered(question.number, body, now_us)
@@ -191,3 +191,16 @@ class TraceDesk:
 
     def metrics(self) -> dict[str, int | float]:
         return {"traces": len(self.traces), "trace_questions_waiting": len(self._questions)}
+
+
+def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:
+    """The answer with as many receivers as there is room for; the others are counted. None: not even so."""
+    body = msgspec.msgpack.encode(answer)
+    named = max(len(finding.delivered) for finding in answer.findings)
+    while len(body) > most_bytes:
+        if not named:
+            return None
+        named //= 2
+        findings = tuple(finding.naming(named) for finding in answer.findings)
+        body = msgspec.msgpack.encode(TraceAnswer(findings=findings))
+    return body

@@ -65,6 +65,11 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     forgotten: bool = False  # the broker had a record of the message's time, and retention dropped it
     lost: str = ""  # why the record of this time is incomplete; "" when it is whole
 
+    def naming(self, most: int) -> Finding:
+        """With at most so many receivers."""
+        left_out = max(0, len(self.delivered) - most)
+        return msgspec.structs.replace(self, delivered=self.delivered[:most], more=self.more + left_out)
+
 
 class TraceAnswer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     findings: tuple[Finding, ...]

@@ -412,7 +412,8 @@ def _verdict(
         return (PARTIAL, "; ".join(parts)) if parts else (COMPLETE, "")
     if not chosen:
         if home is None and not stopped:
-            return UNREACHABLE, f"broker {name}, where the message was published, cannot be reached"
+            why = next((why for broker, why in missing if broker == name), "cannot be reached")
+            return UNREACHABLE, f"broker {name}, where the message was published, {why}"
         if before:
             return BEFORE_HISTORY, f"the history of broker {name} does not reach back to that time"
         if not parts:
