@@ -96,6 +96,39 @@ def test_mostly_dead_files_are_rewritten(tmp_path: Path) -> None:
     assert decode_record(store.read([1])[1])[0].sequence == 1
 
 
+def test_a_quiet_broker_leaves_few_files(tmp_path: Path) -> None:
+    """T8: a filter that was idle for long is not replaced any more. It was a file for every message."""
+    store = opened(tmp_path)
+    start_us = 1_700_000_000 * SECOND_US
+    tracking = make_tracking(TrackingConfig(), me=7, stored=(), changes=(), now_us=start_us)
+    tracking.attached("ann", start_us)
+    sent: list[bytes] = []
+    for number in range(1, 51):
+        at_us = start_us + number * 130 * SECOND_US
+        sent.append(bytes(MessageId(5, 7, at_us // 1000, number)))
+        tracking.published(sent[-1], at_us)
+        tracking.delivered(7, ("ann",), sent[-1], at_us)
+        for later_s in (2, 12, 15, 110, 125):
+            store.apply(tracking.tick(at_us + later_s * SECOND_US))
+    assert len(files(tmp_path)) < 5
+    loaded = TrackingStore(tmp_path).load()
+    again = make_tracking(
+        TrackingConfig(),
+        me=7,
+        stored=loaded.filters,
+        changes=loaded.changes,
+        now_us=start_us + 7000 * SECOND_US,
+    )
+    for one in sent:
+        question = TraceQuestion(items=(TraceItem(id=one, origin=7),))
+        records: dict[int, bytes] = {}
+        while wanted := again.answer(question, records)[1]:
+            records |= store.read(wanted)
+        (found,) = again.answer(question, records)[0].findings
+        assert found.published is not None
+        assert [receiver.subscriber for receiver in found.delivered] == ["ann"]
+
+
 def test_interrupted_replacement(tmp_path: Path) -> None:
     """Killed between writing the new state and removing the old: the new one counts."""
     store = opened(tmp_path)

@@ -306,7 +306,7 @@ class BloomTracking(Recorder):
     def _open(self, name: _Name, now_us: int) -> FilterHistory:
         if len(self._histories) >= self._config.max_histories:
             _, oldest = self._histories.popitem(last=False)
-            self._keep(oldest.flush(now_us))
+            self._keep(oldest.retire(now_us))
         config = self._config
         sizing = Sizing(
             config.shape,
@@ -336,6 +336,8 @@ class BloomTracking(Recorder):
         if now_us < self._wake_us:
             return []
         self._add_pages()  # also what is stored now holds all that happened before
+        if now_us >= self._expire_us:
+            self._release_idle(now_us)
         while self._due and self._due[0][0] <= now_us:
             _, name = heapq.heappop(self._due)
             self._waiting.discard(name)
@@ -343,15 +345,13 @@ class BloomTracking(Recorder):
             if history is not None:
                 self._keep(history.tick(now_us))
                 self._await(name, history)  # it was stored meanwhile, and is due later
-        if now_us >= self._expire_us:
-            self._release_idle(now_us)
         return self._collect(now_us)
 
     def _release_idle(self, now_us: int) -> None:
         bound_us = now_us - IDLE_INTERVALS * self._pace.persist_us
         idle = [name for name, held in self._histories.items() if held.used_us < bound_us]
         for name in idle:
-            self._keep(self._histories.pop(name).flush(now_us))
+            self._keep(self._histories.pop(name).retire(now_us))
 
     def _clean(self) -> bool:
         return not self._pages and all(held.dirty_us is None for held in self._histories.values())

@@ -191,8 +191,13 @@ class FilterHistory:
         return self.end(now_us)
 
     def flush(self, now_us: int) -> Filled | None:
-        """The current filter, if anything in it is not stored; the broker stops, or needs the memory."""
+        """The current filter, if anything in it is not stored; the broker stops."""
         return None if self.dirty_us is None else self.end(now_us)
+
+    def retire(self, now_us: int) -> Filled | None:
+        """The current filter leaves the memory. It is stored for the last time also if that is done but for
+        its being the last: states that something may yet replace are kept in files of their own."""
+        return None if self._filter is None else self.end(now_us)
 
     def end(self, now_us: int) -> Filled:
         """Store the current filter for the last time."""
