@@ -9,15 +9,19 @@ import pytest
 from tests.sim.test_rules import Broken, is_delivery
 
 from postroad.broker import Input, Received
+from postroad.client import effects as fx
 from postroad.config import DEFAULT_LIMITS
+from postroad.errors import UnavailableError
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
 from postroad.overlay.effects import Effect
 from postroad.selectors import Selector
 from postroad.sim import durable as durable_rules
+from postroad.sim.applications import DurableSubscriber
 from postroad.sim.durable import Reader, Records
 from postroad.sim.frames import BatchView
 from postroad.sim.ledger import Ledger, Published
+from postroad.sim.network import Network
 from postroad.sim.process import Core
 from postroad.sim.scenario import Outcome, Scenario
 from postroad.sim.violation import Violation
@@ -208,6 +212,38 @@ class Given:
         self.reader.end()
         self.reader.begin(0)
         self.reader.subscribed("b0", {PUBEND: token}, (), 2)
+
+
+def test_an_application_says_again_on_a_new_connection_what_it_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `client/subscription.py` does. What comes again is dropped by the client, so nothing else would ever
+    acknowledge it; a new process has nothing to say again."""
+    given, said = Given(ack="auto"), []
+    one = DurableSubscriber(
+        given.world,
+        Network(given.world),
+        name="a",
+        addresses=("10.0.0.1:7420",),
+        reader=given.reader,
+        window=1 << 20,
+        consume=0,
+    )
+    monkeypatch.setattr(one, "_acknowledge", lambda token: said.append(dict(token)))
+    began = fx.Began(number=1, missing=(), token={PUBEND: 0})
+    one.start()
+    for effect in (fx.Up(broker="b0"), began):
+        one._told(effect)
+    assert not said
+    one._told(fx.Delivered(number=1, batch=given.batch(1, 2), size=100))
+    assert said == [{PUBEND: 2}]
+    for effect in (fx.Down(error=UnavailableError("cut")), fx.Up(broker="b0"), began):
+        one._told(effect)
+    assert said == [{PUBEND: 2}, {PUBEND: 2}]
+    one.restart()
+    for effect in (fx.Up(broker="b0"), fx.Began(number=1, missing=(), token={PUBEND: 2})):
+        one._told(effect)
+    assert len(said) == 2
 
 
 def test_who_keeps_its_token_has_what_it_committed_exactly_once() -> None:

@@ -55,6 +55,8 @@ def test_every_rule_holds(seed: int) -> None:
         # A gap covered what was acknowledged; and the simulator took consumers for connected whose broker had
         # died without a word, so that nothing explained the gap.
         (200126, 2.5),
+        # The simulator: an application did not say again, on a new connection, what it had acknowledged.
+        (300107, 5.0),
     ],
 )
 def test_what_was_found_stays_repaired(seed: int, minutes: float) -> None:

@@ -25,6 +25,7 @@ class FakeBroker:
         self.accepting = True
         self.rejecting = ""  # a topic
         self.published: list[EventBatch] = []
+        self.acks: list[wire.Ack] = []
         self.connections = 0
         self.subscribed = 0
         self.address = ""
@@ -86,6 +87,10 @@ class FakeBroker:
         elif isinstance(message, wire.Subscribe) and self.accepting:
             self.subscribed += 1
             writer.write(wire.encode(wire.Subscribed(number=message.number)))
+        elif isinstance(message, wire.Ack):
+            self.acks.append(message)
+        elif isinstance(message, wire.Ping):
+            writer.write(wire.encode(wire.Pong(time_us=message.time_us, at_us=message.time_us)))
 
 
 def welcome() -> wire.Welcome:
@@ -230,6 +235,35 @@ def test_what_was_in_flight_is_sent_again_after_a_reconnect() -> None:
             await client.flush()
             assert broker.connections == 2
             assert [batch.event(0).id for batch in broker.published] == [receipt.id, receipt.id]
+
+    run(test)
+
+
+def test_what_was_acknowledged_is_said_again_after_a_reconnect() -> None:
+    """D11: the broker may have died before it was on disk, and nobody waits for a confirmation. What comes
+    again is dropped here, so nothing else would acknowledge it."""
+
+    async def test(broker: FakeBroker) -> None:
+        async with (
+            postroad.connect(broker.address) as client,
+            client.subscribe("a", durable="s", ack="auto") as events,
+        ):
+            broker.say(delivery(2))
+            await anext(events)
+            await anext(events)
+            reading = asyncio.create_task(anext(aiter(events)))
+            while not broker.acks or broker.acks[-1].token != '{"00000000-00000005": 2}':  # noqa: ASYNC110 -- it is another task
+                await asyncio.sleep(0.01)
+            broker.acks.clear()
+            broker.drop()
+            while not broker.acks:  # noqa: ASYNC110 -- it is another task
+                await asyncio.sleep(0.01)
+            broker.say(delivery(2))
+            broker.say(delivery(1, start=2))
+            third = await reading
+            assert isinstance(third, postroad.Event)
+            assert third.tick == 3
+            assert [ack.token for ack in broker.acks] == ['{"00000000-00000005": 2}']
 
     run(test)
 

@@ -384,6 +384,7 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
         super().__init__(world, network, name=name, addresses=addresses, window=window, consume=consume)
         self.reader = reader
         self._token: dict[int, int] = {}  # everything handed out is consumed
+        self._settled: dict[int, int] = {}  # where the broker keeps the token: what this process acknowledged
         self._unsaid = 0  # items handed out since the last acknowledgement or transaction
 
     # -- one process
@@ -395,6 +396,7 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
     def _forget(self) -> None:
         super()._forget()
         self.reader.end()
+        self._settled = {}
         self._unsaid = 0
 
     def _down(self) -> None:
@@ -431,6 +433,8 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
                 self.reader.subscribed(self.broker, token, missing, self.world.now_us)
                 for pubend, tick in token.items():
                     self._token.setdefault(pubend, tick)
+                if self._settled:  # what was said on another connection may not have arrived
+                    self._acknowledge(self._settled)
             case fx.Delivered(batch=batch, size=size):
                 self._receive(batch, size)
             case fx.Missed(gap=gap, size=size):
@@ -467,5 +471,10 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
             return
         self._unsaid = 0
         self.reader.commit(self._token, self.world.now_us)
+        if self.reader.ack:
+            self._settled = dict(self._token)
+        self._acknowledge(self._token)
+
+    def _acknowledge(self, token: dict[int, int]) -> None:
         if self.life is not None and self._number:
-            self.life.perform(self.life.core.acknowledge(self._number, token=self._token)[1])
+            self.life.perform(self.life.core.acknowledge(self._number, token=token)[1])
