@@ -587,6 +587,39 @@ def test_a_pubend_that_was_not_known_yet_begins_when_the_subscription_was_create
     assert not any(batch.lost for batch in again.batches)
 
 
+def test_what_is_acknowledged_of_a_pubend_that_is_not_met_yet_does_not_come_again() -> None:
+    """D11: where it began was not on disk when the broker died. The client says again what it acknowledged as
+    soon as it is back, and drops what comes again: a new process must not get that."""
+    net = DurableNet(2)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    net.disks[1].full = True
+    net.link(0, 1)
+    net.wait(2)
+    publisher.send(publisher.durable("t", "once"))
+    net.wait(2)
+    assert reader.got() == ["once"]
+    said = encode(Ack(number=1, token=reader.token()))
+    reader.send(said)
+    net.kill(1)
+    net.disks[1].full = False
+    net.start(1)
+    again = Reader(net, 1)
+    again.begin("s", ack="auto")
+    net.wait(1)
+    again.send(said)
+    net.link(0, 1)
+    net.wait(3)
+    again.gone()
+    new = Reader(net, 1)
+    new.begin("s", ack="auto")
+    net.wait(3)
+    publisher.send(publisher.durable("t", "next"))
+    net.wait(1)
+    assert new.got() == ["next"]
+
+
 def test_what_a_newer_connection_is_sent_takes_its_own_credit() -> None:
     """D9: the older one has room, but it is not the one that is served."""
     net = DurableNet(1)

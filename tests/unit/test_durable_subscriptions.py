@@ -196,6 +196,8 @@ def test_what_was_told_on_another_connection_is_acknowledged_and_counted_once() 
     held.begin(one, P, 10, since=10, matched=0)
     held.ack(one, {P: 20, Q: 5})
     assert one.token() == {P: 20}
+    held.begin(one, Q, 3, since=10, matched=0)
+    assert one.token() == {P: 20, Q: 5}, "known before it began here"
     cursor = one.cursors[P]
     cursor.sent(15, Told.at(np.array([11, 12, 15])))
     cursor.sent(20, Told.at(np.array([16, 18])))

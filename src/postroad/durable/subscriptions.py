@@ -34,6 +34,7 @@ SUBSCRIPTIONS: Final = "durable.subscriptions"
 RELEASED: Final = "durable.released"
 ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its token
 MAX_SUBSCRIPTIONS: Final = 100_000
+MAX_AHEAD: Final = 1_000  # pubends of a subscription that it acknowledged before they began here
 MAX_NAME_BYTES: Final = 255
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
@@ -73,6 +74,7 @@ class Subscription:
     session: int | None = None  # the broker's handle of its connection; None: not connected
     moved_at: int | None = None  # another broker hosts it since then
     cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
+    ahead: dict[int, int] = field(default_factory=dict)  # acknowledged, of pubends that have not begun here
 
     @property
     def kept_here(self) -> bool:
@@ -313,18 +315,22 @@ class Subscriptions:
         self._minimum.pop(pubend, None)
         self._dirty[subscription.id, pubend] = None
         self._save_at = 0
+        self.release(subscription, pubend, subscription.ahead.pop(pubend, 0))
 
     def ack(self, subscription: Subscription, token: Mapping[int, int], ticket: int | None = None) -> None:
         """Everything up to these ticks was consumed. With a ticket it is confirmed when it is on disk.
 
         A token never takes an acknowledgement back. It may be ahead of what was told on this connection, even
-        of what this broker has learned since a crash: the subscriber was told before.
+        of what this broker has learned since a crash, or of a pubend that it has not met since then: the
+        subscriber was told before.
         """
         for pubend, tick in token.items():
             cursor = subscription.cursors.get(pubend)
             if cursor is not None:
                 sent = max(cursor.begun, cursor.last_event)
                 self.release(subscription, pubend, tick, quiet=sent if sent <= tick <= cursor.told else tick)
+            elif pubend in subscription.ahead or len(subscription.ahead) < MAX_AHEAD:
+                subscription.ahead[pubend] = max(tick, subscription.ahead.get(pubend, 0))
         if ticket is not None:
             self.confirm(subscription.id, ticket)
 
