@@ -650,6 +650,25 @@ def test_a_client_goes_on_with_its_number_and_replaces_its_old_connection() -> N
     assert (peer.resumed, peer.replaces) == (True, None)
 
 
+def test_a_hello_that_was_under_way_for_long_does_not_end_the_newer_connection_of_its_client() -> None:
+    """A client gives up on a connection and dials again; what it said first may arrive last."""
+    links = make()
+    effects, _ = accept(links, 5, hello())
+    (welcome,) = sent(effects)
+    assert isinstance(welcome, Welcome)
+    links.closed(5, NOW)
+    back = hello(publisher=welcome.publisher, resume_key=welcome.resume_key)
+    links.opened(6, dialled=None, certificate=None, loopback=True, now_us=NOW)
+    _, newer = accept(links, 7, back)
+    assert newer is not None
+    effects, peer, _ = links.received(6, back, NOW)
+    assert peer is None
+    assert refusal(effects)[0] == "redundant"
+    assert links.is_open(7)
+    assert links.closed(6, NOW) is None
+    assert links.closed(7, NOW) == newer
+
+
 def test_a_wrong_key_or_another_principal_gets_a_new_number() -> None:
     auth = AuthConfig(tokens={hash_token("a"): "alice", hash_token("b"): "bob"})
     links = make(auth=auth)

@@ -394,6 +394,26 @@ def test_a_stream_met_after_the_link_came_up_is_told_from_its_beginning_whoever_
         assert [event.payload for batch in below.batches for event in batch.events()] == [b"95", b"105"]
 
 
+def test_a_late_attach_hears_where_the_stream_was_when_routes_made_it_due() -> None:
+    """Subscriptions made before begin there: the attach may have been lost, what came meanwhile is theirs."""
+    net = Net(1)
+    fake, publisher = Fake(net, 0, 2), Client(net, 0)
+    own = volatile_pubend(1, 1)
+    fake.advertise()
+    fake.say(wants(2))
+    net.wait(1)
+    then = net.now_us
+    net.wait(4)
+    publisher.publish("t", "a")
+    net.wait(5)
+    fake.say(Attach(origin=1, known={own: 100}))
+    assert [event.payload for batch in fake.batches for event in batch.events()] == [b"a"]
+    assert fake.of(Silence)[0].spans[0] == (own, then, then, 0)
+    heard = len(fake.of(Silence))
+    fake.say(Attach(origin=1, known={own: 100}))  # nothing was lost that it could have missed
+    assert fake.of(Silence)[heard].spans[0][2] > then + SECOND_US
+
+
 def test_silences_wait_for_no_more_stamps_than_are_remembered() -> None:
     """A silence names a stamp; it must be said before so many more are defined that its own is forgotten."""
     net = Net(1)

@@ -12,7 +12,10 @@ from postroad.tracking.effects import FiltersRead, NotKept
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A connection is open, inbound or dialled by us; `certificate` is the peer's verified name."""
+    """A connection is open, inbound or dialled by us; `certificate` is the peer's verified name.
+
+    Of two connections the later has the higher number.
+    """
 
     connection: int
     dialled: str | None = None

@@ -303,6 +303,10 @@ class Links:
         if role == "broker":
             return self._hello_broker(state, hello, principal, now_us)
         number, resumed = self._resuming.number(hello, principal)
+        rival = self._resuming.connection(number)
+        # Two connections keep no order: the HELLO of one that its client gave up may come last.
+        if rival is not None and rival > state.number and self.is_open(rival):
+            raise RedundantError("a newer connection has this one's place")
         peer = Peer(
             connection=state.number,
             role="client",

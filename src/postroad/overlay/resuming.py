@@ -56,6 +56,10 @@ class Resuming:
     def key(self, number: int) -> bytes:
         return self._publishers[number][0]
 
+    def connection(self, number: int) -> int | None:
+        """That which uses it now."""
+        return self._live.get(number)
+
     def opened(self, number: int, connection: int) -> int | None:
         """It is used by this connection; the one that it was used by until now."""
         replaces = self._live.get(number)

@@ -95,6 +95,7 @@ class Routing:
         self._streams = self._table.streams
         self._neighbours: dict[int, Neighbour] = {}  # by broker number
         self._upstream: Upstream = {}
+        self._expected_at = -1  # topology generation that children are expected for
         self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
         self._silences = Silences(
             own,
@@ -292,6 +293,24 @@ class Routing:
         self._parents.reroute(now_us)
         self._beginnings.rerouted()
 
+    def _expect(self) -> None:
+        """Note where streams stand when a neighbour becomes a child: its attach may be lost, and come late.
+
+        Once a second, not with every change of routes: by then feeding has had to find the children anyway.
+        """
+        if self._expected_at == self._topology.generation:
+            return
+        self._expected_at = self._topology.generation
+        for origin in dict.fromkeys(stream.origin for stream in self._streams.values()):
+            children = self._topology.children(origin)
+            for neighbour in self._neighbours.values():
+                if neighbour.number not in children:
+                    neighbour.due_at.pop(origin, None)
+                elif origin not in neighbour.attached and origin not in neighbour.due_at:
+                    neighbour.due_at[origin] = {
+                        pubend: one.top for pubend, one in self._table.of(origin).items() if one.announced
+                    }
+
     def _create_stream(self, pubend: int, start: int) -> Stream:
         origin = pubend >> 32
         if not self._table.has_room(origin):
@@ -324,6 +343,7 @@ class Routing:
         neighbour.attached.add(origin)
         if not 0 <= origin <= _MAX_U32 or len(neighbour.attached) > MAX_BROKERS:
             raise PeerError(f"attach to broker {origin}, which cannot be, or to too many")
+        due_at = neighbour.due_at.pop(origin, {})
         for pubend, tick in sorted(message.known.items()):
             if pubend >> 32 != origin or not 0 <= tick <= MAX_TICK:
                 raise PeerError("attach names a pubend that is not the origin's, or a tick out of range")
@@ -339,8 +359,8 @@ class Routing:
             if stream.id not in message.known and self._parents.has_ended(stream):
                 continue  # over for the neighbour, or never known there
             tick = message.known.get(stream.id, neighbour.up_at[stream.id])
-            known = stream.id in message.known
-            self._feeder.begin(neighbour, stream, tick, announce=stream.top if known else tick)
+            at = due_at.get(stream.id, stream.top) if stream.id in message.known else tick
+            self._feeder.begin(neighbour, stream, tick, announce=at)
         return self._take()
 
     def _adopt(self, pubend: int, tick: int) -> None:
@@ -534,6 +554,7 @@ class Routing:
         if self._silences.settle(now_us):
             self._bury(now_us)
             self._parents.ask_again(now_us)
+            self._expect()
             for neighbour in self._neighbours.values():
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:

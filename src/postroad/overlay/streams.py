@@ -69,6 +69,7 @@ class Neighbour:
         "_stamps_out",
         "attached",
         "connection",
+        "due_at",
         "feeds",
         "number",
         "silences",
@@ -81,6 +82,8 @@ class Neighbour:
         # Where each stream stood when the link came up, began if that was later, or was told to at a detach.
         self.up_at = up_at
         self.attached: set[int] = set()  # origins whose streams it gets from us
+        # Origins that it is to attach to here, as routes are, and has not -> where their streams stood then.
+        self.due_at: dict[int, dict[int, int]] = {}
         self.feeds: dict[int, Feed] = {}  # by pubend; only of attached origins
         self.silences: list[tuple[int, int, int, int]] = []  # to go out in one frame at the end of the turn
         self._stamps_out: dict[Coverage, int] = {}  # newest MAX_STAMPS, in order of definition
