@@ -35,7 +35,7 @@ def segment(start: int, topics: str, *, gap: int = 0) -> Segment:
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, saved: dict[str, dict[bytes, bytes]] | None = None) -> None:
         tags = count(1)
         self.sessions = count(1)
         self.room = True
@@ -53,6 +53,7 @@ class Rig:
             need=dict,
             now_us=0,
         )
+        self.host.recover(saved or {})
         self.host.follow(P, start=100, now_us=0)
 
     def spend(self, _subscriber: int, size: int) -> None:
@@ -370,3 +371,42 @@ def test_who_has_no_room_is_not_asked_for_again_and_again() -> None:
     assert rig.host.next_deadline() > rig.now
     rig.room = True
     assert any(isinstance(output, Wants) for output in rig.host.credit(one, rig.now))
+
+
+def test_a_past_that_was_not_gone_through_is_held_after_a_crash_too() -> None:
+    """latestDelivered is saved now and then: a crash takes it back to before the subscription came here, and
+    what is learned again up to where it came is no proof that it had what was before."""
+    rig = Rig()
+    rig.learn(Segment(100, 150, EVERYTHING))
+    saved: dict[str, dict[bytes, bytes]] = {}
+    effects = rig.host.tick(rig.now)
+    rig.learn(Segment(150, 200, EVERYTHING))
+    one = rig.attach(token={P: 50}, ack="auto")
+    for effect in (*effects, *rig.host.subscriptions.flush(rig.now)):
+        if isinstance(effect, Save):
+            saved.setdefault(effect.table, {}).update({key: value for key, value in effect.rows if value})
+    again = Rig(saved)
+    assert again.host.position(P) == 150
+    again.learn(Segment(150, 200, EVERYTHING), segment(200, "a"))
+    again.now += 2 * KEPT_US
+    again.carry(again.host.tick(again.now))
+    assert again.host.subscriptions.by_id(one).token().tick(P) == 50
+    assert again.host.lag(again.host.subscriptions.by_id(one), again.now)[0] == 1
+
+
+def test_nothing_is_told_of_a_pubend_before_it_is_on_disk_where_it_begins() -> None:
+    """A pubend met later, of which nothing is known yet up to when the subscription was created, begins where
+    it is met. After a restart that has more of it, it would begin later."""
+    rig = Rig()
+    rig.now = 10 * SECOND_US
+    one = rig.attach()
+    rig.synced = False
+    rig.carry(rig.host.begin(one, P, 100, rig.now))
+    rig.carry(rig.host.tick(rig.now))
+    assert not messages(rig.learn(segment(100, "a")))
+    rig.attach()
+    assert not messages(rig.out), "nor on another connection"
+    rig.synced = True
+    told = messages(rig.carry(list(rig.waiting)))
+    assert told == [(100, 101, [101])]
+    assert messages(rig.learn(segment(101, "a"))) == [(101, 102, [102])]

@@ -49,6 +49,7 @@ class Cursor:
     # Nothing in (quiet, released] was for it: who comes back with a token from there on has all of it.
     quiet: int
     begun: int  # where this connection went on
+    firm: bool = True  # a restart would find the same beginning: until then nothing is told
     last_event: int = 0  # the newest event or gap it was sent on this connection
     last_gap: int = 0  # the newest gap it was sent on any
     held: int = 0  # events in `_unacked`

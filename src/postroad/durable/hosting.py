@@ -190,15 +190,17 @@ class Hosting:
             if tick >= filtering.tail:
                 matched = filtering.matched(number) - filtering.remaining(number)
                 self.subscriptions.recounted(number, pubend, matched)
-            if tick > live:
-                held.ahead[number] = tick
         for one in self.subscriptions:
             cursor = one.cursors.get(pubend)
             if cursor is None:
                 continue
-            if cursor.since == UNFOLLOWED:
+            # A crash may take latestDelivered back to before the subscription came here. What is learned
+            # again is filtered with it; what is before was not gone through, and is held as it was.
+            if cursor.since == UNFOLLOWED or cursor.since > max(live, cursor.released):
                 cursor.since, cursor.matched = live, filtering.matched(one.id)
-            if one.session is not None:
+            if cursor.released > live:
+                held.ahead[one.id] = cursor.released
+            if one.session is not None and cursor.firm:
                 out += self._enter(held, one, cursor.told, now_us)
         return out
 
@@ -251,7 +253,7 @@ class Hosting:
                 at = cursor.released
             cursor.told = cursor.begun = at
             cursor.last_event = 0
-            if self.position(pubend) is not None:
+            if self.position(pubend) is not None and cursor.firm:
                 out += self._enter(self._pubends[pubend], one, at, now_us)
         return attached, out
 
@@ -269,15 +271,25 @@ class Hosting:
         """From `tick`, at or before `position`, everything of this pubend is for the subscription.
 
         For a created one: the tick from which on the knowledge handed to `learn` is filtered with it. For
-        one that came with a token, and a pubend that it does not name: 0.
+        one that came with a token, and a pubend that it does not name: 0. Where that is before `late`, at
+        which a restart would begin it, nothing is told before it is on disk.
         """
         one, held = self.subscriptions.by_id(subscriber), self._pubends[pubend]
         if pubend in one.cursors or not one.selector.concerns(pubend):
             return []
-        live = held.constream.live
-        self.subscriptions.begin(one, pubend, tick, since=live, matched=held.filtering.matched(one.id))
+        live, matched, firm = held.constream.live, held.filtering.matched(one.id), tick >= one.late
+        self.subscriptions.begin(one, pubend, tick, since=live, matched=matched, firm=firm)
         self._report_at = now_us
-        return self._enter(held, one, tick, now_us) if one.session is not None else []
+        return self._enter(held, one, tick, now_us) if one.session is not None and firm else []
+
+    def _begin_firm(self, now_us: int) -> list[Output]:
+        """Those of which it is on disk now where they begin."""
+        out: list[Output] = []
+        for number, pubend in self.subscriptions.take_firm():
+            one = self.subscriptions.by_id(number)
+            if one.session is not None and self.position(pubend) is not None:
+                out += self._enter(self._pubends[pubend], one, one.cursors[pubend].told, now_us)
+        return out
 
     def confirm(self, subscriber: int, ticket: int) -> None:
         """Answer this ticket with `Confirmed` when all that was said of the subscription is on disk."""
@@ -457,7 +469,7 @@ class Hosting:
     def stored(self, item: StorageInput, now_us: int) -> list[Output]:
         """An answer of the log or of the tables; those that are not ours are ignored."""
         if isinstance(item, Saved | SaveFailed):
-            return self._on_save(item)
+            return self._on_save(item, now_us)
         pubend = self._owner.pop(item.tag, None)
         held = None if pubend is None else self._pubends.get(pubend)
         if held is None or pubend is None:
@@ -484,7 +496,7 @@ class Hosting:
             out += self._pump(held, one, now_us)
         return out
 
-    def _on_save(self, item: Saved | SaveFailed) -> list[Output]:
+    def _on_save(self, item: Saved | SaveFailed, now_us: int) -> list[Output]:
         if isinstance(item, SaveFailed):
             return self._on_save_failed(item)
         pubend = self._owner.pop(item.tag, None)
@@ -492,7 +504,8 @@ class Hosting:
             self._pubends[pubend].filtering.saved(item.tag)
         self._ledger.on_saved(item.tag)
         tickets = self.subscriptions.saved(item.tag)
-        return [Confirmed(subscriber=number, ticket=ticket) for number, ticket in tickets or ()]
+        out: list[Output] = [Confirmed(subscriber=number, ticket=ticket) for number, ticket in tickets or ()]
+        return out + self._begin_firm(now_us)
 
     def _on_save_failed(self, item: SaveFailed) -> list[Output]:
         pubend = self._owner.pop(item.tag, None)
@@ -620,5 +633,6 @@ class Hosting:
                     raise BugError(f"hosting: subscriber {number} is in two streams, or not connected")
             for one in self.subscriptions:
                 entered = one.id in held.constream or one.id in held.catchups
-                if entered != (one.session is not None and pubend in one.cursors):
+                cursor = one.cursors.get(pubend)
+                if entered != (one.session is not None and cursor is not None and cursor.firm):
                     raise BugError(f"hosting: subscriber {one.id} is in no stream, or in one too many")

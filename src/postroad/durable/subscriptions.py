@@ -122,6 +122,7 @@ class Subscriptions:
         self._dirty: dict[tuple[int, int], None] = {}  # (subscription, pubend): likewise
         self._saving_names: dict[int, tuple[str, ...]] = {}  # tag -> names whose rows are on their way
         self._saving: dict[int, list[tuple[int, int, int]]] = {}  # tag -> (subscription, pubend, tick)
+        self._firm: list[tuple[int, int]] = []  # (subscription, pubend) whose beginning is on disk since then
         self._tickets: list[tuple[int, int]] = []  # (subscription, ticket) to be confirmed by the next save
         self._confirming: dict[int, list[tuple[int, int]]] = {}  # tag -> those
         self._save_at = 0
@@ -296,8 +297,20 @@ class Subscriptions:
 
     # ---- tokens
 
-    def begin(self, subscription: Subscription, pubend: int, tick: int, *, since: int, matched: int) -> None:
-        """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on."""
+    def begin(
+        self,
+        subscription: Subscription,
+        pubend: int,
+        tick: int,
+        *,
+        since: int,
+        matched: int,
+        firm: bool = True,
+    ) -> None:
+        """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on.
+
+        If not `firm`, a restart that does not find it on disk would begin it later: `saved` says when it is.
+        """
         if pubend in subscription.cursors:
             return
         cursor = Cursor(
@@ -309,6 +322,7 @@ class Subscriptions:
             counted=tick,
             quiet=tick,
             begun=tick,
+            firm=firm,
         )
         subscription.cursors[pubend] = cursor
         self._holders.setdefault(pubend, {})[subscription.id] = cursor
@@ -432,11 +446,19 @@ class Subscriptions:
         for number, pubend, tick in saving:
             subscription = self._by_id.get(number)
             cursor = subscription.cursors.get(pubend) if subscription is not None else None
+            if cursor is not None and not cursor.firm:
+                cursor.firm = True
+                self._firm.append((number, pubend))
             if cursor is not None and tick > cursor.saved:
                 if self._minimum.get(pubend) == cursor.saved:
                     del self._minimum[pubend]
                 cursor.saved = tick
         return self._confirming.pop(tag)
+
+    def take_firm(self) -> list[tuple[int, int]]:
+        """(subscription, pubend) of which it is on disk now where they begin."""
+        firm, self._firm = self._firm, []
+        return firm
 
     def save_failed(self, tag: int, error: PostroadError) -> list[tuple[int, int, PostroadError]] | None:
         """The rows are to be saved again; those who wait for them get the error, and may ask again."""
