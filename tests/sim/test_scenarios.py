@@ -20,6 +20,7 @@ FOUND = (
     (50170, 1.0),  # routes led over a half-open link until its keepalive ended it: not owed until then
     (81358, 1.0),  # the simulator: who was slow has little room, also when it hurries
     (161306, 1.0),  # an attach was lost, and the next one began a stream where it was by then
+    (200344, 5.0),  # the HELLO of a connection given up came last, and ended the one in use
 )
 
 

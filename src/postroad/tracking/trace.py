@@ -16,13 +16,12 @@ reachable brokers are asked whether they did; and for what they routed of it, to
 not answer. If any of them did, or the broker in the id has no record of it, does not answer, or its record of
 that time is not whole, all reachable brokers are asked, for any origin.
 
-Doubt (T12; the arithmetic is in `verdict`). A filter claims a message it never saw with a known rate f. That
-a broker routed the message is false only if its own claim is, and that of every subscriber and every broker
-below that has it from there: the product of their rates. A claim that names a neighbour whose record is whole
-and who knows nothing of the message is contradicted: its doubt is 1, unless brokers below say otherwise. A
-claim below which there is nothing is weighed against how rarely a message is sent where nobody wants it. For
-receivers, h claims among N candidates at rate f contain (N - T) f false ones, where h = T + (N - T) f; the
-share of those among the h is each one's doubt.
+Doubt (T12; the arithmetic is in `verdict`). A filter claims a message it never saw with a known rate f.
+Histories of one origin hold the same ids, so that all of them together are as likely wrong as the best of
+them; who got the message below speaks for a step by itself. A claim that names a neighbour whose record is
+whole and who knows nothing of the message is contradicted: its doubt is 1, unless somebody below got it. A
+claim below which nobody did is weighed against how rarely a message is sent where nobody wants it. Receivers
+share the false claims that are to be expected, given how many are claimed of how many candidates.
 """
 
 from __future__ import annotations
