@@ -72,8 +72,8 @@ class Disk:
         self.keep(made.tick(now_us))
         return made
 
-    def find(self, tracking: Tracking, identity: bytes) -> Finding:
-        question = TraceQuestion(items=(TraceItem(id=identity, origin=1),))
+    def find(self, tracking: Tracking, identity: bytes, origin: int = 1) -> Finding:
+        question = TraceQuestion(items=(TraceItem(id=identity, origin=origin),))
         records: dict[int, bytes] = {}
         while wanted := tracking.answer(question, records)[1]:
             records |= {sequence: self.records[sequence] for sequence in wanted}
@@ -259,15 +259,16 @@ def test_a_clock_that_was_set_back_between_two_starts_hides_no_link(strategy: st
     assert disk.find(again, late).neighbours == ()
 
 
+@pytest.mark.parametrize("killed", [True, False])
 @pytest.mark.parametrize("rewritten", [True, False])
-def test_a_clock_that_was_set_back_between_two_starts_hides_no_setting(rewritten: bool) -> None:
+def test_a_clock_that_was_set_back_between_two_starts_hides_no_setting(rewritten: bool, killed: bool) -> None:
     """T6: where the message went was not recorded then, but is by the start that seems to be the earlier."""
     disk = Disk()
     tracking = disk.start(NOW_US, TrackingConfig(routing="all"))
     tracking.linked(2, NOW_US)
     sent = identity(NOW_US + 80 * SECOND_US)
     tracking.published(sent, NOW_US + 80 * SECOND_US)
-    disk.keep(tracking.close(NOW_US + 100 * SECOND_US))
+    disk.keep(tracking.tick(NOW_US + 100 * SECOND_US) if killed else tracking.close(NOW_US + 100 * SECOND_US))
     back_us = NOW_US + 40 * SECOND_US
     config = TrackingConfig(routing="neighbours")
     tracking = disk.start(back_us, config)
@@ -389,6 +390,24 @@ def test_a_crowded_map_forgets_the_older_half_and_then_rests() -> None:
     assert tracking.metrics()["tracking_attachments"] > count // 4
     assert disk.find(tracking, identity(NOW_US + 60 * SECOND_US)).forgotten
     assert not disk.find(tracking, identity(now_us - 60 * SECOND_US)).forgotten
+
+
+def test_a_message_from_before_the_broker_costs_nobody_elses_history() -> None:
+    """A durable subscriber catches up with an event of an hour ago, at a broker that has just begun: who got
+    it is known, and nothing else of that time is taken for forgotten."""
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    now_us = NOW_US + 5 * SECOND_US
+    old, other = identity(now_us - HOUR_US), identity(now_us - HOUR_US + SECOND_US)
+    tracking.attached("dd", now_us)
+    tracking.routed(2, 2, old, now_us)
+    tracking.delivered(2, ("dd",), old, now_us)
+    for _ in range(10):
+        now_us += EXPIRE_US
+        disk.keep(tracking.tick(now_us))
+        assert [one.subscriber for one in disk.find(tracking, old, 2).delivered] == ["dd"]
+        assert not disk.find(tracking, old, 2).forgotten
+        assert not disk.find(tracking, other, 2).forgotten
 
 
 def test_a_crowded_map_is_within_its_bound_however_old_the_broker_is() -> None:

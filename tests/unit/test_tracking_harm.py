@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -345,6 +346,30 @@ def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -
     store.apply([stored_at(3, 300)])
     loaded = TrackingStore(tmp_path).load()
     assert ([meta.sequence for meta in loaded.filters], loaded.problems) == ([1, 3], [])
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_stop_is_not_said_before_the_last_filters_are_stored(tmp_path: Path, strategy: str) -> None:
+    """There is room for the few bytes of the map's log, and none for filters."""
+
+    class NoFilters(TrackingStore):
+        def _append_full(self, effects: Sequence[StoreFilter]) -> None:
+            if effects:
+                raise OSError(28, "No space left on device")
+
+        def _write_part(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    store = NoFilters(tmp_path)
+    store.load()
+    now_us = 1_000 * SECOND_US
+    tracking = make_tracking(TrackingConfig(strategy=strategy), me=1, stored=(), changes=(), now_us=now_us)
+    store.apply(tracking.tick(now_us))
+    tracking.published(bytes(MessageId(5, 1, 1_001_000, 1)), now_us + SECOND_US)
+    with pytest.raises(StorageError, match="No space left"):
+        store.apply(tracking.close(now_us + 2 * SECOND_US))
+    changes = [change.what for change in TrackingStore(tmp_path).load().changes]
+    assert (changes.count("start"), "stop" in changes) == (1, False)
 
 
 def test_a_file_that_cannot_be_rewritten_costs_nothing(tmp_path: Path) -> None:

@@ -318,6 +318,8 @@ def test_a_second_publication_is_drawn_below_the_first() -> None:
         Finding(delivered=received(1, 0.5) * (MAX_RECEIVERS + 1)),
         Finding(delivered=received(1, 0.5), more=-1),
         Finding(delivered=received(1, 0.5), candidates=-1),
+        Finding(delivered=received(2, 0.5), candidates=0),
+        Finding(delivered=received(2, 0.5), more=1 << 40, candidates=1 << 42),
         Finding(lost="x" * 1025),
     ],
 )
@@ -413,7 +415,10 @@ def test_the_share_of_false_claims() -> None:
     assert share(1.0, 3, 9, last=True) == 1
     assert share(1e-3, 1, 1, last=False) == pytest.approx(1e-3 / (1 + 1e-3))
     assert share(5e-4, 1, 3000, last=True) < 0.05, "somebody must have got it, where the way ends"
-    assert 0 < share(0.5, 2000, 4096, last=False) < 1, "more ways than a float holds"
+    assert 0 < share(0.5, 250, 4096, last=False) < 1, "more ways than a float holds"
+    assert share(1e-3, 256, 100_000, last=False) == pytest.approx(
+        share(1e-3, 257, 100_000, last=False), rel=0.1
+    )
 
 
 def test_one_key_of_a_set_is_one_witness() -> None:

@@ -170,11 +170,7 @@ class AttachmentMap:
         """Messages of these times were handed over although they are older than the skew bound."""
         start, end = _minutes(lo_ms, hi_ms)
         for note in self._late[kind].of(who):
-            if (
-                note.start_us <= start
-                and end <= note.end_us
-                and note.kept_until_us >= min(note.end_us, now_us)
-            ):
+            if note.start_us <= start and end <= note.end_us and note.kept_until_us >= now_us:
                 return []
         change = Change(what="late", at_us=start, until_us=end, kind=kind, who=who, noted_us=now_us)
         return [self._apply(change)]
@@ -219,6 +215,7 @@ class AttachmentMap:
                 if len(self._crashes) >= MAX_LOST:
                     self._crashes = joined(self._crashes, MAX_LOST - 1)
                 self._crashes.append((change.at_us, change.until_us))
+                self._clock_us = max(change.until_us, self._clock_us)
             case "handled":
                 if change.until_us > change.noted_us:
                     early = Noted(change.at_us, change.until_us, change.noted_us)

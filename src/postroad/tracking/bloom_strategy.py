@@ -367,8 +367,7 @@ class BloomTracking(Recorder):
         self._histories.clear()
         self._due.clear()
         self._waiting.clear()
-        self._stopped(now_us)
-        return self._collect(now_us)
+        return self._stop(now_us)
 
     # ---- looking up
 

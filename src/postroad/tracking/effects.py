@@ -30,10 +30,12 @@ class DropFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAttachments:
-    """Append these changes of the attachment map, or replace all of it with them."""
+    """Append these changes of the attachment map, or replace all of it with them; before the filters of the
+    same Keep, or if `last`, once those are stored."""
 
     record: bytes
     replace: bool = False
+    last: bool = False
 
 
 TrackingEffect = StoreFilter | DropFilters | StoreAttachments

@@ -148,8 +148,7 @@ class ExactTracking(Recorder):
 
     def close(self, now_us: int) -> list[TrackingEffect]:
         self._flush(now_us)
-        self._stopped(now_us)
-        return self._collect(now_us)
+        return self._stop(now_us)
 
     # ---- looking up
 

@@ -13,6 +13,7 @@ from postroad.ids import ID_BYTES
 
 MAX_ITEMS: Final = 256  # ids in one question
 MAX_RECEIVERS: Final = 4096  # named in one finding
+MAX_CANDIDATES: Final = 1 << 24  # subscribers that a broker looks for
 MAX_NEIGHBOURS: Final = 1024
 MAX_SIGHTINGS: Final = 256  # routing histories that claim one message
 MAX_REASON: Final = 1024  # characters of `lost`

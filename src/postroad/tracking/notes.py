@@ -36,8 +36,8 @@ class Noted(msgspec.Struct):
 
     @property
     def kept_until_us(self) -> int:
-        """Until when something may be recorded of these times: what is ahead goes by when it was met."""
-        return min(self.end_us, self.noted_us + HANDLED_US)
+        """By when it was made, not by its times, as filters are. One that is older is made anew."""
+        return self.noted_us + HANDLED_US
 
 
 class LateNotes:

@@ -98,11 +98,13 @@ class Recorder(Lookup):
     def unlinked(self, neighbour: int, now_us: int) -> None:
         self._changed(self._map.detached(NEIGHBOUR, str(neighbour), now_us))
 
-    def _stopped(self, now_us: int) -> None:
-        """The process ends in order."""
+    def _stop(self, now_us: int) -> list[TrackingEffect]:
+        """The process ends in order, with everything stored: that is said once it is."""
         if self._rewrite_us is not None:
             self._rewrite_map()
-        self._changed(self._map.stopped(now_us))
+        out = self._collect(now_us)
+        stopped = encode_changes(self._map.stopped(now_us))
+        return [*out, StoreAttachments(record=stopped, last=True)]
 
     def _changed(self, changes: list[Change]) -> None:
         if changes:
@@ -243,7 +245,7 @@ class Recorder(Lookup):
     def _forget(self, horizon_us: int) -> int:
         """What the map knows of before; a filter may yet have a message of then that came late."""
         forgotten = self._map.forget(horizon_us - self._slack_us)
-        if forgotten:
+        if forgotten and horizon_us > (self._map.begins_us or 0):
             self._news += self._map.begin_at(horizon_us)
         return forgotten
 

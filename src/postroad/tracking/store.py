@@ -244,12 +244,16 @@ class TrackingStore:
                 return
             self._hold_spare()
             for change in changes:
-                self._store_attachments(change)
+                if not change.last:
+                    self._store_attachments(change)
             self._append_full(full)
             if part:
                 stored_us = [decode_meta(effect.record).stored_us for effect in part]
                 records = [(effect.sequence, effect.record) for effect in part]
                 self._write_part(records, min(stored_us), max(stored_us))
+            for change in changes:
+                if change.last:
+                    self._store_attachments(change)
             for sequence in replaced:
                 self._forget(sequence)
             self._clean()

@@ -34,6 +34,7 @@ from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import MessageId
 from postroad.tracking.messages import (
     ANY_ORIGIN,
+    MAX_CANDIDATES,
     MAX_ITEMS,
     MAX_NEIGHBOURS,
     MAX_REASON,
@@ -306,7 +307,8 @@ def _checked(finding: Finding) -> Finding:
         or len(finding.delivered) > MAX_RECEIVERS
         or max(len(finding.neighbours), len(finding.forwarded or ())) > MAX_NEIGHBOURS
     )
-    if min(finding.candidates, finding.more) < 0 or too_many:
+    claimed = len(finding.delivered) + finding.more
+    if finding.more < 0 or not claimed <= finding.candidates <= MAX_CANDIDATES or too_many:
         raise PeerError("a trace answer with numbers that cannot be")
     if len(finding.lost) > MAX_REASON:
         raise PeerError("a trace answer with a reason that is a book")

@@ -26,6 +26,7 @@ TRUE_DEAD_ENDS: Final = 0.01
 TRUE_BRANCHES: Final = 0.5
 TRUE_REPEATS: Final = 0.001  # how often a message is published at a second broker as well
 BELIEVED: Final = 0.5  # a claim of less doubt is more likely true than false
+MOST_WEIGHED: Final = 256  # claims of one broker of which every number of false ones is weighed
 _LARGE: Final = 1e100
 T = TypeVar("T")
 _NEGLIGIBLE: Final = 1e-12
@@ -380,6 +381,8 @@ def share(rate: float, claimed: int, candidates: int, *, last: bool) -> float:
     """
     if rate >= 1.0:
         return 1.0
+    if claimed > MOST_WEIGHED:  # so many differ little from what is to be expected: h = T + (N - T) f
+        return min(1.0, rate * (candidates - claimed) / (claimed * (1 - rate)))
     weight = 1.0
     total = 1 / claimed
     false = 0.0
