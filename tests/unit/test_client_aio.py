@@ -13,6 +13,7 @@ import pytest
 import postroad
 from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch
+from postroad.events.batch import empty_frame
 from postroad.ids import MessageId
 from postroad.wire import frames as wire
 from postroad.wire.frames import Kind
@@ -24,6 +25,7 @@ class FakeBroker:
     def __init__(self) -> None:
         self.accepting = True
         self.rejecting = ""  # a topic
+        self.refusing_acks = ""  # the code of an error
         self.published: list[EventBatch] = []
         self.acks: list[wire.Ack] = []
         self.connections = 0
@@ -89,6 +91,9 @@ class FakeBroker:
             writer.write(wire.encode(wire.Subscribed(number=message.number)))
         elif isinstance(message, wire.Ack):
             self.acks.append(message)
+            if message.ticket:
+                code = self.refusing_acks
+                writer.write(wire.encode(wire.Acked(number=message.number, ticket=message.ticket, code=code)))
         elif isinstance(message, wire.Ping):
             writer.write(wire.encode(wire.Pong(time_us=message.time_us, at_us=message.time_us)))
 
@@ -264,6 +269,32 @@ def test_what_was_acknowledged_is_said_again_after_a_reconnect() -> None:
             assert isinstance(third, postroad.Event)
             assert third.tick == 3
             assert [ack.token for ack in broker.acks] == ['{"00000000-00000005": 2}']
+
+    run(test)
+
+
+def test_silence_acknowledges_nothing_after_an_acknowledgement_that_was_refused() -> None:
+    """D11: what was refused is not acknowledged, so the event before the silence is not either."""
+
+    async def test(broker: FakeBroker) -> None:
+        async with (
+            postroad.connect(broker.address) as client,
+            client.subscribe("a", durable="s", ack="manual") as events,
+        ):
+            broker.say(delivery(1))
+            first = await anext(events)
+            assert isinstance(first, postroad.Event)
+            broker.refusing_acks = "storage"
+            with pytest.raises(postroad.StorageError):
+                await events.ack(first)
+            broker.refusing_acks = ""
+            broker.acks.clear()
+            broker.say(empty_frame(kind=Kind.DELIVERY, pubend=5, start=1, end=9, channel=1))
+            broker.say(delivery(1, start=9))
+            second = await anext(events)
+            assert isinstance(second, postroad.Event)
+            await events.ack(second)
+            assert [ack.token for ack in broker.acks] == ['{"00000000-00000005": 10}']
 
     run(test)
 

@@ -8,6 +8,7 @@ from tests.unit.test_client_core import Script, delivery, ticks
 
 from postroad.client import effects as fx
 from postroad.client.inbox import AGAIN_US
+from postroad.durable.token import CheckpointToken
 from postroad.errors import UnavailableError, UsageError
 from postroad.events.batch import empty_frame
 from postroad.ids import pubend_text
@@ -103,6 +104,24 @@ def test_a_disk_that_fails_is_an_error_for_who_waits() -> None:
     script.say(wire.Acked(number=number, ticket=ticket, code="storage", reason="no space left"))
     (told,) = script.take(fx.Acknowledged)
     assert str(told.error) == "no space left"
+
+
+def test_an_acknowledgement_that_was_refused_is_no_place_to_go_on_from() -> None:
+    """D3: one of the future was refused; the subscription must not begin there on the next connection."""
+    script = Script()
+    script.up()
+    number = durable(script, ack="")
+    acknowledge(script, number, token={P: 12})
+    wrong = acknowledge(script, number, token={P: 1 << 60}, confirm=True)
+    right = acknowledge(script, number, token={P: 15}, confirm=True)
+    script.say(wire.Acked(number=number, ticket=wrong, code="usage", reason="of the future"))
+    for confirmed, token in ((), 12), ((right,), 15):
+        for ticket in confirmed:
+            script.say(wire.Acked(number=number, ticket=ticket))
+        again(script)
+        begun = [message for message in script.sent() if isinstance(message, wire.Subscribe)]
+        assert [one.token for one in begun] == [CheckpointToken({P: token}).to_json()]
+        script.say(wire.Subscribed(number=number))
 
 
 def test_a_shared_one_takes_ticks_in_any_order_and_loses_what_it_had_with_its_connection() -> None:

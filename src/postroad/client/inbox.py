@@ -254,10 +254,10 @@ class Inbox:
     def acknowledge(
         self, number: int, token: Mapping[int, int], events: Mapping[int, tuple[int, ...]], *, confirm: bool
     ) -> wire.Ack:
-        """The message, with a ticket if it is to be confirmed."""
+        """The message, with a ticket if it is to be confirmed; until it is, it may be refused."""
         subscription = self._subscriptions[number]
-        subscription.acked = subscription.acked.maximum(CheckpointToken(token))
         if not confirm:
+            subscription.acked = subscription.acked.maximum(CheckpointToken(token))
             return _ack(number, token, events, 0)
         if len(subscription.acking) >= MAX_ACKING:
             raise UsageError(f"more than {MAX_ACKING} acknowledgements at once")
@@ -268,9 +268,12 @@ class Inbox:
 
     def acked(self, message: wire.Acked) -> list[Effect]:
         subscription = self._subscriptions.get(message.number)
-        if subscription is None or subscription.acking.pop(message.ticket, None) is None:
+        ack = None if subscription is None else subscription.acking.pop(message.ticket, None)
+        if subscription is None or ack is None:
             return []
         error = from_wire(message.code, message.reason) if message.code else None
+        if error is None:
+            subscription.acked = subscription.acked.maximum(_token(ack.token))
         return [Acknowledged(ticket=message.ticket, error=error)]
 
     def check(self) -> None:

@@ -191,7 +191,6 @@ class Subscription:
                 events = self._up_to((pubend, event.tick))
             else:
                 token, events = dict(self._token), list(self._held)
-            self._acked = dict(CheckpointToken(self._acked).maximum(CheckpointToken(token)))
             if self.shared and not self._held.keys() >= set(events):
                 raise UnavailableError(
                     "this event is not with this consumer any more: it was acknowledged, or the connection "
@@ -203,6 +202,8 @@ class Subscription:
             await self._client._acknowledge(
                 self._number, None if self.shared else token, _by_pubend(events) if self.shared else None
             )
+            with self._lock:
+                self._acked = dict(CheckpointToken(self._acked).maximum(CheckpointToken(token)))
 
     def _up_to(self, place: tuple[int, int]) -> list[tuple[int, int]]:
         """Shared: this event, and the gaps that were handed out before it."""

@@ -24,6 +24,7 @@ from postroad.storage.effects import Stored, StreamEnd
 from postroad.units import KIB, MIB, SECOND_US
 
 SKEW_US: Final = 15 * SECOND_US  # no tick is further from true time
+REPORT_US: Final = SECOND_US  # by then a pubend that can be reached has heard of a subscription
 BEGIN_AGAIN_US: Final = 2 * SECOND_US  # by then acknowledgements are on disk
 WINDOW_BYTES: Final = 64 * KIB  # of a slow subscriber: the smallest there is
 
@@ -160,8 +161,9 @@ class DurableLife:
         if early and (reader.slow or end <= reader.connected_us + SKEW_US):
             return True
         spells = self._connectivity.spells(self.records.pubends[pubend], reader.home)
-        heard = [min(to, released_us) - max(since, reader.began_us) for since, to in spells]
-        return self.records.pubends[pubend] != reader.home and max(heard, default=0) < SETTLE_US
+        reported_us = reader.began_us + REPORT_US
+        heard = any(max(since + SETTLE_US, reported_us) <= min(to, released_us) for since, to in spells)
+        return self.records.pubends[pubend] != reader.home and not heard
 
     def _unheard_of(self, reader: Reader, broker: str) -> bool:
         """It was not together with the broker that has it since it is there."""
