@@ -56,6 +56,7 @@ MET, MISSED, NOT_SHOWN = "met", "missed", "not shown: the bound is within the in
 AGAIN: Final = "none again"
 BESIDE_RATE: Final = 400  # events a second for each broker, side by side
 BESIDE_LEAST_S: Final = 20.0
+BESIDE_TIMES: Final = 12  # as long as the rounds of one strategy: p99 takes that long to tell 3%
 DRAWS: Final = 1000
 SECOND_NS: Final = 1_000_000_000
 BESIDE_P99: Final = "beside_p99_over_none_percent"
@@ -163,7 +164,7 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
                 tell(f"round {turn + 1} of {rounds}: {name}")
                 figures[name].append(workloads.latency_at(tried, running, seconds))
     with _served(names, "", tell) as served:
-        together_s = max(BESIDE_LEAST_S, 2 * rounds * seconds)
+        together_s = max(BESIDE_LEAST_S, BESIDE_TIMES * rounds * seconds)
         tell(f"side by side, for {together_s:g} s")
         systems = {name: tried for name, tried, _ in served}
         taken, lost = workloads.beside(
