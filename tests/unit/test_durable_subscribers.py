@@ -50,9 +50,12 @@ class Reader(DurableClient):
         )
 
     @property
+    def begun(self) -> list[Subscribed]:
+        return [message for message in self.messages if isinstance(message, Subscribed)]
+
+    @property
     def start(self) -> dict[str, int]:
-        found = [message.token for message in self.messages if isinstance(message, Subscribed)]
-        return dict(json.loads(found[-1])) if found else {}
+        return dict(json.loads(self.begun[-1].token)) if self.begun else {}
 
     def token(self) -> str:
         found = self.start
@@ -71,6 +74,42 @@ class Reader(DurableClient):
 
     def ended(self) -> list[str]:
         return [message.code for message in self.messages if isinstance(message, Ended)]
+
+
+def test_who_asks_again_while_it_is_created_is_told_as_late_as_the_first() -> None:
+    """D3: SUBSCRIBED says that every event counts from now on, but of those who are named as missing."""
+    net = DurableNet(2, [(0, 1)])
+    for end in [end for end, far in net.ends.items() if isinstance(far, tuple)]:
+        del net.ends[end]  # what is sent is lost, and nobody knows it yet
+    first = Reader(net, 1)
+    first.begin("s", ack="manual")
+    for seconds in range(60):
+        again = Reader(net, 1)
+        again.begin("s", ack="manual")
+        net.wait(0.5)
+        if again.begun:
+            break
+        again.gone()
+    assert seconds, "the other broker had not been heard by then"
+    assert [message.missing for message in again.begun] == [("b0",)]
+
+
+@pytest.mark.parametrize("since_us", [0, 1])
+def test_who_asks_again_before_it_is_on_disk_is_told_when_it_is(since_us: int) -> None:
+    net = DurableNet(1)
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "before"))
+    net.slow.add(0)
+    first, again = Reader(net, 0), Reader(net, 0)
+    first.begin("s", ack="manual", since_us=since_us)
+    first.gone()
+    again.begin("s", ack="manual")
+    net.wait(1)
+    assert not again.begun
+    net.sync(0)
+    net.wait(1)
+    net.sync(0)
+    assert len(again.begun) == 1
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

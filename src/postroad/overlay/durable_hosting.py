@@ -99,7 +99,8 @@ class DurableHosting:
         self._report = report
         self._sent = sent
         self._sessions = Sessions()
-        self._creating: dict[int, None] = {}  # subscriptions that routing has not confirmed yet
+        # New subscriptions of which nobody was told yet: who is missing; None while routing asks them.
+        self._untold: dict[int, tuple[str, ...] | None] = {}
         self._acking: dict[int, tuple[int, int]] = {}  # own ticket -> (session, its ticket)
         self._version = 0  # of the own interest, that all durable subscriptions rely on
         self.now_us = now_us  # of the turn under way
@@ -255,9 +256,20 @@ class DurableHosting:
             return
         self._subscribed(session)
 
+    def _resume(self, session: Session) -> None:
+        """Of a subscription that is there already, or about to be."""
+        if session.subscriber not in self._untold:
+            self._subscribed(session)
+            return
+        missing = self._untold[session.subscriber]
+        if missing is not None:
+            session.missing = missing
+            self.hosting.confirm(session.subscriber, session.id)
+
     def _subscribed(self, session: Session) -> None:
         """It goes on after the token it came with, though it may have acknowledged more."""
         session.began = True
+        self._untold.pop(session.subscriber, None)
         one = self.hosting.subscriptions.by_id(session.subscriber)
         token = one.token()
         if session.token is not None:
@@ -285,9 +297,8 @@ class DurableHosting:
             known.check_same(selector, message.shared, message.key)
             self._groups.admit(known)
             session = self._sessions.open(connection, message.number, known)
-            if known.id not in self._creating:
-                self.hosting.confirm(known.id, session.id)
             self._groups.join(known.id, session.id, connection, message.number)
+            self._resume(session)
             return self.take()
         elsewhere = subscriptions.owner(message.durable)
         if message.shared and elsewhere is not None:
@@ -332,7 +343,7 @@ class DurableHosting:
         )
         one = attached.subscription
         session = self._sessions.open(connection, message.number, one)
-        session.token, session.created = token, attached.created
+        session.token, session.created = token, attached.created or one.id in self._untold
         if one.shared and one.session is not None:
             self._groups.begin(one, one.session)
             self._groups.join(one.id, session.id, connection, message.number)
@@ -344,7 +355,7 @@ class DurableHosting:
             self.hosting.acknowledged(one, token)  # handed over by another broker
             self.hosting.confirm(one.id, session.id)
         else:
-            self._subscribed(session)
+            self._resume(session)
         self._perform(outputs, now_us)
         # Whoever is behind has room only now that its connection is known.
         self._perform(self.hosting.credit(one.id, now_us), now_us)
@@ -364,8 +375,8 @@ class DurableHosting:
         self._version = self._interest.own_version
         self._flood(updates)
         self._following.active = True
+        self._untold[one.id] = None if token is None else ()
         if token is None:
-            self._creating[one.id] = None
             self._out += self._routing.subscribe(DURABLE_KEY + one.id, self._version, now_us)
             self._routing.follow_all()
             return []
@@ -428,7 +439,8 @@ class DurableHosting:
     def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
         """Routing has begun a new subscription everywhere it could."""
         subscriber = key - DURABLE_KEY
-        self._creating.pop(subscriber, None)
+        if subscriber in self._untold:
+            self._untold[subscriber] = missing
         one = self.hosting.subscriptions.find(subscriber)
         if one is not None:
             self._begin_unreached(one)
@@ -545,7 +557,7 @@ class DurableHosting:
             self._end(one.session, UsageError(f"the durable subscription {name!r} was deleted"))
         number, outputs = self.hosting.delete(name)
         self.moving.unclaim(name)
-        self._creating.pop(number, None)
+        self._untold.pop(number, None)
         saves, tickets = self._groups.delete(number)
         self._out += saves
         for ticket in tickets:
