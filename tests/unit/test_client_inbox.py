@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.unit.test_client_core import Script, delivery, ticks
 
 from postroad.client import effects as fx
@@ -122,6 +123,40 @@ def test_an_acknowledgement_that_was_refused_is_no_place_to_go_on_from() -> None
         begun = [message for message in script.sent() if isinstance(message, wire.Subscribe)]
         assert [one.token for one in begun] == [CheckpointToken({P: token}).to_json()]
         script.say(wire.Subscribed(number=number))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_what_was_deleted_meanwhile_begins_anew_with_gaps(early: bool) -> None:
+    """D8: never silence. `early`: a delivery comes before SUBSCRIBED."""
+    script = Script()
+    script.up()
+    number = durable(script)
+    script.say(delivery(number, P, 10, [12]), delivery(number, P + 1, 3, [4]))
+    again(script)
+    script.take(fx.Delivered)
+    anew = CheckpointToken({P: 90, P + 2: 50}).to_json()
+    late = delivery(number, P, 90, [95])
+    script.say(
+        *[late] * early, wire.Subscribed(number=number, token=anew, created=True), *[late] * (not early)
+    )
+    script.say(delivery(number, P + 1, 8, [9]))
+    told = [one.gap for one in script.take(fx.Missed)]
+    assert [(gap.start, gap.end) for gap in told if gap.pubend == pubend_text(P)] == [(12, 90)]
+    assert [(gap.start, gap.end) for gap in told if gap.pubend == pubend_text(P + 1)] == [(4, 8)]
+    assert len([gap for gap in told if not gap.pubend]) == 1, "of those that it did not know"
+    assert [ticks(one.batch) for one in script.take(fx.Delivered)] == [[95], [9]]
+    again(script)
+    script.say(wire.Subscribed(number=number, token=CheckpointToken({P: 95}).to_json()))
+    assert script.take(fx.Missed) == [], "it was there"
+
+
+def test_a_shared_one_that_was_deleted_meanwhile_begins_anew_with_a_gap() -> None:
+    script = Script()
+    script.up()
+    number = durable(script, shared=True)
+    again(script)
+    script.say(wire.Subscribed(number=number, token=CheckpointToken({P: 90}).to_json(), created=True))
+    assert [one.gap.pubend for one in script.take(fx.Missed)] == [""]
 
 
 def test_a_shared_one_takes_ticks_in_any_order_and_loses_what_it_had_with_its_connection() -> None:

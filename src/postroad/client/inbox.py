@@ -7,7 +7,8 @@ than two windows and a frame, however often its connections break.
 
 After a reconnect a plain subscription begins anew, and what it missed meanwhile is unknown, and said so
 (`streams`). A durable one, and a reader of a range, go on where they were. A consumer of a shared one begins
-with nothing: what it held is with others now.
+with nothing: what it held is with others now. A durable one that was deleted meanwhile, or given up with its
+broker, begins anew, and what it missed is said, too.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class _Subscription:
     running: bool = False  # the broker of this connection has taken it
     torn_us: int | None = None  # began, but not in force since then (the broker's clock)
     told: bool = False  # torn, and the application knows it already
+    # Durable, and without its broker: since when (the broker's clock), and what was known then.
+    left: tuple[int, dict[int, int]] | None = None
     streams: Streams = field(default_factory=Streams)
     acked: CheckpointToken = field(default_factory=CheckpointToken)  # where it began, or acknowledged since
     acking: dict[int, wire.Ack] = field(default_factory=dict)  # not confirmed, by ticket
@@ -126,6 +129,8 @@ class Inbox:
             if subscription.request.shared:
                 out += _lost_acks(subscription)
             if subscription.request.durable or subscription.request.until:
+                if subscription.left is None:
+                    subscription.left = (torn_us, dict(subscription.streams.known))
                 continue
             subscription.streams.tear()
             subscription.told = False
@@ -164,6 +169,9 @@ class Inbox:
         if not subscription.began:
             subscription.streams.go_on(token)
             subscription.acked = token
+        elif message.created and subscription.left is not None:
+            out += self._tell_anew(subscription, *subscription.left, token, at_us)
+        subscription.left = None
         subscription.began = subscription.running = True
         out.append(Began(number=message.number, missing=message.missing, token=token))
         return out, tuple(subscription.acking.values())
@@ -177,6 +185,22 @@ class Inbox:
         subscription.torn_us = at_us
         gap = Gap(pubend="", start=start, end=at_us)
         return [Missed(number=subscription.request.number, gap=gap)]
+
+    def _tell_anew(
+        self,
+        subscription: _Subscription,
+        left_us: int,
+        left: dict[int, int],
+        token: CheckpointToken,
+        at_us: int,
+    ) -> list[Effect]:
+        """A Gap for each stream it knew, and one for all others. A shared one knows of none."""
+        gaps: list[Gap] = []
+        if subscription.request.shared or not token.keys() <= left.keys():
+            gaps.append(Gap(pubend="", start=left_us, end=at_us))
+        if not subscription.request.shared:
+            gaps += subscription.streams.begin_anew(left, token)
+        return [Missed(number=subscription.request.number, gap=gap) for gap in gaps]
 
     def ended(self, message: wire.Ended, now_us: int) -> list[Effect]:
         subscription = self._subscriptions.get(message.number)

@@ -37,6 +37,17 @@ class Streams:
         for pubend, tick in token.items():
             self._known[pubend] = max(tick, self._known.get(pubend, 0))
 
+    def begin_anew(self, left: Mapping[int, int], token: Mapping[int, int]) -> list[Gap]:
+        """A durable subscription that was left there, and is there no more, begins after the token. Streams
+        that are not in it show with their next delivery where they go on."""
+        self._torn |= left.keys() & self._known.keys() - token.keys()
+        self.go_on(token)
+        return [
+            Gap(pubend=pubend_text(pubend), start=left[pubend], end=tick)
+            for pubend, tick in token.items()
+            if left.get(pubend, tick) < tick
+        ]
+
     @property
     def known(self) -> Mapping[int, int]:
         return self._known

@@ -274,7 +274,12 @@ class DurableHosting:
         token = one.token()
         if session.token is not None:
             token = CheckpointToken({**token, **session.token})
-        message = Subscribed(number=session.number, missing=session.missing, token=token.to_json())
+        message = Subscribed(
+            number=session.number,
+            missing=session.missing,
+            token=token.to_json(),
+            created=session.created and session.token is None,
+        )
         self._out.append(Send(session.connection, encode(message)))
         self.moving.claim(one)
 

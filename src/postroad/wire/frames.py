@@ -182,6 +182,7 @@ class Subscribed(Message, frozen=True, kw_only=True):
     number: int
     missing: tuple[str, ...] = ()
     token: str = ""  # durable: the checkpoint token it goes on after
+    created: bool = False  # durable: there was none of this name, and it begins now
 
 
 class Unsubscribe(Message, frozen=True, kw_only=True):
