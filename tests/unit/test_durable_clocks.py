@@ -97,3 +97,46 @@ def test_a_pubend_whose_clock_is_far_ahead_is_believed(ack: str) -> None:
     net.wait(1)
     assert (first.got(), second.got(), third.got()) == (numbers(0, 5), numbers(5, 10), numbers(10, 15))
     assert not any(one.has(Refuse) or one.ended() for one in (second, third))
+
+
+@pytest.mark.parametrize(("at", "early_ends"), [(0, ["unavailable"]), (1, [])])
+def test_a_clock_that_was_put_right_does_not_end_who_comes_back_before_the_stream_is_heard(
+    at: int, early_ends: list[str]
+) -> None:
+    """D3: while it is not known how far the stream is, its token is not of the future: one may ask again."""
+    net = Net(2, [(0, 1)], ahead_us=3_600 * SECOND_US)
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s", token="{}")
+    net.wait(2)
+    publisher.send(publisher.durable("t", *numbers(0, 3)))
+    net.wait(2)
+    assert reader.got() == numbers(0, 3)
+    net.ahead_us = 0
+    net.kill(at)
+    net.slow.add(at)
+    net.start(at)
+    early = Reader(net, at)
+    early.begin("s", token=reader.token())
+    assert early.ended() == early_ends
+    net.slow.clear()
+    net.sync(at)
+    net.link(0, 1)
+    net.wait(2)
+    again = Reader(net, at)
+    again.begin("s", token=reader.token())
+    publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", *numbers(3, 5)))
+    net.wait(2)
+    assert again.got() == numbers(3, 5)
+    never = Reader(net, at)
+    never.begin("never", token=json.dumps(dict.fromkeys(again.start, 1 << 60)))
+    assert never.ended() == ["usage"]
+
+
+def test_a_stream_that_keeps_nothing_is_not_acknowledged() -> None:
+    net = DurableNet(1)
+    reader = Reader(net, 0)
+    reader.begin("s", ack="manual")
+    reader.send(encode(Ack(number=1, token='{"00000001-80000001": 5}', ticket=1)))
+    net.wait(1)
+    assert [one.code for one in reader.messages if isinstance(one, Acked)] == ["usage"]

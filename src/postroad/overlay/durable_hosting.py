@@ -412,11 +412,13 @@ class DurableHosting:
             since_us = min(message.since_us, now_us)
             concerned = filter(selector.concerns, self._routing.durable_streams())
             return CheckpointToken(dict.fromkeys(concerned, since_us))
-        token = CheckpointToken.from_json(message.token)
-        for pubend in token:
-            if is_volatile(pubend):
-                raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
-        self._check_times(token, now_us)
+        token = self._token(message.token, now_us)
+        for pubend, tick in token.items():
+            if tick > now_us + AHEAD_US and self._routing.heard(pubend) is None:
+                raise UnavailableError(
+                    f"the token names a tick of {pubend_text(pubend)} that is ahead of this broker's clock, and "
+                    "how far that stream is has not been heard here yet"
+                )
         # To begin with the first tick of everything would be to repeat everything.
         known_here = {
             *self._routing.durable_streams(),
@@ -427,15 +429,19 @@ class DurableHosting:
             raise UnavailableError("the token names only streams that are not known here, or not yet")
         return token
 
-    def _check_times(self, token: CheckpointToken, now_us: int) -> None:
-        """A tick may be ahead of what is known here, and of this clock where the pubend's is known to be."""
+    def _token(self, text: str, now_us: int) -> CheckpointToken:
+        """A tick may be ahead of what is known here, and of this clock where the pubend's may be."""
+        token = CheckpointToken.from_json(text)
         for pubend, tick in token.items():
-            stream = self._routing.stream(pubend)
-            if tick > max(now_us, 0 if stream is None else stream.top) + AHEAD_US:
+            if is_volatile(pubend):
+                raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
+            heard = self._routing.heard(pubend)
+            if heard is not None and tick > max(now_us, heard) + AHEAD_US:
                 raise UsageError(
                     f"the token names a tick of {pubend_text(pubend)} in the future, "
                     f"{(tick - now_us) // SECOND_US} s ahead of this broker's clock: {tick}"
                 )
+        return token
 
     def new_number(self) -> int:
         """Names a session, or something else that is confirmed."""
@@ -478,8 +484,7 @@ class DurableHosting:
             self._perform(self.hosting.credit(session.subscriber, now_us), now_us)
             return self.take()
         try:
-            token = CheckpointToken.from_json(message.token)
-            self._check_times(token, now_us)
+            token = self._token(message.token, now_us)
         except UsageError as error:
             if not message.ticket:
                 raise PeerError(f"an acknowledgement that cannot be taken: {error}") from None

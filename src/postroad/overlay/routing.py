@@ -198,6 +198,11 @@ class Routing:
     def stream(self, pubend: int) -> Stream | None:
         return self._streams.get(pubend)
 
+    def heard(self, pubend: int) -> int | None:
+        """How far a stream is, None while that is not known."""
+        stream = self._streams.get(pubend)
+        return stream.top if stream is not None and stream.announced else None
+
     def away(self, pubend: int) -> str | None:
         """The name of its broker, if that is out of reach."""
         origin = pubend >> 32
