@@ -284,6 +284,26 @@ def test_a_clock_that_was_set_back_between_two_starts_hides_no_setting(rewritten
     assert disk.find(tracking, later).forwarded == ()
 
 
+def test_a_log_written_anew_knows_how_far_the_clock_had_come() -> None:
+    """T6: the setting is changed at a third start, and the second, by a clock set back, wrote the log."""
+    disk = Disk()
+    tracking = disk.start(NOW_US, TrackingConfig(routing="all"))
+    tracking.linked(2, NOW_US)
+    sent = identity(NOW_US + 80 * SECOND_US)
+    tracking.published(sent, NOW_US + 80 * SECOND_US)
+    disk.keep(tracking.close(NOW_US + 100 * SECOND_US))
+    back_us = NOW_US + 40 * SECOND_US
+    for again_us in (back_us, back_us + 2 * SECOND_US):  # the one that is written anew is as good
+        tracking = disk.start(again_us, TrackingConfig(routing="all"))
+        tracking.not_kept(NotKept(effects=(StoreAttachments(record=b""),)), again_us)
+        disk.keep(tracking.tick(again_us))
+        disk.keep(tracking.close(again_us + SECOND_US))
+    tracking = disk.start(back_us + 10 * SECOND_US, TrackingConfig(routing="neighbours"))
+    tracking.linked(2, back_us + 10 * SECOND_US)
+    found = disk.find(tracking, sent)
+    assert (found.forwarded, found.neighbours) == (None, (2,))
+
+
 def test_a_log_written_anew_does_not_say_that_all_is_stored() -> None:
     disk = Disk()
     tracking = disk.start(NOW_US)

@@ -401,10 +401,12 @@ class AttachmentMap:
         head += self._handled
         if self._settled_us:
             head.append(Change(what="settled", at_us=self._settled_us))
+        # After all starts: it is the time of none of them.
+        seen = Change(what="seen", at_us=self._clock_us)
         started = Change(
             what="start", at_us=start_us, kind=routings[-1][1], who=SNAPSHOT, promise=self._promise
         )
-        return [*head, *changes, started]
+        return [*head, *changes, seen, started]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""

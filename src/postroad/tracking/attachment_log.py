@@ -23,7 +23,7 @@ SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
-BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled")
+BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled", "seen")
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -47,7 +47,8 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     of the process (at; of a start, `kind` is the setting `routing`, `promise` what else counts, and `who`
     SNAPSHOT if nothing starts and only the changes before it are one), lost (from at to until nothing is
     known), begin (nothing older than at is kept), handled (message times from at to until, out of their time,
-    noted then), damaged (changes from at on are missing), settled (what was recorded before at is stored).
+    noted then), damaged (changes from at on are missing), settled (what was recorded before at is stored),
+    seen (the clock had shown at, in a snapshot).
     """
 
     what: str
@@ -63,7 +64,7 @@ _CHANGES: Final = msgspec.msgpack.Decoder(Change)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 # How an encoded change begins: an array of some fields, of which the first is one of these words.
 _BODY: Final = re.compile(
-    rb"[\x92-\x9f][\xa4-\xa8](?:attach|detach|late|start|stop|lost|begin|handled|damaged|settled)"
+    rb"[\x92-\x9f][\xa4-\xa8](?:attach|detach|late|start|stop|lost|begin|handled|damaged|settled|seen)"
 )
 
 
