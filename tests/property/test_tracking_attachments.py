@@ -105,7 +105,7 @@ def test_the_map_finds_what_a_scan_finds(
                     assert went == 0 or held.forget(before_us) == 0
                     plain.forget(before_us)
                     late = late if action == "coarsen" else []
-                    log = held.snapshot(now_us)
+                    log = list(held.snapshot(now_us))
                 case "snapshot":
                     log = decode_changes(encode_changes(held.snapshot(now_us)))[0]
                     held = AttachmentMap.of(log)

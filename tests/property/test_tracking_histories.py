@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from postroad.ids import MessageId
 from postroad.tracking.attachment_log import decode_changes
-from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, NotKept, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.messages import ANY_ORIGIN, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
@@ -41,8 +41,9 @@ class Disk:
                 self.log += effect.record
                 for sequence in effect.sequences:
                     self.records.pop(sequence, None)
-            elif isinstance(effect, StoreAttachments):
-                self.log = effect.record if effect.replace else self.log + effect.record
+            else:
+                whole = isinstance(effect, ReplaceAttachments)
+                self.log = effect.record if whole else self.log + effect.record
 
     def start(self, config: TrackingConfig, now_us: int) -> Tracking:
         metas = [decode_meta(record) for record in self.records.values()]

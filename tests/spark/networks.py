@@ -13,7 +13,7 @@ from postroad.spark import rows
 from postroad.spark.group import Stored
 from postroad.spark.views import BrokerView, NetworkView
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.messages import ANY_ORIGIN, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig
@@ -130,7 +130,8 @@ class World(Network):
                     self.records[broker].pop(sequence, None)
             else:
                 changes = decode_changes(effect.record)[0]
-                self.changes[broker] = changes if effect.replace else self.changes[broker] + changes
+                whole = isinstance(effect, ReplaceAttachments)
+                self.changes[broker] = changes if whole else self.changes[broker] + changes
 
     def stop(self) -> None:
         """Every broker ends in good order, so that everything is stored; and begins again."""

@@ -15,7 +15,16 @@ from postroad.ids import MessageId
 from postroad.net import historian, log
 from postroad.net.historian import Historian
 from postroad.net.log import Complaints
-from postroad.tracking.effects import DropFilters, NotKept, StoreFilter, TrackingEffect
+from postroad.tracking.attachment import AttachmentMap
+from postroad.tracking.attachment_log import SNAPSHOT, encode_changes
+from postroad.tracking.effects import (
+    DropFilters,
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, encode_record
@@ -176,6 +185,37 @@ def test_a_disk_that_stalls_is_not_waited_for(
     assert refused == [(effect(4),), (effect(5),)]
     assert caplog.text.count("the disk is too slow") == 1
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]
+
+
+def test_a_map_that_is_written_anew_is_that_of_its_moment(tmp_path: Path) -> None:
+    """The thread makes it into bytes, later, while the map changes; what changes follows it."""
+    now_us = 1_700_000_000 * SECOND_US
+    held, news = AttachmentMap.restored((), last_stored_us=0, now_us=now_us)
+    held.attached("subscriber", "bob", now_us)
+    held.late("subscriber", "bob", 5, 6, now_us)
+    for number in range(5000):
+        held.attached("subscriber", f"s{number}", now_us)
+        held.detached("subscriber", f"s{number}", now_us + number)
+    then = sorted(held.spans(), key=str)
+    refused: list[tuple[TrackingEffect, ...]] = []
+
+    async def test() -> None:
+        keeper = Historian(opened(tmp_path))
+        keeper.keep((StoreAttachments(record=encode_changes(news)),), refused.append)
+        keeper.keep((ReplaceAttachments(changes=held.snapshot(now_us)),), refused.append)
+        changes = held.attached("subscriber", "ann", now_us)
+        changes += held.detached("subscriber", "bob", now_us + 9)
+        changes += held.late("subscriber", "bob", 10**6, 10**6, now_us)
+        held.forget(now_us + 1000)
+        keeper.keep((StoreAttachments(record=encode_changes(changes)),), refused.append)
+        keeper.close()
+
+    asyncio.run(test())
+    assert refused == []
+    found = TrackingStore(tmp_path).load().changes
+    ends = [at for at, change in enumerate(found) if change.who == SNAPSHOT]
+    assert sorted(AttachmentMap.of(found[: ends[0] + 1]).spans(), key=str) == then
+    assert [change.who for change in found[ends[0] + 1 :]] == ["ann", "bob", "bob"]
 
 
 class SmallDisk(TrackingStore):

@@ -34,7 +34,14 @@ from postroad.tracking.bulletins import (
     decode_topology,
     join_parts,
 )
-from postroad.tracking.effects import DropFilters, FiltersRead, Keep, ReadFilters, StoreFilter
+from postroad.tracking.effects import (
+    DropFilters,
+    FiltersRead,
+    Keep,
+    ReadFilters,
+    ReplaceAttachments,
+    StoreFilter,
+)
 from postroad.tracking.keys import PUBLISH, ROUTING
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
 from postroad.tracking.settings import TrackingConfig
@@ -65,7 +72,8 @@ class Folder:
                 for sequence in effect.sequences:
                     self.records.pop(sequence, None)
             else:
-                self.changes = effect.record if effect.replace else self.changes + effect.record
+                whole = isinstance(effect, ReplaceAttachments)
+                self.changes = effect.record if whole else self.changes + effect.record
 
 
 class HistoryNet(DurableNet):

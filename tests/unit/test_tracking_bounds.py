@@ -25,7 +25,13 @@ from postroad.tracking.attachment import (
     AttachmentMap,
 )
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import (
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.notes import HANDLED_US, MAX_LATE
@@ -50,8 +56,11 @@ class Disk:
     def keep(self, effects: Iterable[TrackingEffect]) -> None:
         for effect in effects:
             if isinstance(effect, StoreAttachments):
-                self.log = effect.record if effect.replace else self.log + effect.record
+                self.log += effect.record
                 self.written += len(effect.record)
+            elif isinstance(effect, ReplaceAttachments):
+                self.log = effect.record
+                self.written += len(self.log)
             elif isinstance(effect, StoreFilter):
                 self.records[effect.sequence] = effect.record
                 if effect.replaces is not None:
@@ -149,7 +158,7 @@ def test_lost_times_are_joined_and_never_forgotten() -> None:
     random = Random(1)
     for _ in range(MAX_LOST + 100):
         held, news = AttachmentMap.restored(changes, last_stored_us=at_us - 5 * SECOND_US, now_us=at_us)
-        changes = held.snapshot(at_us) if random.random() < 0.1 else changes + news
+        changes = list(held.snapshot(at_us)) if random.random() < 0.1 else changes + news
         lost += [at_us // 1000 - 2000] if len(lost) or held.lost else []
         at_us += random.randrange(20, 60) * SECOND_US
     assert len(held.lost) <= MAX_LOST
@@ -311,7 +320,7 @@ def test_a_log_written_anew_does_not_say_that_all_is_stored() -> None:
     not_kept = NotKept(effects=(StoreAttachments(record=b""),))
     tracking.not_kept(not_kept, NOW_US + 20 * SECOND_US)
     effects = tracking.tick(NOW_US + 20 * SECOND_US)
-    assert [effect.replace for effect in effects if isinstance(effect, StoreAttachments)] == [True]
+    assert [type(effect) for effect in effects if not isinstance(effect, StoreFilter)] == [ReplaceAttachments]
     disk.keep(effects)
     again = disk.start(NOW_US + 21 * SECOND_US)
     found = disk.find(again, identity(NOW_US + 15 * SECOND_US))

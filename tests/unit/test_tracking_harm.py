@@ -22,7 +22,14 @@ from postroad.tracking.attachment_log import (
     salvaged_changes,
     widest,
 )
-from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import (
+    DropFilters,
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_meta, encode_record
@@ -336,7 +343,7 @@ def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -
     for refused in (
         stored_at(2, 200),
         stored_at(2, 200, final=False),
-        StoreAttachments(record=encode_changes([start(1)]), replace=True),
+        ReplaceAttachments(changes=[start(1)]),
     ):
         with pytest.raises(StorageError, match="No space left"):
             store.apply([refused])

@@ -14,7 +14,13 @@ import pytest
 from postroad.errors import StorageError
 from postroad.ids import MessageId
 from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import (
+    DropFilters,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
@@ -268,7 +274,7 @@ def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:
     again = opened(tmp_path)
     again.apply([StoreAttachments(record=encode_changes([second]))])
     assert TrackingStore(tmp_path).load().changes == [first, torn, second]
-    again.apply([StoreAttachments(record=encode_changes([first]), replace=True)])
+    again.apply([ReplaceAttachments(changes=[first])])
     assert TrackingStore(tmp_path).load().changes == [first]
 
 

@@ -32,7 +32,7 @@ from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.spark import rows
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
@@ -227,7 +227,8 @@ class _Network:
                 raise BugError("the traffic is too short for anything to be forgotten")
             else:
                 changes = decode_changes(effect.record)[0]
-                self._changes[broker] = changes if effect.replace else self._changes[broker] + changes
+                whole = isinstance(effect, ReplaceAttachments)
+                self._changes[broker] = changes if whole else self._changes[broker] + changes
 
     def write(self, lake: Path) -> None:
         """The tables `filters` and `attachments`, as landed and compacted."""

@@ -43,7 +43,7 @@ from postroad.tracking.bulletins import (
     running_number,
     topology_bulletin,
 )
-from postroad.tracking.effects import FiltersRead, Keep, StoreAttachments, StoreFilter
+from postroad.tracking.effects import FiltersRead, Keep, ReplaceAttachments, StoreFilter
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
@@ -179,8 +179,9 @@ class History:
     def _kept(self, effects: Sequence[Effect], now_us: int) -> None:
         for effect in effects:
             for one in effect.effects if isinstance(effect, Keep) else ():
-                if not isinstance(one, StoreFilter):
-                    self._whole_map |= isinstance(one, StoreAttachments) and one.replace
+                if isinstance(one, ReplaceAttachments):
+                    self._whole_map = True
+                elif not isinstance(one, StoreFilter):
                     self._changed.append(one.record)
                     self._gather(now_us)
 

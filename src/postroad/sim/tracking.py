@@ -26,7 +26,7 @@ from postroad.sim.network import Connection, Network
 from postroad.sim.violation import Violation
 from postroad.sim.world import World
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.record import FilterMeta, decode_meta
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -72,7 +72,8 @@ class Histories:
                 for sequence in effect.sequences:
                     self._records.pop(sequence, None)
             else:
-                self._changes = effect.record if effect.replace else self._changes + effect.record
+                whole = isinstance(effect, ReplaceAttachments)
+                self._changes = effect.record if whole else self._changes + effect.record
 
     def read(self, sequences: tuple[int, ...], deliver: Callable[[Mapping[int, bytes]], None]) -> None:
         """After everything that was to be kept before."""

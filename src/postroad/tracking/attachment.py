@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -44,6 +45,29 @@ MAX_HANDLED: Final = 256
 MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
 LATE_ROUND_US: Final = 60 * SECOND_US
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole map of one moment, as changes. They are made when they are gone through, in any thread."""
+
+    head: list[Change]
+    intervals: list[tuple[str, Intervals]]  # by kind; nobody else has these
+    late: list[tuple[str, dict[str, list[Noted]]]]  # likewise
+    tail: list[Change]
+
+    def __iter__(self) -> Iterator[Change]:
+        yield from self.head
+        # A detachment ends the last span of its name, so each span follows whole: they may overlap.
+        for kind, intervals in self.intervals:
+            for who, start, end in intervals.spans():
+                yield Change(what="attach", at_us=start, kind=kind, who=who)
+                if end is not None:
+                    yield Change(what="detach", at_us=end, kind=kind, who=who)
+        for kind, held in self.late:
+            for who, notes in held.items():
+                yield from (_change("late", kind, note, who) for note in notes)
+        yield from self.tail
 
 
 class AttachmentMap:
@@ -377,17 +401,15 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="begin", at_us=at_us))]
 
-    def snapshot(self, start_us: int) -> list[Change]:
-        """The whole map as changes, that end with this start of the process: to replace its log with."""
-        changes: list[Change] = []
-        # A detachment ends the last span of its name, so each span follows whole: they may overlap.
-        for kind, intervals in sorted(self._intervals.items()):
-            for who, start, end in intervals.spans():
-                changes.append(Change(what="attach", at_us=start, kind=kind, who=who))
-                if end is not None:
-                    changes.append(Change(what="detach", at_us=end, kind=kind, who=who))
-        for kind, notes in sorted(self._late.items()):
-            changes += [_change("late", kind, note, who) for who, note in notes.items()]
+    @property
+    def bytes(self) -> int:
+        """About as many as its snapshot has."""
+        late = sum(notes.bytes for notes in self._late.values())
+        return late + sum(one.attached_bytes + 2 * one.ended_bytes for one in self._intervals.values())
+
+    def snapshot(self, start_us: int) -> Snapshot:
+        """The whole map as changes, that end with this start of the process: to replace its log with. This
+        takes a copy and no more, some milliseconds for a map that is full."""
         routings = self._routings or [(0, "")]
         head = [
             Change(what="start", at_us=at_us, kind=routing, promise=self.widest)
@@ -406,7 +428,12 @@ class AttachmentMap:
         started = Change(
             what="start", at_us=start_us, kind=routings[-1][1], who=SNAPSHOT, promise=self._promise
         )
-        return [*head, *changes, seen, started]
+        return Snapshot(
+            head=head,
+            intervals=[(kind, held.copy()) for kind, held in sorted(self._intervals.items())],
+            late=[(kind, notes.copy()) for kind, notes in sorted(self._late.items())],
+            tail=[seen, started],
+        )
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""

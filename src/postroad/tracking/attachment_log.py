@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import google_crc32c
@@ -21,6 +21,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 DISK: Final = "disk"  # the kind of a `lost` that is no crash
 SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
+PART_BYTES: Final = 1 << 16  # of encoded changes, about a millisecond's work
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
 BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled", "seen")
@@ -69,12 +70,20 @@ _BODY: Final = re.compile(
 
 
 def encode_changes(changes: Iterable[Change]) -> bytes:
+    return b"".join(encoded_parts(changes))
+
+
+def encoded_parts(changes: Iterable[Change]) -> Iterator[bytes]:
+    """Of about `PART_BYTES` each."""
     out = bytearray()
     for change in changes:
         body = _ENCODER.encode(change)
         out += _FRAME.pack(len(body), google_crc32c.value(body))
         out += body
-    return bytes(out)
+        if len(out) >= PART_BYTES:
+            yield bytes(out)
+            out.clear()
+    yield bytes(out)
 
 
 def decode_changes(data: bytes) -> tuple[list[Change], int]:

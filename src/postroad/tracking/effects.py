@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from postroad.tracking.attachment_log import Change, encode_changes
 from postroad.tracking.keys import HistoryKey
 
 
@@ -30,15 +31,27 @@ class DropFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAttachments:
-    """Append these changes of the attachment map, or replace all of it with them; before the filters of the
-    same Keep, or if `last`, once those are stored."""
+    """Append these changes of the attachment map; before the filters of the same Keep, or if `last`, once
+    those are stored. If `pressing`, also to a disk that is full, as what is dropped is said."""
 
     record: bytes
-    replace: bool = False
+    pressing: bool = False
     last: bool = False
 
 
-TrackingEffect = StoreFilter | DropFilters | StoreAttachments
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceAttachments:
+    """Put these changes, the whole map, in place of its log; before the filters of the same Keep. There may
+    be hundreds of thousands: who writes them encodes them, so that nothing waits for that."""
+
+    changes: Iterable[Change]
+
+    @property
+    def record(self) -> bytes:
+        return encode_changes(self.changes)
+
+
+TrackingEffect = StoreFilter | DropFilters | StoreAttachments | ReplaceAttachments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

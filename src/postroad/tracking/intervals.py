@@ -70,6 +70,14 @@ class Intervals:
         self._starts = array("q", np.asarray(self._starts)[kept].tobytes())
         self._ends = array("q", ends[kept].tobytes())
 
+    def copy(self) -> Intervals:
+        made = Intervals()
+        made.now = self.now.copy()
+        made._names = self._names.copy()
+        made._starts, made._ends = self._starts[:], self._ends[:]
+        made.attached_bytes, made.ended_bytes = self.attached_bytes, self.ended_bytes
+        return made
+
     def spans(self) -> Iterator[tuple[str, int, int | None]]:
         """(who, from, to or None while it lasts), those of one name in their order"""
         yield from zip(self._names, self._starts, self._ends, strict=True)

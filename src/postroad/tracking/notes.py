@@ -23,7 +23,7 @@ MAX_LATE: Final = 64  # notes of late deliveries of one name
 HANDLED_US: Final = 3_600 * SECOND_US  # by then what was noted before is stored
 
 
-class Noted(msgspec.Struct):
+class Noted(msgspec.Struct, frozen=True):
     """Message times that were met at another time: the last, or where they were ahead, the first."""
 
     start_us: int
@@ -46,7 +46,7 @@ class LateNotes:
     __slots__ = ("_columns", "_count", "_due", "_ends", "_names", "_notes", "_places", "_starts", "bytes")
 
     def __init__(self) -> None:
-        self._notes: dict[str, list[Noted]] = {}
+        self._notes: dict[str, list[Noted]] = {}  # a list in it is replaced, never changed
         self._places: dict[str, int] = {}  # in the columns
         self._names: list[str] = []
         self._starts = array("q")  # of the first note
@@ -120,6 +120,10 @@ class LateNotes:
             self._places[last] = place
             for column, value in zip(self._columns, values, strict=True):
                 column[place] = value
+
+    def copy(self) -> dict[str, list[Noted]]:
+        """The notes of each name, as they are now."""
+        return self._notes.copy()
 
     def items(self) -> Iterator[tuple[str, Noted]]:
         return ((who, note) for who, notes in self._notes.items() for note in notes)

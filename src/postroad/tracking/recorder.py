@@ -17,7 +17,14 @@ from postroad.tracking.attachment_log import (
     encode_changes,
     wider,
 )
-from postroad.tracking.effects import DropFilters, NotKept, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import (
+    DropFilters,
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.lookup import Lookup
 from postroad.tracking.moments import Spans, Times, joined, runs
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_record
@@ -74,7 +81,7 @@ class Recorder(Lookup):
         self._rewrite_us: int | None = None  # then the whole attachment log is written: a part could not be
         self._settle_us: int | None = None  # if nothing is to be stored by then, that is noted
         self._log_bytes = 0  # appended to the attachment log since it was last written anew
-        self._whole_bytes = 0  # as much as was written then
+        self._whole_bytes = 0  # about as much as was written then
         self._started_us = now_us
         self._expire_us = now_us + EXPIRE_US
         self._undropped: list[DropFilters] = []  # to be tried again when retention is next looked after
@@ -253,10 +260,9 @@ class Recorder(Lookup):
         self._rewrite_us = None
         self._news = []
         self._log_bytes = 0
+        self._whole_bytes = self._map.bytes
         # The process goes on: what it recorded before this need not be stored.
-        record = encode_changes(self._map.snapshot(self._started_us))
-        self._whole_bytes = len(record)
-        self._out.append(StoreAttachments(record=record, replace=True))
+        self._out.append(ReplaceAttachments(changes=self._map.snapshot(self._started_us)))
 
     def not_kept(self, item: NotKept, now_us: int) -> None:
         self._settle_us = None
@@ -270,12 +276,13 @@ class Recorder(Lookup):
                 since_us = meta.opened_us if meta.replaces is None else meta.stored_us - interval_us
                 self._changed(self._map.lose(max(since_us, meta.opened_us), meta.stored_us))
                 self._lose(meta.singles)
-            elif isinstance(effect, StoreAttachments):
-                # At once, and if that was it, after a while.
-                self._rewrite_us = now_us + EXPIRE_US if effect.replace else now_us
-                self._wake_us = 0
-            else:
+            elif isinstance(effect, DropFilters):
                 self._undropped.append(effect)
+            else:
+                # At once, and if that was it, after a while.
+                again_us = EXPIRE_US if isinstance(effect, ReplaceAttachments) else 0
+                self._rewrite_us = now_us + again_us
+                self._wake_us = 0
 
     def _lose(self, singles: Spans) -> None:
         for lo_ms, hi_ms in joined(singles, MAX_LATE_SPANS):

@@ -31,11 +31,18 @@ from postroad.tracking.attachment_log import (
     Change,
     Promise,
     encode_changes,
+    encoded_parts,
     lost_since,
     salvaged_changes,
     widest,
 )
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.tracking.effects import (
+    DropFilters,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.record import MAGIC, PREFIX_BYTES, FilterMeta, decode_meta, record_extent
 from postroad.units import KIB, MIB
 
@@ -181,7 +188,7 @@ class TrackingStore:
                 news.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
         if news:
             news += lost_since(changes, stored, min(one.at_us for one in news))
-            self._store_attachments(StoreAttachments(record=encode_changes(news)))
+            self._append_changes(encode_changes(news))
             changes += news
 
     def _load_changes(self, stored: Collection[FilterMeta], problems: list[str]) -> list[Change]:
@@ -201,10 +208,9 @@ class TrackingStore:
             oldest_us = min((meta.stored_us for meta in stored), default=0)
             if starts and starts[0].at_us < oldest_us - promised.filter_us:
                 changes.append(Change(what="begin", at_us=oldest_us + promised.skew_us))
-        sound = encode_changes(changes)
-        if sound != data:
-            self._store_attachments(StoreAttachments(record=sound, replace=True))
-        self._log_bytes = len(sound)
+        self._log_bytes = len(data)
+        if encode_changes(changes) != data:
+            self._replace_changes(changes)
         return changes
 
     def untracked(self, now_us: int) -> None:
@@ -215,7 +221,7 @@ class TrackingStore:
             last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
             if last == "stop":
                 started = encode_changes([Change(what="start", at_us=now_us, promise=Promise())])
-                self._store_attachments(StoreAttachments(record=started))
+                self._append_changes(started)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be used: {error}") from error
 
@@ -226,7 +232,8 @@ class TrackingStore:
         full: list[StoreFilter] = []
         part: list[StoreFilter] = []
         replaced: list[int] = []
-        changes: list[StoreAttachments] = []
+        changes: list[StoreAttachments | ReplaceAttachments] = []
+        last: list[StoreAttachments] = []
         drops: list[DropFilters] = []
         for effect in effects:
             if isinstance(effect, StoreFilter):
@@ -235,25 +242,28 @@ class TrackingStore:
                     replaced.append(effect.replaces)
             elif isinstance(effect, DropFilters):
                 drops.append(effect)
+            elif isinstance(effect, StoreAttachments) and effect.last:
+                last.append(effect)
             else:
                 changes.append(effect)
         try:
             if drops:
                 self._drop(drops)
-            if not (changes or full or part):
+            if not (changes or full or part or last):
                 return
             self._hold_spare()
             for change in changes:
-                if not change.last:
-                    self._store_attachments(change)
+                if isinstance(change, ReplaceAttachments):
+                    self._replace_changes(change.changes)
+                else:
+                    self._append_changes(change.record)
             self._append_full(full)
             if part:
                 stored_us = [decode_meta(effect.record).stored_us for effect in part]
                 records = [(effect.sequence, effect.record) for effect in part]
                 self._write_part(records, min(stored_us), max(stored_us))
-            for change in changes:
-                if change.last:
-                    self._store_attachments(change)
+            for one in last:
+                self._append_changes(one.record)
             for sequence in replaced:
                 self._forget(sequence)
             self._clean()
@@ -261,15 +271,15 @@ class TrackingStore:
             raise StorageError(f"{self._folder} cannot be written: {error}") from error
 
     def _drop(self, drops: Sequence[DropFilters]) -> None:
-        said = StoreAttachments(record=b"".join(one.record for one in drops))
+        said = b"".join(one.record for one in drops)
         try:
-            self._store_attachments(said)
+            self._append_changes(said)
         except OSError:
             if not self._spared:
                 raise
             (self._folder / _SPARE).unlink(missing_ok=True)
             self._spared = False
-            self._store_attachments(said)
+            self._append_changes(said)
         for one in drops:
             for sequence in one.sequences:
                 self._forget(sequence)
@@ -306,14 +316,15 @@ class TrackingStore:
             self._place(sequence, held.path.name, held.size, len(record))
             held.size += len(record)
 
-    def _store_attachments(self, effect: StoreAttachments) -> None:
+    def _append_changes(self, record: bytes) -> None:
+        self._append(self._folder / _ATTACHMENTS, self._log_bytes, [record])
+        self._log_bytes += len(record)
+
+    def _replace_changes(self, changes: Iterable[Change]) -> None:
         path = self._folder / _ATTACHMENTS
-        if effect.replace:
-            self._install(path, [effect.record])
-            self._log_bytes = 0
-        else:
-            self._append(path, self._log_bytes, [effect.record])
-        self._log_bytes += len(effect.record)
+        # Part by part: while one is written, other threads go on.
+        self._install(path, encoded_parts(changes))
+        self._log_bytes = path.stat().st_size
 
     # Nothing is left of what could not be written: it would take what room becomes free.
 
