@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import pairwise
@@ -223,6 +224,36 @@ def test_a_full_disk_is_no_dead_end(small_disk: Path, until: Callable[..., None]
             until(taken_again, "an event is taken again")
         said = re.findall(r" b1 the disk (is full|has room again): durable events", broker.log.read_text())
         assert said == ["is full", "is full", "has room again"]
+    finally:
+        brokers.end()
+
+
+def test_what_is_not_tracked_on_a_full_disk_is_said_after_kill_9(
+    small_disk: Path, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """T9: also who got an event long after its time, for which nothing but the spared room was left."""
+    brokers = Brokers(small_disk)
+    try:
+        broker = brokers.start("b1", extra=configured(tmp_path, '[tracking]\npersist = "500 ms"\n'))
+        log = broker.data / "tracking" / "attachments.log"
+        with postroad.sync.connect(broker.address) as client:
+            client.subscribe("t", durable="s").close()
+            first = client.publish("t", "first", mode="durable").id
+            time.sleep(4)  # the time that counts as lost with the crash begins after it
+            with suppress(postroad.StorageError):
+                publish_much(client)
+            with suppress(OSError), (small_disk / "junk").open("wb", buffering=0) as junk:
+                while True:
+                    junk.write(bytes(4096))
+            before = log.stat().st_size
+            with client.subscribe("t", durable="s", ack="manual") as events:
+                assert events.get(timeout=60).id == first
+                until(lambda: log.stat().st_size > before, "that it was handled is on the disk")
+        broker.kill()
+        (small_disk / "junk").unlink()
+        broker.start()
+        with postroad.sync.connect(broker.address) as client:
+            assert client.trace(str(first)).verdict == "partial"
     finally:
         brokers.end()
 

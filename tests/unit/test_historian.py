@@ -218,6 +218,14 @@ def test_a_map_that_is_written_anew_is_that_of_its_moment(tmp_path: Path) -> Non
     assert [change.who for change in found[ends[0] + 1 :]] == ["ann", "bob", "bob"]
 
 
+def finding(store: TrackingStore, tracking: Tracking, identity: bytes) -> Finding:
+    question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
+    records: dict[int, bytes] = {}
+    while wanted := tracking.answer(question, records)[1]:
+        records |= store.read(wanted)
+    return tracking.answer(question, records)[0].findings[0]
+
+
 class SmallDisk(TrackingStore):
     """With room for so many bytes."""
 
@@ -241,6 +249,78 @@ class SmallDisk(TrackingStore):
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 @pytest.mark.parametrize("known", [True, False], ids=["short", "not known to be short"])
+def test_what_a_full_disk_costs_of_other_times_is_said_after_kill_9(
+    tmp_path: Path, strategy: str, known: bool
+) -> None:
+    """T3, T9: also if it has been full for hours, and such messages came all the time."""
+    start_us = 1_700_000_000 * SECOND_US
+    config = TrackingConfig(strategy=strategy, persist_us=SECOND_US, renew_us=SECOND_US)
+
+    def begun(store: TrackingStore, now_us: int) -> Tracking:
+        found = store.load()
+        return make_tracking(config, me=7, stored=found.filters, changes=found.changes, now_us=now_us)
+
+    def killed(identity: bytes, now_us: int) -> str:
+        shutil.rmtree(tmp_path / "killed", ignore_errors=True)
+        store = TrackingStore(shutil.copytree(tmp_path / "data", tmp_path / "killed"))
+        return finding(store, begun(store, now_us), identity).lost
+
+    async def test() -> None:
+        store = SmallDisk(tmp_path / "data")
+        now_us = start_us
+        tracking = begun(store, now_us)
+        full = False
+        keeper = Historian(store, shortage=lambda: "the disk is full" if full and known else "")
+        refused: list[tuple[TrackingEffect, ...]] = []
+        serial = 0
+
+        async def publish(time_us: int) -> bytes:
+            nonlocal serial
+            serial = (serial + 1) % 65536
+            identity = bytes(MessageId(5, 7, time_us // 1000, serial))
+            tracking.published(identity, now_us)
+            for later_us in (now_us, now_us + SECOND_US // 10):
+                keeper.keep(tuple(tracking.tick(later_us)), refused.append)
+                await read(keeper)
+                for effects in refused:
+                    tracking.not_kept(NotKept(effects=effects), later_us)
+                refused.clear()
+            return identity
+
+        while now_us < start_us + 7200 * SECOND_US:
+            now_us += 60 * SECOND_US
+            await publish(now_us)
+        store.room, full = store.used, True
+        before = (tmp_path / "data" / "tracking" / "attachments.log").stat().st_size
+        odd: list[bytes] = []
+        for number in range(1000):
+            now_us += 20 * SECOND_US
+            await publish(now_us)
+            if number % 5 == 0 and number < 100:
+                odd.append(await publish(start_us + number * 60 * SECOND_US))  # some of its first 100 minutes
+                assert killed(odd[-1], now_us + SECOND_US)
+            await publish(now_us - 1800 * SECOND_US)  # and one who is late all the time
+        late = await publish(now_us - 1800 * SECOND_US)
+        for identity in (*odd, late):
+            assert killed(identity, now_us + SECOND_US)
+        said = (tmp_path / "data" / "tracking" / "attachments.log").stat().st_size - before
+        assert said < SPARE_BYTES // 2, "some is left for what is dropped"
+
+        store.room, full = 1 << 40, False
+        for _ in range(60):
+            now_us += SECOND_US
+            await publish(now_us)
+        now_us += 3600 * SECOND_US
+        await publish(now_us)
+        keeper.close()
+        tracking.check()
+        assert (tmp_path / "data" / "tracking" / "spare").stat().st_size == SPARE_BYTES
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("known", [True, False], ids=["short", "not known to be short"])
 @pytest.mark.parametrize("spared", [True, False], ids=["room was spared", "nothing is left"])
 def test_what_retention_drops_is_said_also_on_a_full_disk(
     tmp_path: Path, strategy: str, known: bool, spared: bool
@@ -259,14 +339,7 @@ def test_what_retention_drops_is_said_also_on_a_full_disk(
     def killed(at_s: int) -> Finding:
         shutil.rmtree(tmp_path / "killed", ignore_errors=True)
         store = TrackingStore(shutil.copytree(tmp_path / "data", tmp_path / "killed"))
-        return finding(store, begun(store, start_us + at_s * SECOND_US))
-
-    def finding(store: TrackingStore, tracking: Tracking) -> Finding:
-        question = TraceQuestion(items=(TraceItem(id=identity, origin=7),))
-        records: dict[int, bytes] = {}
-        while wanted := tracking.answer(question, records)[1]:
-            records |= store.read(wanted)
-        return tracking.answer(question, records)[0].findings[0]
+        return finding(store, begun(store, start_us + at_s * SECOND_US), identity)
 
     async def run(tracking: Tracking, keeper: Historian, from_s: int, to_s: int) -> None:
         refused: list[tuple[TrackingEffect, ...]] = []
@@ -287,7 +360,7 @@ def test_what_retention_drops_is_said_also_on_a_full_disk(
         keeper = Historian(store, shortage=lambda: "the disk is full" if full and known else "")
         tracking.published(identity, start_us + SECOND_US)
         await run(tracking, keeper, 1, 40)
-        assert finding(store, tracking).published is not None
+        assert finding(store, tracking, identity).published is not None
 
         store.room, full = store.used - (0 if spared else SPARE_BYTES), True
         stored = list((tmp_path / "data" / "tracking").glob("*.flt"))

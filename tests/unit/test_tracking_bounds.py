@@ -38,6 +38,7 @@ from postroad.tracking.notes import HANDLED_US, MAX_LATE
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record
 from postroad.tracking.recorder import EXPIRE_US
 from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.tracking.store import SPARE_BYTES
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
 
@@ -326,6 +327,38 @@ def test_a_log_written_anew_does_not_say_that_all_is_stored() -> None:
     found = disk.find(again, identity(NOW_US + 15 * SECOND_US))
     assert found.published is None
     assert found.lost
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("spread", ["a day", "all there is", "ahead"])
+def test_what_is_said_on_a_full_disk_is_bounded(strategy: str, spread: str) -> None:
+    """Whatever times messages have: a crash is then said to have cost more than it did, and nothing less."""
+    random = Random(3)
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US, config)
+    before = len(disk.log)
+    sent: list[bytes] = []
+    now_us = NOW_US + 24 * HOUR_US
+    for _ in range(1500):
+        now_us += SECOND_US
+        time_ms = {
+            "a day": random.randrange(NOW_US, NOW_US + 24 * HOUR_US) // 1000,
+            "all there is": random.randrange(NOW_US // 1000, 1 << 48),
+            "ahead": now_us // 1000 + 3_600_000,
+        }[spread]
+        sent.append(bytes(MessageId(9, 1, time_ms, 0)))
+        tracking.published(sent[-1], now_us)
+        for later_us in (now_us, now_us + SECOND_US // 2):
+            effects = tracking.tick(later_us)
+            pressing = [one for one in effects if isinstance(one, StoreAttachments) and one.pressing]
+            disk.keep(pressing)
+            refused = tuple(one for one in effects if one not in pressing)
+            if refused:
+                tracking.not_kept(NotKept(effects=refused), later_us)
+    assert len(disk.log) - before < SPARE_BYTES // 2
+    tracking.check()
+    died = disk.start(now_us + SECOND_US, config)
+    assert all(disk.find(died, one).lost for one in sent)
 
 
 def test_notes_of_what_is_handled_are_bounded() -> None:

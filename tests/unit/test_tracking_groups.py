@@ -98,9 +98,10 @@ def test_messages_of_another_time_are_known_soon(apart_us: int) -> None:
     tracking.delivered(7, NAMES[:1], identity(1) + identity(2, NOW_US + apart_us), NOW_US)
     tracking.delivered(7, NAMES[:1], identity(2, NOW_US + apart_us), NOW_US)
     assert tracking.next_deadline() == NOW_US + GATHER_US
-    (effect,) = tracking.tick(NOW_US + GATHER_US)
+    effect, *_ = tracking.tick(NOW_US + GATHER_US)
     assert isinstance(effect, StoreAttachments)
-    assert any(change.what == "handled" for change in decode_changes(effect.record)[0])
+    assert effect.pressing
+    assert [change.what for change in decode_changes(effect.record)[0]] == ["handled"]
 
 
 def test_an_interval_shorter_than_the_wait_is_kept() -> None:

@@ -399,6 +399,39 @@ def test_a_file_that_cannot_be_rewritten_costs_nothing(tmp_path: Path) -> None:
 # ---- what could not be kept
 
 
+@pytest.mark.parametrize("harm", ["torn", "damaged", "filter"])
+def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, harm: str) -> None:
+    """What is wrong is known, and stays known: to this process, to the next if it dies at once, and to one
+    after it has written something."""
+    store = TrackingStore(tmp_path)
+    store.load()
+    logged = [start(100, filter_s=50), attach("ann", 200), attach("bob", 300)]
+    store.apply([StoreAttachments(record=encode_changes(logged)), stored_at(1, 320), stored_at(2, 340)])
+    (filters,) = (tmp_path / "tracking").glob("*.flt")
+    path = filters if harm == "filter" else tmp_path / LOG
+    data = bytearray(path.read_bytes())
+    if harm != "torn":
+        data[len(encode_changes(logged[:1])) + 12 if harm == "damaged" else 30] ^= 1
+    path.write_bytes(data[:-3] if harm == "torn" else data)
+    (tmp_path / "tracking" / "spare").unlink()
+
+    def lost(changes: Sequence[Change]) -> bool:
+        held, _ = AttachmentMap.restored(changes, last_stored_us=0, now_us=400 * SECOND_US)
+        return held.lost_at(310_000, skew_us=0)
+
+    for _ in range(2):
+        again = _Torn(tmp_path)
+        again.full = True
+        loaded = again.load()
+        assert "No space left" in loaded.problems[-1]
+        assert lost(loaded.changes)
+    again.full = False
+    again.apply([StoreAttachments(record=encode_changes([start(410), attach("cy", 420)]))])
+    found = TrackingStore(tmp_path).load().changes
+    assert lost(found)
+    assert {one.who for one in found} >= {"ann", "cy"} - ({"ann"} if harm == "damaged" else set())
+
+
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_what_was_not_kept_is_said_also_by_the_next_process(tmp_path: Path, strategy: str) -> None:
     """The disk is full for a while: a filter and who came meanwhile are not stored."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from postroad.errors import PostroadError
 from postroad.net.log import complain
-from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.store import TrackingStore
 from postroad.units import MIB
 
@@ -38,12 +38,11 @@ class Historian:
         loop = asyncio.get_running_loop()
         shortage = self._shortage()
         if shortage:
-            freeing, lost = _parted(effects)
+            effects, lost = _parted(effects)
             if lost:
                 self.dropped += len(lost)
                 complain("error", f"{shortage}: the history of messages is not stored")
                 loop.call_soon(refused, lost)
-            effects = freeing
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
         if self._pending_bytes + size > MAX_PENDING_BYTES:
             self.dropped += _lost(effects)
@@ -53,15 +52,16 @@ class Historian:
         self._pending_bytes += size
 
         def work() -> None:
+            first, rest = _parted(effects)
+            left = effects
             try:
-                # What is dropped by itself: it makes room, and is done although the rest cannot be.
-                for part in _parted(effects):
-                    try:
-                        self._store.apply(part)
-                    except (PostroadError, OSError) as error:
-                        complain("error", f"the history of messages could not be stored: {error}")
-                        self.dropped += _lost(part)
-                        loop.call_soon_threadsafe(refused, part)
+                self._store.apply(first)
+                left = rest
+                self._store.apply(rest)
+            except (PostroadError, OSError) as error:
+                complain("error", f"the history of messages could not be stored: {error}")
+                self.dropped += _lost(left)
+                loop.call_soon_threadsafe(refused, left)
             finally:
                 loop.call_soon_threadsafe(self._written, size)
 
@@ -90,12 +90,18 @@ class Historian:
         self._thread.shutdown(wait=True)
 
 
-def _parted(effects: tuple[TrackingEffect, ...]) -> tuple[tuple[TrackingEffect, ...], ...]:
-    """What makes room, and what takes it."""
-    drops = tuple(effect for effect in effects if isinstance(effect, DropFilters))
-    return drops, tuple(effect for effect in effects if not isinstance(effect, DropFilters))
+def _parted(
+    effects: tuple[TrackingEffect, ...],
+) -> tuple[tuple[TrackingEffect, ...], tuple[TrackingEffect, ...]]:
+    """What makes room, or has some spared; and what takes room, which is not done without the other."""
+    first = tuple(effect for effect in effects if _spared(effect))
+    return first, tuple(effect for effect in effects if not _spared(effect))
+
+
+def _spared(effect: TrackingEffect) -> bool:
+    return isinstance(effect, DropFilters) or (isinstance(effect, StoreAttachments) and effect.pressing)
 
 
 def _lost(effects: tuple[TrackingEffect, ...]) -> int:
-    """How many are not made good: what could not be dropped is dropped later."""
-    return sum(not isinstance(effect, DropFilters) for effect in effects)
+    """How many are not made good: what else could not be done is done later."""
+    return sum(not _spared(effect) for effect in effects)

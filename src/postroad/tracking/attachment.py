@@ -192,16 +192,24 @@ class AttachmentMap:
 
     def late(self, kind: str, who: str, lo_ms: int, hi_ms: int, now_us: int) -> list[Change]:
         """Messages of these times were handed over although they are older than the skew bound."""
-        start, end = _minutes(lo_ms, hi_ms)
+        start, end = _rounded(lo_ms, hi_ms, LATE_ROUND_US)
         for note in self._late[kind].of(who):
             if note.start_us <= start and end <= note.end_us and note.kept_until_us >= now_us:
                 return []
         change = Change(what="late", at_us=start, until_us=end, kind=kind, who=who, noted_us=now_us)
         return [self._apply(change)]
 
-    def handled(self, lo_ms: int, hi_ms: int, now_us: int, again_us: int) -> list[Change]:
-        """Messages of these times are handled at this other time; said again after `again_us`."""
-        start, end = _minutes(lo_ms, hi_ms)
+    def handled(
+        self, lo_ms: int, hi_ms: int, now_us: int, again_us: int, grain_us: int = LATE_ROUND_US
+    ) -> list[Change]:
+        """Messages of these times are handled at this other time; said again after `again_us`, unless they
+        count as lost whatever becomes of them, and are known to be so much ahead."""
+        start, end = _rounded(lo_ms, hi_ms, grain_us)
+        ahead = any(
+            one.start_us <= start and end <= one.end_us and end - now_us <= one.lead_us for one in self._ahead
+        )
+        if (ahead or end <= now_us) and self._lost_whole(start, end):
+            return []
         said_us = start  # until there it was said
         for one in self._handled:
             if one.at_us <= said_us and one.noted_us > now_us - again_us:
@@ -210,12 +218,19 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="handled", at_us=start, until_us=end, noted_us=now_us))]
 
+    def lose_handled(self, lo_ms: int, hi_ms: int, grain_us: int = LATE_ROUND_US) -> list[Change]:
+        """Messages of these times, of which that was said, could not be stored."""
+        return self.lose(*_rounded(lo_ms, hi_ms, grain_us))
+
     def lose(self, start_us: int, end_us: int) -> list[Change]:
         """What was recorded then could not be stored. Times that follow each other are one."""
         start_us, end_us = min(start_us, end_us), max(start_us, end_us)
-        if any(start <= start_us and end_us <= end for start, end in self.lost):
+        if self._lost_whole(start_us, end_us):
             return []
         return [self._apply(Change(what="lost", kind=DISK, at_us=start_us, until_us=end_us))]
+
+    def _lost_whole(self, start_us: int, end_us: int) -> bool:
+        return any(start <= start_us and end_us <= end for start, end in self.lost)
 
     def settled(self, now_us: int) -> list[Change]:
         """All that was recorded until now is stored."""
@@ -464,7 +479,7 @@ def _change(what: str, kind: str, note: Noted, who: str = "") -> Change:
     )
 
 
-def _minutes(lo_ms: int, hi_ms: int) -> tuple[int, int]:
-    """The whole minutes that these times are in."""
-    first, last = lo_ms * MILLISECOND_US // LATE_ROUND_US, hi_ms * MILLISECOND_US // LATE_ROUND_US
-    return first * LATE_ROUND_US, (last + 1) * LATE_ROUND_US
+def _rounded(lo_ms: int, hi_ms: int, grain_us: int) -> tuple[int, int]:
+    """The whole minutes, or whatever the grain is, that these times are in."""
+    first, last = lo_ms * MILLISECOND_US // grain_us, hi_ms * MILLISECOND_US // grain_us
+    return first * grain_us, (last + 1) * grain_us

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment import LATE_ROUND_US, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import (
     ASSUMED,
     DISK,
@@ -36,6 +36,9 @@ FOREVER_US: Final = 1 << 62
 SETTLE_US: Final = SECOND_US  # from storing the last filter until that is noted: by then it is on disk
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
+SHORT_US: Final = 3 * EXPIRE_US  # from when something was last refused on, the disk counts as full
+MAX_OF_GRAIN: Final = 16  # pressing notes on a full disk; further ones are twice as coarse
+MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id can have
 MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
 
 
@@ -77,6 +80,9 @@ class Recorder(Lookup):
         self._sequence = self._shelf.last_sequence
         self._out: list[TrackingEffect] = []
         self._news = news  # of the attachment map, not stored yet
+        self._pressing: list[Change] = []  # likewise, what is also for a full disk
+        self._pressed = 0  # how many of these there were, at least, since it is full
+        self._refused_us: int | None = None  # when something could last not be kept
         self._wake_us = 0  # before this, `tick` has nothing to do: it is asked at every turn
         self._rewrite_us: int | None = None  # then the whole attachment log is written: a part could not be
         self._settle_us: int | None = None  # if nothing is to be stored by then, that is noted
@@ -145,7 +151,26 @@ class Recorder(Lookup):
         if self._timely(times, first_us, last_us):
             return
         for lo_ms, hi_ms in self._untimely(times, first_us, last_us):
-            self._changed(self._map.handled(lo_ms, hi_ms, last_us, self._config.persist_us))
+            again_us = self._config.persist_us
+            self._press(self._map.handled(lo_ms, hi_ms, last_us, again_us, self._grain_us(last_us)))
+
+    def _press(self, changes: list[Change]) -> None:
+        """What else nobody knows after a crash on a full disk: of other times than that of the crash,
+        messages were handled, or lost."""
+        if changes:
+            self._pressing += changes
+            self._pressed += len(changes)
+            self._wake_us = 0
+
+    def _grain_us(self, now_us: int) -> int:
+        """To what pressing notes are rounded. While the disk is full they become coarser, until one has all
+        the times there are: the room that is spared for them is enough, however many messages come."""
+        coarser = self._pressed // MAX_OF_GRAIN if self._short(now_us) else 0
+        return min(LATE_ROUND_US << coarser, MAX_GRAIN_US)
+
+    def _short(self, now_us: int) -> bool:
+        """Whether the disk counts as full. As long as it is, the map is tried again and again."""
+        return self._refused_us is not None and now_us < self._refused_us + SHORT_US
 
     def _untimely(self, times: Times, first_us: int, now_us: int) -> list[tuple[int, int]]:
         first_ms, after_ms = self._bounds_ms(first_us, now_us)
@@ -184,6 +209,11 @@ class Recorder(Lookup):
         self._settle(now_us)
         if self._rewrite_us is not None and (now_us >= self._rewrite_us or self._out):
             self._rewrite_map()  # before anything stored makes the last process look alive
+        if self._pressing:
+            record = encode_changes(self._pressing)
+            self._pressing = []
+            self._log_bytes += len(record)
+            self._out.append(StoreAttachments(record=record, pressing=True))
         if self._news:
             record = encode_changes(self._news)
             self._news = []
@@ -266,6 +296,9 @@ class Recorder(Lookup):
 
     def not_kept(self, item: NotKept, now_us: int) -> None:
         self._settle_us = None
+        if not self._short(now_us):
+            self._pressed = 0
+        self._refused_us = now_us
         for effect in item.effects:
             if isinstance(effect, StoreFilter):
                 self._stored_bytes -= len(effect.record)
@@ -275,18 +308,17 @@ class Recorder(Lookup):
                 interval_us = self._config.persist_us + GATHER_US
                 since_us = meta.opened_us if meta.replaces is None else meta.stored_us - interval_us
                 self._changed(self._map.lose(max(since_us, meta.opened_us), meta.stored_us))
-                self._lose(meta.singles)
+                for lo_ms, hi_ms in joined(meta.singles, MAX_LATE_SPANS):
+                    self._press(self._map.lose_handled(lo_ms, hi_ms, self._grain_us(now_us)))
             elif isinstance(effect, DropFilters):
                 self._undropped.append(effect)
+            elif isinstance(effect, StoreAttachments) and effect.pressing:
+                self._pressing += decode_changes(effect.record)[0]  # with the next, in a while at the latest
             else:
                 # At once, and if that was it, after a while.
                 again_us = EXPIRE_US if isinstance(effect, ReplaceAttachments) else 0
                 self._rewrite_us = now_us + again_us
                 self._wake_us = 0
-
-    def _lose(self, singles: Spans) -> None:
-        for lo_ms, hi_ms in joined(singles, MAX_LATE_SPANS):
-            self._changed(self._map.lose(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US))
 
     @property
     def _slack_us(self) -> int:

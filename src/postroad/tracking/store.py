@@ -9,8 +9,8 @@ file records are in order of time. `attachments.log` is the attachment map's. Ev
 kill -9 what was handed to `apply` is there; after a power cut, too; whatever was torn is cut off or skipped,
 and said.
 
-That retention drops something is durable before it does. On a full disk that takes a few bytes first, so
-`spare` holds room for them, and nothing else is written until it is held again.
+That retention drops something is durable before it does. On a full disk that takes a few bytes first, as does
+what is `pressing`, so `spare` holds room for them, and nothing else is written until it is held again.
 
 All methods block on the disk: call them from a thread, one call at a time.
 """
@@ -48,7 +48,8 @@ from postroad.units import KIB, MIB
 
 FOLDER: Final = "tracking"
 MAX_FULL_BYTES: Final = 16 * MIB  # then the next file begins
-SPARE_BYTES: Final = 64 * KIB  # for a thousand drops; the first of them free far more
+# For all that is pressing, less than half of it, and hundreds of drops; the first of them free far more.
+SPARE_BYTES: Final = 64 * KIB
 _ATTACHMENTS: Final = "attachments.log"
 _SPARE: Final = "spare"
 _FULL: Final = "full"
@@ -84,7 +85,8 @@ class TrackingStore:
         self._where: dict[int, tuple[str, int, int]] = {}  # sequence -> file, offset, length
         self._next = 1  # number of the next file
         self._full: str | None = None  # the one that is appended to
-        self._log_bytes = 0  # of the attachment map's log that are whole
+        self._log_bytes = 0  # of the attachment map's log, behind which is appended
+        self._unsaid = b""  # changes that the next ones follow, there was no room for them at the start
         self._spared = False  # whether the spare is held
 
     # ---- start
@@ -92,7 +94,8 @@ class TrackingStore:
     def load(self) -> Loaded:
         """Read the index of everything stored, and remove what a crash left half done.
 
-        Of damaged filters it is noted which times they may have had.
+        Of damaged filters it is noted which times they may have had. A disk that does not take that now is no
+        reason not to start: what is wrong stays where it is until it does.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -114,13 +117,14 @@ class TrackingStore:
                 named = ", ".join(map(repr, strangers[:MOST_NAMED])) + more
                 loaded.problems.append(f"{self._folder}: not Postroad's, and left alone: {named}")
             loaded.changes = self._load_changes(found.values(), loaded.problems)
-            self._note_lost(holes, found.values(), loaded.changes)
+            self._note_lost(holes, found.values(), loaded)
             for meta in list(found.values()):
                 if meta.replaces in found:
                     # It was about to go when the process ended.
                     del found[meta.replaces]
                     self._forget(meta.replaces)
-            self._clean()
+            if not self._unsaid:
+                self._clean()
             loaded.filters = [found[sequence] for sequence in sorted(found)]
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be read: {error}") from error
@@ -176,9 +180,10 @@ class TrackingStore:
         return held
 
     def _note_lost(
-        self, holes: list[tuple[int, int]], stored: Collection[FilterMeta], changes: list[Change]
+        self, holes: list[tuple[int, int]], stored: Collection[FilterMeta], loaded: Loaded
     ) -> None:
         """Once for each damage, which stays in its file."""
+        changes = loaded.changes
         news: list[Change] = []
         known = [(one.at_us, one.until_us) for one in changes if one.what == "lost" and one.kind == DISK]
         reach_us = widest(changes).filter_us
@@ -188,8 +193,15 @@ class TrackingStore:
                 news.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
         if news:
             news += lost_since(changes, stored, min(one.at_us for one in news))
-            self._append_changes(encode_changes(news))
             changes += news
+            record = encode_changes(news)
+            try:
+                self._say(record)
+            except OSError as error:
+                self._unsaid = record
+                loaded.problems.append(
+                    f"{self._folder / _ATTACHMENTS}: what is lost cannot be noted: {error}"
+                )
 
     def _load_changes(self, stored: Collection[FilterMeta], problems: list[str]) -> list[Change]:
         path = self._folder / _ATTACHMENTS
@@ -210,7 +222,11 @@ class TrackingStore:
                 changes.append(Change(what="begin", at_us=oldest_us + promised.skew_us))
         self._log_bytes = len(data)
         if encode_changes(changes) != data:
-            self._replace_changes(changes)
+            try:
+                self._replace_changes(changes)
+            except OSError as error:
+                # What is appended follows what is wrong, so that the next process meets it as well.
+                problems.append(f"{path}: cannot be written anew: {error}")
         return changes
 
     def untracked(self, now_us: int) -> None:
@@ -221,7 +237,7 @@ class TrackingStore:
             last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
             if last == "stop":
                 started = encode_changes([Change(what="start", at_us=now_us, promise=Promise())])
-                self._append_changes(started)
+                self._say(started)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be used: {error}") from error
 
@@ -235,6 +251,7 @@ class TrackingStore:
         changes: list[StoreAttachments | ReplaceAttachments] = []
         last: list[StoreAttachments] = []
         drops: list[DropFilters] = []
+        pressing: list[StoreAttachments] = []
         for effect in effects:
             if isinstance(effect, StoreFilter):
                 (full if effect.final else part).append(effect)
@@ -242,12 +259,15 @@ class TrackingStore:
                     replaced.append(effect.replaces)
             elif isinstance(effect, DropFilters):
                 drops.append(effect)
-            elif isinstance(effect, StoreAttachments) and effect.last:
+            elif isinstance(effect, ReplaceAttachments):
+                changes.append(effect)
+            elif effect.last:
                 last.append(effect)
             else:
-                changes.append(effect)
+                (pressing if effect.pressing else changes).append(effect)
         try:
-            if drops:
+            if pressing or drops:
+                self._say(b"".join([one.record for one in pressing] + [one.record for one in drops]))
                 self._drop(drops)
             if not (changes or full or part or last):
                 return
@@ -270,16 +290,18 @@ class TrackingStore:
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be written: {error}") from error
 
-    def _drop(self, drops: Sequence[DropFilters]) -> None:
-        said = b"".join(one.record for one in drops)
+    def _say(self, record: bytes) -> None:
+        """Append these changes, if need be where room is spared for them."""
         try:
-            self._append_changes(said)
+            self._append_changes(record)
         except OSError:
             if not self._spared:
                 raise
             (self._folder / _SPARE).unlink(missing_ok=True)
             self._spared = False
-            self._append_changes(said)
+            self._append_changes(record)
+
+    def _drop(self, drops: Sequence[DropFilters]) -> None:
         for one in drops:
             for sequence in one.sequences:
                 self._forget(sequence)
@@ -317,14 +339,17 @@ class TrackingStore:
             held.size += len(record)
 
     def _append_changes(self, record: bytes) -> None:
+        record = self._unsaid + record
         self._append(self._folder / _ATTACHMENTS, self._log_bytes, [record])
         self._log_bytes += len(record)
+        self._unsaid = b""
 
     def _replace_changes(self, changes: Iterable[Change]) -> None:
         path = self._folder / _ATTACHMENTS
         # Part by part: while one is written, other threads go on.
         self._install(path, encoded_parts(changes))
         self._log_bytes = path.stat().st_size
+        self._unsaid = b""  # they are the whole map
 
     # Nothing is left of what could not be written: it would take what room becomes free.
 
