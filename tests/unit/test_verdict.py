@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import comb
 
 import msgspec
 import numpy as np
@@ -28,10 +29,19 @@ from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TRUE_BRANCHES, TRUE_DEAD_ENDS, TraceResult, judge, share, within
+from postroad.tracking.verdict import (
+    TRUE_BRANCHES,
+    TRUE_DEAD_ENDS,
+    TraceResult,
+    judge,
+    share,
+    unwanted,
+    within,
+)
 
 TIME_MS = 1_700_000_000_000
 IDENTITY = MessageId(5, 1, TIME_MS, 0)
+RARE = TRUE_DEAD_ENDS / TRUE_BRANCHES
 
 
 def judged(findings: Mapping[int, Finding]) -> TraceResult:
@@ -321,6 +331,13 @@ def test_a_second_publication_is_drawn_below_the_first() -> None:
         Finding(delivered=received(2, 0.5), candidates=0),
         Finding(delivered=received(2, 0.5), more=1 << 40, candidates=1 << 42),
         Finding(lost="x" * 1025),
+        Finding(delivered=received(1, 0.5), candidates=1, wanted=1.5),
+        Finding(delivered=received(1, 0.5), candidates=1, hits=2, tried=1),
+        Finding(delivered=received(1, 0.5), candidates=1, hits=-1),
+        Finding(delivered=received(1, 0.5), candidates=1, hits=1 << 40, tried=1 << 42),
+        Finding(delivered=(Receiver(subscriber="s", fpp=0.5, keys=0),), candidates=1, hits=1, tried=1),
+        Finding(delivered=(Receiver(subscriber="s", fpp=0.5, keys=2),), candidates=1, hits=1, tried=3),
+        Finding(delivered=(Receiver(subscriber="s", fpp=0.5, keys=2),), candidates=2),
     ],
 )
 def test_what_a_peer_says_is_checked(finding: Finding) -> None:
@@ -388,37 +405,64 @@ def test_what_brokers_say_of_themselves_is_not_tracked() -> None:
             assert (result.verdict, "$postroad" in result.explanation) == (verdict, False)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_doubts_of_receivers_are_right_at_every_height(last: bool) -> None:
-    """T12: of claims with about the same doubt, that share is false, whatever their number in an answer."""
-    rate, candidates = 0.03, 60
+@pytest.mark.parametrize("none", [RARE, 1.0])
+def test_the_share_of_false_claims_is_what_its_theory_says(none: float) -> None:
+    """T12: drawn from the very chances that it assumes. `test_tracking_doubts` has messages instead."""
+    rate, tried = 0.03, 60
     chance = np.random.default_rng(5)
-    few = np.arange(0, candidates + 1)
-    common = np.where(few > 0, 1 / np.maximum(few, 1), TRUE_DEAD_ENDS / TRUE_BRANCHES if last else 1.0)
-    claims = np.zeros(10)
-    false = np.zeros(10)
-    doubts = np.zeros(10)
+    few = np.arange(0, tried + 1)
+    common = np.where(few > 0, 1 / np.maximum(few, 1) ** 2, none)
+    claims = {1: np.zeros(10), 2: np.zeros(10)}
+    false = {1: np.zeros(10), 2: np.zeros(10)}
+    doubts = {1: np.zeros(10), 2: np.zeros(10)}
     for true in chance.choice(few, 20_000, p=common / common.sum()).tolist():
-        wrong = int(chance.binomial(candidates - true, rate))
-        if true + wrong:
-            doubt = share(rate, true + wrong, candidates, last=last)
-            claims[int(doubt * 10)] += true + wrong
-            false[int(doubt * 10)] += wrong
-            doubts[int(doubt * 10)] += doubt * (true + wrong)
-    seen = claims > 500
-    assert seen.sum() >= 3
-    assert np.abs(false / np.maximum(claims, 1) - doubts / np.maximum(claims, 1))[seen].max() < 0.05
+        wrong = int(chance.binomial(tried - true, rate))
+        hits = true + wrong
+        for keys in range(1, min(hits, 2) + 1):  # somebody whom any of them claims, or any two
+            doubt = share(rate, hits, tried, none=none, keys=keys)
+            claims[keys][int(doubt * 10)] += comb(hits, keys)
+            false[keys][int(doubt * 10)] += comb(wrong, keys)
+            doubts[keys][int(doubt * 10)] += doubt * comb(hits, keys)
+    for keys in (1, 2):
+        seen = claims[keys] > 500
+        assert seen.sum() >= 4 - keys
+        assert np.abs(false[keys] - doubts[keys])[seen].max() < 0.05 * claims[keys][seen].max()
+        assert (np.abs(false[keys] - doubts[keys])[seen] / claims[keys][seen]).max() < 0.06
 
 
 def test_the_share_of_false_claims() -> None:
-    assert share(0.0, 3, 9, last=False) == 0
-    assert share(1.0, 3, 9, last=True) == 1
-    assert share(1e-3, 1, 1, last=False) == pytest.approx(1e-3 / (1 + 1e-3))
-    assert share(5e-4, 1, 3000, last=True) < 0.05, "somebody must have got it, where the way ends"
-    assert 0 < share(0.5, 250, 4096, last=False) < 1, "more ways than a float holds"
-    assert share(1e-3, 256, 100_000, last=False) == pytest.approx(
-        share(1e-3, 257, 100_000, last=False), rel=0.1
+    assert share(0.0, 3, 9, none=1.0) == 0
+    assert share(1.0, 3, 9, none=RARE) == 1
+    assert share(1e-3, 1, 1, none=1.0) == pytest.approx(1e-3 / (1 + 1e-3))
+    assert share(5e-4, 1, 3000, none=RARE) < 0.05, "somebody must have got it, where the way ends"
+    assert 0 < share(0.5, 250, 4096, none=1.0) < 1, "more ways than a float holds"
+    assert share(1e-3, 256, 100_000, none=1.0) == pytest.approx(share(1e-3, 257, 100_000, none=1.0), rel=0.1)
+    for keys in (2, 100, 250):
+        assert 0 < share(0.4, 250, 4096, none=1.0, keys=keys) < share(0.4, 250, 4096, none=1.0, keys=keys - 1)
+    assert 0 < share(1e-9, 5, 50, none=1.0, keys=5) < 1e-30, "never certain"
+
+
+def test_how_common_it_is_that_nobody_got_it() -> None:
+    assert unwanted(0.5, last=False) == 1.0, "what is taken for brokers that do not say"
+    assert unwanted(1.0, last=False) == unwanted(0.3, last=True) == RARE
+    assert unwanted(0.0, last=False) == 1 / RARE
+    assert unwanted(0.1, last=False) == pytest.approx(9.0)
+
+
+def test_answers_of_brokers_that_do_not_count_keys_are_understood() -> None:
+    """docs/protocol.md: fields at the end have defaults. Each receiver is then a key of its own, each
+    candidate one that was tried; and those who do not know the new fields skip them."""
+    old = [0.001, [], None, [["s0", 0.01], ["s1", 0.01]], 30, 0, [], 0, False, ""]
+    finding = msgspec.msgpack.decode(msgspec.msgpack.encode([[old]]), type=TraceAnswer).findings[0]
+    assert finding == Finding(published=0.001, delivered=received(2, 0.01), candidates=30)
+    result, _ = traced({1: finding})
+    assert {one.doubt for one in result.receivers} == {share(0.01, 2, 30, none=1.0)}
+    told = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(structs.replace(finding, hits=1, tried=31, wanted=1.0))
     )
+    assert told[: len(old) - 7] == old[:3]
+    assert told[3] == [["s0", 0.01, 1], ["s1", 0.01, 1]]
+    assert told[4 : len(old)] == old[4:]
 
 
 def test_one_key_of_a_set_is_one_witness() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from postroad.ids import ID_BYTES
 from postroad.spark.claims import NO_ROWS, Bits, Keys, Rows, contained, contains, picked
-from postroad.spark.views import BrokerView, Flags, NetworkView, Spans, Times
-from postroad.tracking.groups import group_members
+from postroad.spark.views import BrokerView, Flags, NetworkView, Times
+from postroad.tracking.groups import Members, group_members
 from postroad.tracking.keys import (
     DELIVERED,
     DELIVERY,
@@ -37,6 +37,7 @@ from postroad.tracking.keys import (
     subscriber_tag,
 )
 from postroad.tracking.lookup import MAX_SET_DEGREE
+from postroad.tracking.messages import MAX_CANDIDATES
 from postroad.tracking.record import FilterMeta
 
 Rates = npt.NDArray[np.float64]
@@ -79,6 +80,10 @@ class Received:
     row: Rows
     who: Numbers
     rate: Rates
+    keys: Numbers  # that claim it
+    hits: Numbers  # per id: keys that claim receivers of it, a set being one
+    tried: Numbers  # per id: keys that were looked for
+    wanted: Rates  # per id: the share of messages that somebody got here
 
 
 class _Least:
@@ -115,6 +120,8 @@ class Group:
         self._classify(filters)
         self._filters = [Bits(one.meta.m, one.meta.k, one.body) for one in filters]
         self._fpp = np.array([one.fpp for one in self._filters], np.float64)
+        self._counts = np.array([one.meta.count for one in filters], np.float64)
+        self._spans_ms = np.array([one.meta.span_ms for one in filters], np.float64)
         self.histories: dict[int, dict[HistoryKey, History]] = {number: {} for number in self.views}
         for at, stored in enumerate(filters):
             of = self.histories.setdefault(stored.broker, {})
@@ -321,6 +328,17 @@ class Group:
         """Who got what of these origins here."""
         view = self.views[broker]
         there = view.subscribers.at(self.moments)
+        groups_there = view.groups.at(self.moments)
+        # Whom each key stands for, its tag, and where it is tried.
+        keys: list[tuple[Members, bytes, Flags]] = [
+            ((name,), subscriber_tag(name), there[:, at]) for at, name in enumerate(view.subscribers.names)
+        ]
+        keys += [
+            (group_members(name), group_tag(name), groups_there[:, at])
+            for at, name in enumerate(view.groups.names)
+        ]
+        count = there.sum(axis=1) + groups_there.sum(axis=1)  # of keys, per class
+        hits, tried = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         found: list[tuple[str, Rows, Rates]] = []
         for origin, at_origin in sorted(origins.items()):
             rows = np.flatnonzero(at_origin)
@@ -330,41 +348,43 @@ class Group:
             if history is not None:
                 rates = history.rate[self.classes]
                 looks = self._looks(history, rows)
-                for at, name in enumerate(view.subscribers.names):
-                    hits = self._tagged(looks, subscriber_tag(name), there[:, at])
-                    found.append((name, hits, rates[hits]))
-                found += self._by_group(view.groups, history, looks)
+                for members, tag, present in keys:
+                    claimed = self._tagged(looks, tag, present)
+                    hits[claimed] += 1
+                    if len(claimed):
+                        found += zip(members, repeat(claimed), repeat(rates[claimed]), strict=False)
+                tried[rows] += np.where(history.rate > 0, count, 0)[self.classes[rows]]
             for key, own in self.histories.get(broker, {}).items():
                 if key.kind == DELIVERY and key.origin == origin and key.subscriber in view.subscribers.names:
-                    at = view.subscribers.names.index(key.subscriber)
-                    hits = self._tagged(self._looks(own, rows), subscriber_tag(key.subscriber), there[:, at])
-                    found.append((key.subscriber, hits, own.rate[self.classes[hits]]))
+                    present = there[:, view.subscribers.names.index(key.subscriber)]
+                    claimed = self._tagged(self._looks(own, rows), subscriber_tag(key.subscriber), present)
+                    hits[claimed] += 1
+                    tried[rows] += (present & (own.rate > 0))[self.classes[rows]]
+                    found.append((key.subscriber, claimed, own.rate[self.classes[claimed]]))
             for (what, of, who), logged in self.logged.get(broker, {}).items():
                 if what == DELIVERED and of == origin:
-                    hits = logged[at_origin[logged]]
-                    found.append((who, hits, np.zeros(len(hits), np.float64)))
-        return _least(found)
+                    certain = logged[at_origin[logged]]
+                    found.append((who, certain, np.zeros(len(certain), np.float64)))
+        tried = np.clip(tried, hits, MAX_CANDIDATES)
+        return _received(found, hits=hits, tried=tried, wanted=self._wanted(broker, origins))
 
-    def _by_group(
-        self, groups: Spans, history: History, looks: Sequence[_Look]
-    ) -> list[tuple[str, Rows, Rates]]:
-        """Receivers that are recorded together, each with the rate at which any of its groups would be."""
-        there = groups.at(self.moments)
-        members = [group_members(name) for name in groups.names]
-        everyone = sorted({who for some in members for who in some})
-        number = {who: at for at, who in enumerate(everyone)}
-        of = np.zeros((len(self.moments), len(everyone)), np.int64)  # groups of each, per class
-        for at, some in enumerate(members):
-            for who in some:
-                of[:, number[who]] += there[:, at]
-        found: list[tuple[str, Rows, Rates]] = []
-        for at, name in enumerate(groups.names):
-            hits = self._tagged(looks, group_tag(name), there[:, at])
-            for who in members[at] if len(hits) else ():
-                classes = self.classes[hits]
-                rates = np.minimum(1.0, history.rate[classes] * of[classes, number[who]])
-                found.append((who, hits, rates))
-        return found
+    def _wanted(self, broker: int, origins: dict[int, Flags]) -> Rates:
+        """As `Lookup._wanted`."""
+        came, got = np.zeros(len(self), np.float64), np.zeros(len(self), np.float64)
+        for origin, at_origin in sorted(origins.items()):
+            for key, history in self.histories.get(broker, {}).items():
+                own = (key.kind, key.origin)
+                coming = key.kind == PUBLISH if origin == broker else own == (ROUTING, origin)
+                if coming or own == (DELIVERY, origin):
+                    (came if coming else got)[at_origin] += self._density(history)[self.classes[at_origin]]
+        return np.where(came > 0, np.minimum(1.0, got / np.where(came > 0, came, 1.0)), 0.5)
+
+    def _density(self, history: History) -> Rates:
+        """Per class, keys for a millisecond of message time in the filters that match."""
+        matching = self._matching[:, history.members]
+        spans = matching @ self._spans_ms[history.members]
+        counts: Rates = matching @ self._counts[history.members]
+        return counts / np.maximum(spans, 1.0)
 
 
 def _reaches(meta: FilterMeta, first_ms: int, last_ms: int) -> bool:
@@ -372,24 +392,27 @@ def _reaches(meta: FilterMeta, first_ms: int, last_ms: int) -> bool:
     return any(lo <= last_ms and first_ms <= hi for lo, hi in ((meta.lo_ms, meta.hi_ms), *meta.singles))
 
 
-def _least(found: Iterable[tuple[str, Rows, Rates]]) -> Received:
-    """Each message and receiver once, with the least of its rates."""
+def _received(
+    found: Iterable[tuple[str, Rows, Rates]], *, hits: Numbers, tried: Numbers, wanted: Rates
+) -> Received:
+    """Each message and receiver once, with the least of its rates. What the log has is no key."""
     parts = [one for one in found if len(one[1])]
     names = tuple(sorted({name for name, _, _ in parts}))
-    if not parts:
-        return Received((), np.zeros(0, np.intp), np.zeros(0, np.int64), _NO_RATE)
-    if len(parts) == 1:
-        _, row, rate = parts[0]
-        return Received(names, row, np.zeros(len(row), np.int64), rate)
     number = {name: at for at, name in enumerate(names)}
-    row = np.concatenate([rows for _, rows, _ in parts])
-    who = np.concatenate([np.full(len(rows), number[name], np.int64) for name, rows, _ in parts])
-    rate = np.concatenate([rates for _, _, rates in parts])
+    row = np.concatenate([NO_ROWS, *(rows for _, rows, _ in parts)])
+    who = np.concatenate(
+        [np.zeros(0, np.int64), *(np.full(len(rows), number[name], np.int64) for name, rows, _ in parts)]
+    )
+    rate = np.concatenate([_NO_RATE, *(rates for _, _, rates in parts)])
     order = np.lexsort((rate, who, row))
     row, who, rate = row[order], who[order], rate[order]
-    first = np.ones(len(row), np.bool_)
-    first[1:] = (row[1:] != row[:-1]) | (who[1:] != who[:-1])
-    return Received(names, row[first], who[first], rate[first])
+    new = np.ones(len(row), np.bool_)
+    new[1:] = (row[1:] != row[:-1]) | (who[1:] != who[:-1])
+    first = np.flatnonzero(new)
+    keys = np.add.reduceat((rate > 0).astype(np.int64), first) if len(first) else np.zeros(0, np.int64)
+    return Received(
+        names, row[first], who[first], rate[first], np.maximum(keys, 1), hits=hits, tried=tried, wanted=wanted
+    )
 
 
 def keys_from(ids: Iterable[bytes]) -> Keys:

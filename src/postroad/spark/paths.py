@@ -4,7 +4,7 @@ The live code decides: `tracking.trace.Trace` asks, `tracking.verdict.judge` wei
 at a time, so they are run once per *pattern*: ids for which every broker would answer the same, apart from
 the names of the receivers, have the same route, the same doubts and the same verdict. There are few patterns
 among many messages, because messages of one origin take few different ways. Receivers are then put in; the
-doubt of each is again the live code's, once for each different (rate, claims, candidates).
+doubt of each is again the live code's, once for each different (rate, keys, and so on).
 
 Ids with the same pattern and the same receivers have the same *answer*, and an answer is given once, with a
 list of its ids: a path through fifty brokers has thousands of bytes, and Spark copies them to each id far
@@ -27,7 +27,7 @@ from postroad.spark.rows import id_texts
 from postroad.spark.views import Flags
 from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TraceResult, passed_on, share, told_apart
+from postroad.tracking.verdict import TraceResult, passed_on, share, told_apart, unwanted
 
 NOT_YET: Final = "the lake has nothing of that time from this broker yet"
 _MOST: Final = 1 << 40
@@ -193,6 +193,9 @@ class _Judged:
             code.add(np.where(said.claimed, said.candidates[group.classes], -1))
             code.add(said.count)
             code.add(np.where(said.count > 0, said.worst, -1.0))
+            code.add(said.received.hits)
+            code.add(np.where(said.claimed, said.received.tried, -1))
+            code.add(np.where(said.count > 0, said.received.wanted, -1.0))
         _, first, pattern = np.unique(code.value, return_index=True, return_inverse=True)
         return pattern.astype(np.int64), first.astype(np.int64)
 
@@ -209,7 +212,11 @@ class _Judged:
         received = said.received
         rows = range(int(said.starts[at]), int(said.starts[at + 1]))
         delivered = tuple(
-            Receiver(subscriber=received.names[received.who[row]], fpp=float(received.rate[row]))
+            Receiver(
+                subscriber=received.names[received.who[row]],
+                fpp=float(received.rate[row]),
+                keys=int(received.keys[row]),
+            )
             for row in rows
         )
         forwarded = tuple(
@@ -232,6 +239,9 @@ class _Judged:
             begins_ms=said.begins_ms,
             forgotten=bool(said.forgotten[of_class]),
             lost=lost,
+            hits=int(received.hits[at]),
+            tried=int(received.tried[at]),
+            wanted=float(received.wanted[at]),
         )
 
     def _trace(self, at: int) -> tuple[Trace, bool]:
@@ -283,6 +293,9 @@ class _Judged:
                 column = np.full(len(self._group), -1.0)
                 column[received.row[mine]] = received.rate[mine]
                 code.add(column)
+                if (received.keys[mine] > 1).any():
+                    column[received.row[mine]] = received.keys[mine]
+                    code.add(column)
         _, first, numbers = np.unique(code.value[rows], return_index=True, return_inverse=True)
         return first.astype(np.int64), numbers.astype(np.int64)
 
@@ -299,9 +312,7 @@ class _Judged:
                 continue
             position, taken, pattern = position[kept], taken[kept], pattern[kept]
             row = received.row[taken]
-            claimed = said.count[row]
-            candidates = np.maximum(said.candidates[self._group.classes[row]], claimed)
-            doubt = _shares(received.rate[taken], claimed, candidates, last[pattern, number])
+            doubt = _shares(received, taken, pattern, last[:, number])
             doubt[doubtful[pattern, number]] = 1.0
             names = pa.array(received.names, pa.string()).take(pa.array(received.who[taken]))
             here = pa.repeat(self._names.get(broker) or f"{broker:08x}", len(kept))
@@ -393,14 +404,24 @@ def _route(result: TraceResult) -> list[dict[str, object]]:
     return [{"broker": step.broker, "from": step.source, "doubt": step.doubt} for step in result.route]
 
 
-def _shares(rates: Rates, claimed: Numbers, candidates: Numbers, last: Flags) -> Rates:
-    """`verdict.share` of each row, worked out once for equal ones."""
-    if not len(rates):
+def _shares(received: Received, taken: npt.NDArray[np.intp], pattern: Numbers, last: Flags) -> Rates:
+    """`verdict.share` of each of these rows, worked out once for equal ones.
+
+    Ids of one pattern have the same number of keys tried and claimed; `last` says, per pattern, whether the
+    way ends here.
+    """
+    if not len(taken):
         return np.zeros(0, np.float64)
-    columns = np.stack((rates, claimed, candidates, last), axis=1)
+    columns = np.stack((received.rate[taken], received.keys[taken], pattern), axis=1)
     _, first, number = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     found = [
-        share(float(rates[at]), int(claimed[at]), int(candidates[at]), last=bool(last[at]))
+        share(
+            float(received.rate[taken[at]]),
+            int(received.hits[received.row[taken[at]]]),
+            int(received.tried[received.row[taken[at]]]),
+            none=unwanted(float(received.wanted[received.row[taken[at]]]), last=bool(last[pattern[at]])),
+            keys=int(received.keys[taken[at]]),
+        )
         for at in first.tolist()
     ]
     return np.array(found, np.float64)[number]

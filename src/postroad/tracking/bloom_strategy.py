@@ -26,7 +26,7 @@ from postroad.ids import ID_BYTES
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.attachment import GROUP, SUBSCRIBER
 from postroad.tracking.attachment_log import Change
-from postroad.tracking.bloom import BloomFilter, fill_of
+from postroad.tracking.bloom import fill_of
 from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_name, worth
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
@@ -40,7 +40,7 @@ from postroad.tracking.keys import (
     set_tag,
     subscriber_tag,
 )
-from postroad.tracking.lookup import MAX_SET_DEGREE
+from postroad.tracking.lookup import MAX_SET_DEGREE, Current
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import EXPIRE_US, Recorder
@@ -371,9 +371,9 @@ class BloomTracking(Recorder):
 
     # ---- looking up
 
-    def _current(self, key: HistoryKey, time_ms: int) -> tuple[BloomFilter | None, int | None]:
+    def _current(self, key: HistoryKey, time_ms: int) -> Current:
         live = self._histories.get((key.kind, key.origin, key.neighbour, key.subscriber))
-        return (None, None) if live is None else (live.matching(time_ms), live.stored)
+        return Current() if live is None else Current(live.matching(time_ms), live.span_ms, live.stored)
 
     def _current_keys(self, kind: str) -> list[HistoryKey]:
         return [HistoryKey(*name) for name in self._histories if name[0] == kind]

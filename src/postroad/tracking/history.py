@@ -23,7 +23,7 @@ from postroad.ids import ID_BYTES
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import HistoryKey
-from postroad.tracking.moments import Times, holds, joined, runs
+from postroad.tracking.moments import Times, covered, holds, joined, runs
 from postroad.tracking.record import FilterMeta
 from postroad.units import MILLISECOND_US
 
@@ -232,6 +232,11 @@ class FilterHistory:
         self._stored = meta.sequence
         self.dirty_us = None
         return Filled(meta=meta, bits=current.bits)
+
+    @property
+    def span_ms(self) -> int:
+        """Of message time in the current filter."""
+        return covered(self._range.lo_ms, self._range.hi_ms, self._range.singles)
 
     def matching(self, time_ms: int) -> BloomFilter | None:
         """The current filter, if it is in M(H, t)."""

@@ -6,7 +6,6 @@ keeps filters, and the other way round. Where both know something, the log is ri
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -34,6 +33,7 @@ from postroad.tracking.keys import (
 )
 from postroad.tracking.messages import (
     ANY_ORIGIN,
+    MAX_CANDIDATES,
     MAX_NEIGHBOURS,
     MAX_RECEIVERS,
     MAX_SIGHTINGS,
@@ -60,6 +60,41 @@ class Tested(NamedTuple):
 
     filter: BloomFilter
     fpp: float
+
+
+class Current(NamedTuple):
+    """The filter of a history that is in memory."""
+
+    filter: BloomFilter | None = None  # None: it is not in M(H, t)
+    span_ms: int = 0  # of message time in it
+    stored: int | None = None  # the sequence of an earlier state of it
+
+
+class Deliveries:
+    """Who is claimed to have got a message, by how many keys; keys that were tried, and those that hit."""
+
+    __slots__ = ("hits", "rates", "tried", "witnesses")
+
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {}  # by receiver, the least of its keys
+        self.witnesses: dict[str, int] = {}  # keys that claim it
+        self.hits = 0
+        self.tried = 0
+
+    def test(self, keys: Sequence[Sequence[str]], hits: Sequence[int], rate: float) -> None:
+        """Of these keys, each with whom it stands for, those claim it. Where no filter is, none can."""
+        self.tried += len(keys) if rate else 0
+        self.hits += len(hits)
+        for at in hits:
+            for who in keys[at]:
+                self.rates[who] = min(rate, self.rates.get(who, 1.0))
+                self.witnesses[who] = self.witnesses.get(who, 0) + 1
+
+    def receivers(self) -> list[Receiver]:
+        return [
+            Receiver(subscriber=who, fpp=self.rates[who], keys=self.witnesses.get(who, 1))
+            for who in sorted(self.rates)
+        ]
 
 
 class Look:
@@ -96,9 +131,8 @@ class Lookup:
         """The body of a record that the driver has not seen yet."""
         return None
 
-    def _current(self, key: HistoryKey, time_ms: int) -> tuple[BloomFilter | None, int | None]:  # noqa: ARG002
-        """The filter in memory, if it is in M(H, t); and under which sequence an earlier state is stored."""
-        return None, None
+    def _current(self, key: HistoryKey, time_ms: int) -> Current:  # noqa: ARG002
+        return Current()
 
     def _current_keys(self, kind: str) -> list[HistoryKey]:  # noqa: ARG002
         """The histories with a filter in memory."""
@@ -143,13 +177,16 @@ class Lookup:
         if published is not None:
             origins.add(self._me)
         forwarded: tuple[Forwarding, ...] | None = None
-        received: list[Receiver] = []
+        deliveries = Deliveries()
         candidates: list[str] = []
+        wanted = 0.5
         if origins:
             ordered = sorted(origins)
             forwarded = self._forwardings(look, ordered, neighbours)
             candidates = self._map.at(SUBSCRIBER, time_ms, **window)
-            received = self._deliveries(look, ordered, candidates)
+            deliveries = self._deliveries(look, ordered, candidates)
+            wanted = self._wanted(look, ordered)
+        received = deliveries.receivers()
         lost = self._why_incomplete(look)
         if len(sightings) > MAX_SIGHTINGS:
             lost = lost or f"{len(sightings) - MAX_SIGHTINGS} more routing histories that claim the message"
@@ -166,6 +203,9 @@ class Lookup:
             begins_ms=(self._map.begins_us or 0) // MILLISECOND_US,
             forgotten=time_ms * MILLISECOND_US < (self._map.forgot_us or 0),
             lost=lost,
+            hits=deliveries.hits,
+            tried=min(max(deliveries.tried, deliveries.hits), MAX_CANDIDATES),
+            wanted=wanted,
         )
 
     def _why_incomplete(self, look: Look) -> str:
@@ -190,12 +230,10 @@ class Lookup:
     def _filters(self, look: Look, key: HistoryKey) -> list[Tested]:
         """M(H, t), as far as it can be read."""
         found: list[Tested] = []
-        current, earlier = self._current(key, look.time_ms)
-        if current is not None:
-            found.append(Tested(current, current.fpp))
-        for meta in self._shelf.matching(key, look.time_ms):
-            if meta.sequence == earlier:
-                continue  # an earlier state of the current filter
+        current = self._current(key, look.time_ms)
+        if current.filter is not None:
+            found.append(Tested(current.filter, current.filter.fpp))
+        for meta in self._stored(look, key, current):
             tested = look.opened.get(meta.sequence)
             if tested is None:
                 bits = self._body(look, meta)
@@ -205,6 +243,10 @@ class Lookup:
                 tested = look.opened[meta.sequence] = Tested(one, one.fpp)
             found.append(tested)
         return found
+
+    def _stored(self, look: Look, key: HistoryKey, current: Current) -> Iterator[FilterMeta]:
+        """Those of M(H, t) that are stored, without earlier states of the current one."""
+        return (meta for meta in self._shelf.matching(key, look.time_ms) if meta.sequence != current.stored)
 
     def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
         """Which of the tags some filter claims for the message, and the rate at which it claims others."""
@@ -274,38 +316,40 @@ class Lookup:
             return None
         return tuple(Forwarding(neighbour=number, fpp=rates[number]) for number in sorted(rates))
 
-    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> list[Receiver]:
-        rates: dict[str, float] = {}
-        tags = b"".join([self._tag(who) for who in candidates])
+    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> Deliveries:
+        found = Deliveries()
+        slack = {"skew_us": self._skew_us, "delay_us": self._jitter_us}
+        groups = self._map.at(GROUP, look.time_ms, **slack)
+        keys = [(who,) for who in candidates] + [group_members(name) for name in groups]
+        tags = b"".join([*map(self._tag, candidates), *map(group_tag, groups)])
         for origin in origins:
-            hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags) if tags else ([], 0.0)
-            for at in hits:
-                rates[candidates[at]] = min(rate, rates.get(candidates[at], 1.0))
-            for who, rate in self._by_group(look, origin).items():
-                rates[who] = min(rate, rates.get(who, 1.0))
+            if tags:
+                found.test(keys, *self._test(look, HistoryKey(DELIVERY, origin), tags))
             # Both forms are read, whichever is written now: the setting may have changed since.
             names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
             for who in candidates:
                 if who in names:
-                    own_hits, rate = self._test(look, names[who], self._tag(who))
-                    if own_hits:
-                        rates[who] = min(rate, rates.get(who, 1.0))
-        rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
-        return [Receiver(subscriber=who, fpp=rates[who]) for who in sorted(rates)]
+                    found.test([(who,)], *self._test(look, names[who], self._tag(who)))
+        found.rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
+        return found
 
-    def _by_group(self, look: Look, origin: int) -> dict[str, float]:
-        """Receivers claimed together, each with the rate at which any of its groups would be."""
-        slack = {"skew_us": self._skew_us, "delay_us": self._jitter_us}
-        names = self._map.at(GROUP, look.time_ms, **slack)
-        if not names:
-            return {}
-        tags = b"".join([group_tag(name) for name in names])
-        hits, rate = self._test(look, HistoryKey(DELIVERY, origin), tags)
-        if not hits:
-            return {}
-        of = Counter(who for name in names for who in group_members(name))
-        claimed = {who for at in hits for who in group_members(names[at])}
-        return {who: min(1.0, rate * of[who]) for who in claimed}
+    def _wanted(self, look: Look, origins: list[int]) -> float:
+        """The share of messages of these origins that somebody got here, at most: keys of deliveries for each
+        that came, at about the time of this one."""
+        came = got = 0.0
+        for origin in origins:
+            here = [HistoryKey(PUBLISH)] if origin == self._me else self._names(ROUTING, origin)
+            came += sum(self._density(look, key) for key in here)
+            got += sum(self._density(look, key) for key in self._names(DELIVERY, origin))
+        return min(1.0, got / came) if came else 0.5
+
+    def _density(self, look: Look, key: HistoryKey) -> float:
+        """Keys for a millisecond of message time, in M(H, t)."""
+        current = self._current(key, look.time_ms)
+        held = [(meta.count, meta.span_ms) for meta in self._stored(look, key, current)]
+        if current.filter is not None:
+            held.append((current.filter.count, current.span_ms))
+        return sum(count for count, _ in held) / sum(span for _, span in held) if held else 0.0
 
     # ---- in the exact log
 

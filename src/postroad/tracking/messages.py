@@ -13,7 +13,7 @@ from postroad.ids import ID_BYTES
 
 MAX_ITEMS: Final = 256  # ids in one question
 MAX_RECEIVERS: Final = 4096  # named in one finding
-MAX_CANDIDATES: Final = 1 << 24  # subscribers that a broker looks for
+MAX_CANDIDATES: Final = 1 << 24  # subscribers, and keys, that a broker looks for
 MAX_NEIGHBOURS: Final = 1024
 MAX_SIGHTINGS: Final = 256  # routing histories that claim one message
 MAX_REASON: Final = 1024  # characters of `lost`
@@ -49,7 +49,8 @@ class Forwarding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 class Receiver(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     subscriber: str
-    fpp: float
+    fpp: float  # of one key
+    keys: int = 1  # that claim it: its own, and those of sets that it is in
 
 
 class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -65,6 +66,9 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     begins_ms: int = 0  # the record begins at this time
     forgotten: bool = False  # the broker had a record of the message's time, and retention dropped it
     lost: str = ""  # why the record of this time is incomplete; "" when it is whole
+    hits: int = 0  # keys that claim receivers, a set being one; 0: one for each receiver
+    tried: int = 0  # keys that were looked for; 0: one for each candidate
+    wanted: float = 0.5  # the share of messages of about that time that somebody here got
 
     def naming(self, most: int) -> Finding:
         """With at most so many receivers."""

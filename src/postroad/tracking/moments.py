@@ -50,6 +50,11 @@ def holds(spans: Iterable[tuple[int, int]], time_ms: int) -> bool:
     return any(lo <= time_ms <= hi for lo, hi in spans)
 
 
+def covered(lo_ms: int, hi_ms: int, singles: Iterable[tuple[int, int]]) -> int:
+    """Milliseconds of a range, which is empty when lo_ms > hi_ms, and of spans beside it."""
+    return max(0, hi_ms - lo_ms + 1) + sum(hi - lo + 1 for lo, hi in singles)
+
+
 def runs(times_ms: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """The spans of consecutive milliseconds that cover exactly these times."""
     if not len(times_ms):

@@ -21,7 +21,7 @@ import msgspec
 from postroad.errors import BugError, StorageError
 from postroad.tracking.bloom import MAX_BITS, MAX_HASHES, MIN_BITS, BloomFilter
 from postroad.tracking.keys import LOG, HistoryKey
-from postroad.tracking.moments import MAX_SPANS, Spans, holds
+from postroad.tracking.moments import MAX_SPANS, Spans, covered, holds
 
 MAGIC: Final = b"PRtf"
 VERSION: Final = 1
@@ -54,6 +54,10 @@ class FilterMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def matches(self, time_ms: int) -> bool:
         """Whether it is in M(H, t)."""
         return self.lo_ms <= time_ms <= self.hi_ms or holds(self.singles, time_ms)
+
+    @property
+    def span_ms(self) -> int:
+        return covered(self.lo_ms, self.hi_ms, self.singles)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -20,8 +20,9 @@ Doubt (T12; the arithmetic is in `verdict`). A filter claims a message it never 
 Histories of one origin hold the same ids, so that all of them together are as likely wrong as the best of
 them; who got the message below speaks for a step by itself. A claim that names a neighbour whose record is
 whole and who knows nothing of the message is contradicted: its doubt is 1, unless somebody below got it. A
-claim below which nobody did is weighed against how rarely a message is sent where nobody wants it. Receivers
-share the false claims that are to be expected, given how many are claimed of how many candidates.
+claim below which nobody did is weighed against how rarely a message is sent where nobody wants it. Keys of
+receivers, a set of them being one, share the false claims that are to be expected, given how many of those
+tried are claimed.
 """
 
 from __future__ import annotations
@@ -296,7 +297,7 @@ class Trace:
 def _checked(finding: Finding) -> Finding:
     """A peer's numbers are not to be trusted with arithmetic, nor its lists with time, nor its texts with a
     terminal."""
-    rates = [finding.published or 0.0]
+    rates = [finding.published or 0.0, finding.wanted]
     rates += [sighting.fpp for sighting in finding.routed]
     rates += [receiver.fpp for receiver in finding.delivered]
     rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
@@ -310,6 +311,10 @@ def _checked(finding: Finding) -> Finding:
     claimed = len(finding.delivered) + finding.more
     if finding.more < 0 or not claimed <= finding.candidates <= MAX_CANDIDATES or too_many:
         raise PeerError("a trace answer with numbers that cannot be")
+    most = max(finding.hits, 1)
+    sound = all(0 < receiver.keys <= most for receiver in finding.delivered)
+    if not sound or not 0 <= finding.hits <= finding.tried <= MAX_CANDIDATES:
+        raise PeerError("a trace answer with more keys than were tried")
     if len(finding.lost) > MAX_REASON:
         raise PeerError("a trace answer with a reason that is a book")
     # Where names come in, they are checked for this.

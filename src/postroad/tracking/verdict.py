@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import prod
+from math import comb, prod
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -26,7 +26,7 @@ TRUE_DEAD_ENDS: Final = 0.01
 TRUE_BRANCHES: Final = 0.5
 TRUE_REPEATS: Final = 0.001  # how often a message is published at a second broker as well
 BELIEVED: Final = 0.5  # a claim of less doubt is more likely true than false
-MOST_WEIGHED: Final = 256  # claims of one broker of which every number of false ones is weighed
+MOST_WEIGHED: Final = 256  # keys of one broker of which every number of false ones is weighed
 _LARGE: Final = 1e100
 T = TypeVar("T")
 _NEGLIGIBLE: Final = 1e-12
@@ -106,8 +106,9 @@ def judge(
     names: Mapping[int, str],
 ) -> TraceResult:
     claims = _claims(identity, findings)
-    _weigh(identity, claims, findings)
-    chosen = _ordered(identity, claims, findings)
+    received = {broker: _rate_delivered(finding) for broker, finding in findings.items()}
+    _weigh(identity, claims, findings, received)
+    chosen = _ordered(identity, claims, received)
     route = tuple(
         RouteStep(
             broker=_name(claim.broker, names),
@@ -228,7 +229,9 @@ def _claims(identity: MessageId, findings: Mapping[int, Finding]) -> list[_Claim
     return claims
 
 
-def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Finding]) -> None:
+def _weigh(
+    identity: MessageId, claims: list[_Claim], findings: Mapping[int, Finding], received: Mapping[int, float]
+) -> None:
     """Corroboration along the tree: each claim's doubt."""
     # Only who would know is believed to know nothing.
     whole = {
@@ -245,12 +248,14 @@ def _weigh(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Fin
             claim.disowned = claim.origin in whole and findings[claim.origin].published is None
     # Others have it from these, which do not know of it any more. Some neighbour passed it on to them.
     silent = below.keys() - claiming - whole
+    support = _support(claims, below, findings, received)
     for claim in claims:
+        supported = support[claim.broker].somebody
         if claim.source is None:
-            claim.doubt, _ = _all_false(claim, below, findings, asked=1)
+            claim.doubt = _all_false(claim, support[claim.broker], asked=1)
             continue
         # False claims of this kind to be expected among all who were asked, against true ones.
-        false, supported = _all_false(claim, below, findings, asked=len(findings))
+        false = _all_false(claim, support[claim.broker], asked=len(findings))
         if claim.disowned or (claim.contradicted and not supported):
             claim.doubt = 1.0
         else:
@@ -263,56 +268,120 @@ def _odds(false: float, true: float) -> float:
     return false / (false + true)
 
 
-def _all_false(
-    claim: _Claim, below: Mapping[int, list[_Claim]], findings: Mapping[int, Finding], *, asked: int
-) -> tuple[float, bool]:
-    """How likely a claim is false with all that speaks for it, and whether anybody below may have got it.
+class _Support:
+    """What speaks for the claims of a broker, there and below."""
+
+    __slots__ = ("delivered", "least", "somebody")
+
+    def __init__(self, finding: Finding, delivered: float) -> None:
+        self.least: dict[int, float] = {}  # rate of the claims below, by origin
+        self.delivered = delivered  # how likely all who are said to have got it are claimed falsely
+        self.somebody = bool(finding.delivered) or not_whole(finding)  # whether anybody may have got it
+
+    def lead(self, claim: _Claim) -> None:
+        """A claim that leads from here further down."""
+        self.least[claim.origin] = min(claim.rate, self.least.get(claim.origin, 1.0))
+
+    def add(self, other: _Support) -> None:
+        for origin, rate in other.least.items():
+            self.least[origin] = min(rate, self.least.get(origin, 1.0))
+        self.delivered *= other.delivered
+        self.somebody = self.somebody or other.somebody
+
+
+def _all_false(claim: _Claim, support: _Support, *, asked: int) -> float:
+    """How likely a claim is false with all that speaks for it.
 
     Histories of one origin hold much the same ids and find them in the same places, so they are wrong about
     the same ones: together they are as likely wrong as the best of them. Those of another origin, and what
-    was delivered, are independent. Every broker below counts once, by the claim that leads there first.
+    was delivered, are independent.
     """
-    least = {claim.origin: claim.rate}
-    delivered, supported = 1.0, False
-    reached = {claim.broker}
-    queue = [claim.broker]
+    own = min(claim.rate, support.least.get(claim.origin, 1.0))
+    others = prod(rate for origin, rate in support.least.items() if origin != claim.origin)
+    return min(1.0, asked * own * others) * support.delivered
+
+
+def _support(
+    claims: Sequence[_Claim],
+    below: Mapping[int, list[_Claim]],
+    findings: Mapping[int, Finding],
+    received: Mapping[int, float],
+) -> dict[int, _Support]:
+    """By broker that claims the message. Every broker below counts once, by the claim that leads there first.
+
+    Each is put together from those just below it, the leaves first. Above a broker that has the message from
+    several, and in a ring, some would count twice so: from there the whole way down is walked.
+    """
+    own = {broker: _Support(findings[broker], received[broker]) for broker in {one.broker for one in claims}}
+    leading: dict[int, list[int]] = {}  # broker -> where it has it from
+    for claim in claims:
+        if claim.source is not None:
+            leading.setdefault(claim.broker, []).append(claim.source)
+    waits = {broker: len(below.get(broker, ())) for broker in own}  # claims just below that are not done
+    queue = sorted(broker for broker, count in waits.items() if not count)
+    done = set(queue)
     for here in queue:
-        finding = findings[here]
-        delivered *= _rate_delivered(finding)
-        supported = supported or bool(finding.delivered) or not_whole(finding)
-        for other in below.get(here, ()):
-            if other.broker not in reached:
-                reached.add(other.broker)
-                queue.append(other.broker)
-                least[other.origin] = min(other.rate, least.get(other.origin, 1.0))
-    return min(1.0, asked * prod(least.values())) * delivered, supported
+        for claim in below.get(here, ()):
+            own[here].lead(claim)
+            own[here].add(own[claim.broker])
+        sources = leading.get(here, [])
+        if len(sources) == 1 and sources[0] in waits:
+            waits[sources[0]] -= 1
+            if not waits[sources[0]]:
+                queue.append(sources[0])
+                done.add(sources[0])
+    walked = {broker: _walked(broker, below, findings, received) for broker in own.keys() - done}
+    return own | walked
+
+
+def _walked(
+    broker: int,
+    below: Mapping[int, list[_Claim]],
+    findings: Mapping[int, Finding],
+    received: Mapping[int, float],
+) -> _Support:
+    found = _Support(findings[broker], received[broker])
+    reached = {broker}
+    queue = [broker]
+    for here in queue:
+        for claim in below.get(here, ()):
+            if claim.broker not in reached:
+                reached.add(claim.broker)
+                queue.append(claim.broker)
+                found.lead(claim)
+                found.add(_Support(findings[claim.broker], received[claim.broker]))
+    return found
 
 
 def _rate_delivered(finding: Finding) -> float:
-    """How likely somebody of the candidates is claimed falsely, at most. More who are claimed say no more:
-    one key of a set claims all its members."""
+    """How likely some key of all that were tried claims somebody falsely, at most. More who are claimed say
+    no more: one key of a set claims all its members."""
     rates = [receiver.fpp for receiver in finding.delivered]
     if not rates or min(rates) == 0:
         return 0.0 if rates else 1.0
-    return min(1.0, max(rates) * finding.candidates)
+    return min(1.0, max(rates) * _tried(finding))
 
 
-def _repeated(again: _Claim, claims: Sequence[_Claim], findings: Mapping[int, Finding]) -> None:
+def _tried(finding: Finding) -> int:
+    return finding.tried or finding.candidates
+
+
+def _repeated(again: _Claim, claims: Sequence[_Claim], received: Mapping[int, float]) -> None:
     """The doubt of a second publication, and with it that of everything that came from there.
 
     Who got it speaks for it, where it came from there only. Routing histories do not: see `_all_false`.
     """
     false = again.rate
     from_there = [claim for claim in claims if claim.origin == again.origin]
-    for broker in {claim.broker for claim in from_there}:
-        if all(claim.origin == again.origin for claim in claims if claim.broker == broker):
-            false *= _rate_delivered(findings[broker])
+    elsewhere = {claim.broker for claim in claims if claim.origin != again.origin}
+    for broker in sorted({claim.broker for claim in from_there} - elsewhere):
+        false *= received[broker]
     again.doubt = _odds(false, TRUE_REPEATS)
     for claim in from_there:
         claim.doubt = max(claim.doubt, again.doubt)
 
 
-def _ordered(identity: MessageId, claims: list[_Claim], findings: Mapping[int, Finding]) -> list[_Claim]:
+def _ordered(identity: MessageId, claims: list[_Claim], received: Mapping[int, float]) -> list[_Claim]:
     """The origins, then breadth first along the sources; then likewise below sources that claim nothing."""
     # The broker in the id is the first, if it is not unlikely to be one at all.
     placed = sorted(
@@ -324,7 +393,7 @@ def _ordered(identity: MessageId, claims: list[_Claim], findings: Mapping[int, F
         ),
     )
     for again in placed[1:]:
-        _repeated(again, claims, findings)
+        _repeated(again, claims, received)
     # What two origins sent the same way went there.
     steps = {
         (claim.source, claim.broker): claim
@@ -350,20 +419,19 @@ def _receivers(
 ) -> tuple[Delivered, ...]:
     found: list[Delivered] = []
     passing = passed_on((claim.broker, claim.source) for claim in claims)
+    believed = {claim.broker for claim in claims if claim.doubt < 1.0}
     for broker in dict.fromkeys(claim.broker for claim in claims):
         finding = findings[broker]
-        doubtful = all(claim.doubt >= 1.0 for claim in claims if claim.broker == broker)
-        claimed = len(finding.delivered) + finding.more
-        found += [
-            Delivered(
-                subscriber=receiver.subscriber,
-                broker=_name(broker, names),
-                doubt=1.0
-                if doubtful
-                else share(receiver.fpp, claimed, finding.candidates, last=broker not in passing),
-            )
-            for receiver in finding.delivered
-        ]
+        hits = finding.hits or len(finding.delivered) + finding.more
+        none = unwanted(finding.wanted, last=broker not in passing)
+        name = _name(broker, names)
+        doubts: dict[tuple[float, int], float] = {}  # most have the same rate, and number of keys
+        for one in finding.delivered:
+            doubt = doubts.get((one.fpp, one.keys))
+            if doubt is None:
+                doubt = share(one.fpp, hits, _tried(finding), none=none, keys=one.keys)
+                doubt = doubts[one.fpp, one.keys] = doubt if broker in believed else 1.0
+            found.append(Delivered(subscriber=one.subscriber, broker=name, doubt=doubt))
     return tuple(found)
 
 
@@ -372,31 +440,43 @@ def passed_on(steps: Iterable[tuple[T, T | None]]) -> set[T]:
     return {broker if source is None else source for broker, source in steps}
 
 
-@lru_cache(maxsize=4096)
-def share(rate: float, claimed: int, candidates: int, *, last: bool) -> float:
-    """The share of false claims to be expected among `claimed`, of `candidates` tested at that rate.
+def unwanted(wanted: float, *, last: bool) -> float:
+    """How common it is that nobody got a message, to that somebody did, at a broker where that share of
+    messages is wanted. It is rare where the way ends."""
+    rare = TRUE_DEAD_ENDS / TRUE_BRANCHES
+    return rare if last else min(1 / rare, max(rare, (1 - wanted) / max(wanted, rare)))
 
-    That F of h are false has C(N - h + F, F) f^F ways, and few true receivers are more common than many; none
-    is rare where the way ends (`last`), and as common as one where it goes on.
+
+@lru_cache(maxsize=4096)
+def share(rate: float, hits: int, tried: int, *, none: float, keys: int = 1) -> float:
+    """How likely the `keys` by which somebody is claimed are all false, where `hits` are claimed of `tried`.
+
+    That F of h are false has C(N - h + F, F) f^F ways, and few true keys are more common than many: one of
+    them than T by the square of T, and `none` says how common it is that there is none. Any F of the h are as
+    likely as any other.
     """
-    if rate >= 1.0:
-        return 1.0
-    if claimed > MOST_WEIGHED:  # so many differ little from what is to be expected: h = T + (N - T) f
-        return min(1.0, rate * (candidates - claimed) / (claimed * (1 - rate)))
+    if rate <= 0.0 or rate >= 1.0:
+        return float(rate > 0.0)
+    if hits > MOST_WEIGHED:  # so many differ little from what is to be expected: h = T + (N - T) f
+        return float(min(1.0, rate * (tried - hits) / (hits * (1 - rate))) ** keys)
     weight = 1.0
-    total = 1 / claimed
+    total = 1 / hits**2
     false = 0.0
-    for number in range(1, claimed + 1):
-        weight *= rate * (candidates - claimed + number) / number
+    among = 1.0  # the chance that those `keys` are among F of the h
+    for number in range(1, hits + 1):
+        weight *= rate * (tried - hits + number) / number
         if weight > _LARGE:  # only what they are to each other counts
             weight, total, false = 1.0, total / weight, false / weight
-        true = claimed - number
-        seen = weight * (1 / true if true else TRUE_DEAD_ENDS / TRUE_BRANCHES if last else 1.0)
+        true = hits - number
+        seen = weight * (1 / true**2 if true else none)
         total += seen
-        false += seen * number
+        if number < keys:
+            continue
+        among = 1 / comb(hits, keys) if number == keys else among * number / (number - keys)
+        false += seen * among
         if weight < _NEGLIGIBLE * total:
             break
-    return false / total / claimed
+    return false / total
 
 
 def _verdict(
