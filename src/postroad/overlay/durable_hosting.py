@@ -416,8 +416,8 @@ class DurableHosting:
         for pubend, tick in token.items():
             if tick > now_us + AHEAD_US and self._routing.heard(pubend) is None:
                 raise UnavailableError(
-                    f"the token names a tick of {pubend_text(pubend)} that is ahead of this broker's clock, and "
-                    "how far that stream is has not been heard here yet"
+                    f"the token names a tick of {pubend_text(pubend)} ahead of this broker's clock, and how "
+                    "far that stream is has not been heard here yet"
                 )
         # To begin with the first tick of everything would be to repeat everything.
         known_here = {
