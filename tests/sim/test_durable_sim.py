@@ -179,11 +179,11 @@ class Given:
             self.ledger,
             {},
             explains=lambda *_: False,
-            unheard_of=lambda *_: False,
+            unheard_of=lambda _, broker: broker == "elsewhere",
         )
         self.reader = Reader(self.records, name="r", selector=Selector.parse("t", ""), ack=ack)
         self.reader.begin(0)
-        self.reader.subscribed("b0", {PUBEND: 0}, (), 1)
+        self.reader.subscribed("b0", {PUBEND: 0}, (), 1, resumed=False)
 
     def batch(
         self, *ticks: int, topic: str = "t", logged: bool = True, start: int | None = None
@@ -211,7 +211,7 @@ class Given:
         """A new process of the application, told that it goes on after this tick."""
         self.reader.end()
         self.reader.begin(0)
-        self.reader.subscribed("b0", {PUBEND: token}, (), 2)
+        self.reader.subscribed("b0", {PUBEND: token}, (), 2, resumed=False)
 
 
 def test_an_application_says_again_on_a_new_connection_what_it_acknowledged(
@@ -286,6 +286,23 @@ def test_ticks_rejections_selectors_and_gaps_are_looked_at() -> None:
         given.reader.events(rejected)
     with pytest.raises(Violation, match="gap: r was told of a gap"):
         given.reader.gap(PUBEND, 7, 9)
+
+
+def test_who_begins_anew_where_its_name_is_not_known_is_told_so_once() -> None:
+    given = Given("auto")
+    events = given.batch(1, 2, 3, 4)
+    given.reader.events(given.batch(1))
+    with pytest.raises(Violation, match="gap: r began anew, and nothing explains it"):
+        given.reader.gap_of_others()
+    given.reader.subscribed("elsewhere", {PUBEND: 3}, (), 2, resumed=True)
+    owed = {events.id(row): row + 1 for row in range(3)}
+    with pytest.raises(Violation, match="missed: r .* never got .*tick 2"):
+        given.records._check_reader(given.reader, PUBEND, owed, 0)
+    given.reader.gap_of_others()
+    given.reader.gap(PUBEND, 1, 3)
+    assert given.records._check_reader(given.reader, PUBEND, owed, 0) == 3
+    with pytest.raises(Violation, match="gap: r was told of a gap"):
+        given.reader.gap(PUBEND, 3, 4)
 
 
 def test_an_event_is_in_one_log_once() -> None:

@@ -166,6 +166,7 @@ class Inbox:
         subscription.torn_us = subscription.refused_us = None
         subscription.told = False
         token = _token(message.token)
+        out.append(Began(number=message.number, missing=message.missing, token=token))
         if not subscription.began:
             subscription.streams.go_on(token)
             subscription.acked = token
@@ -173,7 +174,6 @@ class Inbox:
             out += self._tell_anew(subscription, *subscription.left, token, at_us)
         subscription.left = None
         subscription.began = subscription.running = True
-        out.append(Began(number=message.number, missing=message.missing, token=token))
         return out, tuple(subscription.acking.values())
 
     def _tell_torn(self, subscription: _Subscription, at_us: int) -> list[Effect]:

@@ -386,6 +386,7 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
         self._token: dict[int, int] = {}  # everything handed out is consumed
         self._settled: dict[int, int] = {}  # where the broker keeps the token: what this process acknowledged
         self._unsaid = 0  # items handed out since the last acknowledgement or transaction
+        self._begun = 0  # the number, in this process, of the subscription that began last
 
     # -- one process
 
@@ -398,6 +399,7 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
         self.reader.end()
         self._settled = {}
         self._unsaid = 0
+        self._begun = 0
 
     def _down(self) -> None:
         self.reader.away()
@@ -430,7 +432,9 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
                     self.name,
                     f"{self.reader.name} began at {self.broker} after {dict(token)}, missing {missing}",
                 )
-                self.reader.subscribed(self.broker, token, missing, self.world.now_us)
+                resumed = self._begun == self._number
+                self._begun = self._number
+                self.reader.subscribed(self.broker, token, missing, self.world.now_us, resumed=resumed)
                 for pubend, tick in token.items():
                     self._token.setdefault(pubend, tick)
                 if self._settled:  # what was said on another connection may not have arrived
@@ -449,6 +453,9 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
     def _consider(self, item: EventBatch | Gap) -> None:
         if self.reader.ack == "auto":
             self._say()  # who asks for more is done with what it had
+        if isinstance(item, Gap) and not item.pubend:
+            self.reader.gap_of_others()
+            return
         if isinstance(item, Gap):
             pubend, end = int(parse_pubend(item.pubend)), item.end
             self.reader.gap(pubend, item.start, item.end)

@@ -50,6 +50,7 @@ class _Got:
 
     ticks: dict[int, bytes] = field(default_factory=dict)  # tick -> event, in the order handed out
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    anew: list[tuple[int, int]] = field(default_factory=list)  # gaps of subscriptions that began anew
     kept_ticks: int = 0  # of `ticks`, those committed by who keeps its own token
     kept_gaps: int = 0
 
@@ -98,6 +99,8 @@ class Reader:
         self.claim = ("", 0)  # the last broker where it began or went on, and when
         self.committed: dict[int, int] = {}  # the token that an application keeps
         self.begins: dict[int, int] = {}  # pubend -> everything after this tick is for it
+        # It may have begun anew: pubends of which its client may say that it missed something; 0: of others.
+        self.anew: set[int] = set()
         self.repeats = 0
         self.got: dict[int, _Got] = {}
         self._records = records
@@ -140,14 +143,17 @@ class Reader:
             got.kept_ticks, got.kept_gaps = len(got.ticks), len(got.gaps)
 
     def subscribed(
-        self, broker: str, token: Mapping[int, int], missing: tuple[str, ...], now_us: int
+        self, broker: str, token: Mapping[int, int], missing: tuple[str, ...], now_us: int, *, resumed: bool
     ) -> None:
+        """`resumed`: its client had begun with it before, and says what it missed."""
         del missing
         self.broker, self.connected_us = broker, now_us
         if self.ack and self._records.unheard_of(self, broker):
             # Its name could not be known there: it may have begun anew (docs/simulator.md).
-            self.began = False
-            self.begins.clear()
+            self.anew = {0, *self.begins, *self.got, *self._position} if resumed else set()
+            if not resumed:
+                self.began = False
+                self.begins.clear()
         if not self.began:
             self.began, self.began_us, self.home = True, now_us, broker
             self.begins.update(token)
@@ -211,11 +217,21 @@ class Reader:
         return (event.text, *self.tags)
 
     def gap(self, pubend: int, start: int, end: int) -> None:
-        self._records.judge_gap(self, pubend, start, end)
         got = self.got.setdefault(pubend, _Got())
+        if pubend in self.anew:
+            self.anew.discard(pubend)
+            got.anew.append((start, end))
+        else:
+            self._records.judge_gap(self, pubend, start, end)
+            got.gaps.append((start, end))
         self.begins.setdefault(pubend, start)
-        got.gaps.append((start, end))
         self._position[pubend] = max(end, self._position.get(pubend, 0))
+
+    def gap_of_others(self) -> None:
+        """Of pubends that its client had not heard of."""
+        if 0 not in self.anew:
+            raise Violation("gap", f"{self.name} began anew, and nothing explains it", self.tags)
+        self.anew.discard(0)
 
 
 class Records:
@@ -403,7 +419,7 @@ class Records:
             if not reader.selector.matches(event.topic, event.attributes):
                 continue
             owed += 1
-            if tick in got.ticks or got.in_gap(tick):
+            if tick in got.ticks or got.in_gap(tick) or any(start < tick <= end for start, end in got.anew):
                 continue
             if len(event.sent) > 1 and any(id in other.ticks.values() for other in reader.got.values()):
                 continue
