@@ -296,7 +296,7 @@ def test_who_begins_anew_where_its_name_is_not_known_is_told_so_once() -> None:
         given.reader.gap_of_others()
     given.reader.subscribed("elsewhere", {PUBEND: 3}, (), 2, resumed=True)
     owed = {events.id(row): row + 1 for row in range(3)}
-    with pytest.raises(Violation, match="missed: r .* never got .*tick 2"):
+    with pytest.raises(Violation, match=r"missed: r .* never got .*tick 2"):
         given.records._check_reader(given.reader, PUBEND, owed, 0)
     given.reader.gap_of_others()
     given.reader.gap(PUBEND, 1, 3)
