@@ -347,6 +347,29 @@ def test_what_a_peer_says_is_checked(finding: Finding) -> None:
         trace.answered(1, TraceAnswer(findings=(finding,)), TIME_MS * 1000)
 
 
+def test_whatever_is_not_refused_can_be_judged() -> None:
+    """Numbers of a hostile broker must not end the one that asks."""
+    chance = np.random.default_rng(3)
+    taken = 0
+    for _ in range(20_000):
+        count, more, candidates, hits, tried = (
+            int(one) for one in chance.choice([0, 1, 2, 3, 5, 300, 4000], 5)
+        )
+        rate = float(chance.choice([0.0, 1e-300, 1e-3, 4 / 9, 0.5, 0.999, 1.0]))
+        keys = int(chance.choice([1, 1, 2, 3, 300]))
+        receivers = tuple(Receiver(subscriber=f"s{at}", fpp=rate, keys=keys) for at in range(min(count, 5)))
+        finding = Finding(
+            published=0.001, delivered=receivers, more=more, candidates=candidates, hits=hits, tried=tried
+        )
+        try:
+            result, _ = traced({1: finding})
+        except PeerError:
+            continue
+        taken += 1
+        assert all(0.0 <= one.doubt <= 1.0 for one in result.receivers), finding
+    assert taken > 1000
+
+
 def test_a_filter_is_never_certain() -> None:
     """Nearly empty, it is wrong less often than 1 differs from 1 - 1e-17, and yet not never."""
     now_us = TIME_MS * 1000

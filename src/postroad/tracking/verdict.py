@@ -359,11 +359,14 @@ def _rate_delivered(finding: Finding) -> float:
     rates = [receiver.fpp for receiver in finding.delivered]
     if not rates or min(rates) == 0:
         return 0.0 if rates else 1.0
-    return min(1.0, max(rates) * _tried(finding))
+    return min(1.0, max(rates) * _keys(finding)[1])
 
 
-def _tried(finding: Finding) -> int:
-    return finding.tried or finding.candidates
+def _keys(finding: Finding) -> tuple[int, int]:
+    """Those that claim receivers, and those that were tried. Brokers that do not tell have one for each."""
+    if not finding.tried:
+        return len(finding.delivered) + finding.more, finding.candidates
+    return max(1, finding.hits), finding.tried
 
 
 def _repeated(again: _Claim, claims: Sequence[_Claim], received: Mapping[int, float]) -> None:
@@ -422,14 +425,14 @@ def _receivers(
     believed = {claim.broker for claim in claims if claim.doubt < 1.0}
     for broker in dict.fromkeys(claim.broker for claim in claims):
         finding = findings[broker]
-        hits = finding.hits or len(finding.delivered) + finding.more
+        hits, tried = _keys(finding)
         none = unwanted(finding.wanted, last=broker not in passing)
         name = _name(broker, names)
         doubts: dict[tuple[float, int], float] = {}  # most have the same rate, and number of keys
         for one in finding.delivered:
             doubt = doubts.get((one.fpp, one.keys))
             if doubt is None:
-                doubt = share(one.fpp, hits, _tried(finding), none=none, keys=one.keys)
+                doubt = share(one.fpp, hits, tried, none=none, keys=one.keys)
                 doubt = doubts[one.fpp, one.keys] = doubt if broker in believed else 1.0
             found.append(Delivered(subscriber=one.subscriber, broker=name, doubt=doubt))
     return tuple(found)
