@@ -132,6 +132,24 @@ def test_retries_are_recognised_also_while_staged_and_after_a_restart() -> None:
     assert rig.restart(NOW + 30).stage([later], NOW).tags == [None]
 
 
+def test_a_repetition_waits_for_the_record_of_its_original_and_for_no_other() -> None:
+    """A record that fails later would have had what is in the log refused."""
+    rig = Rig()
+    other = Rig()
+    other.ids = IdSource(2, 9)
+    first, second, third = rig.batch(2), rig.batch(1), rig.batch(1)
+    tags = [rig.pubend.stage([one], NOW).tags[0] or 0 for one in (first, second, other.batch())]
+    assert rig.pubend.stage([first, second], NOW).tags == tags[:2]
+    newest = tags[2] + 1
+    assert rig.pubend.stage([third, first, third], NOW).tags == [newest, tags[0], newest]
+    assert rig.pubend.appended(tags[0]) is not None
+    assert rig.pubend.stage([first, second], NOW).tags == [None, tags[1]]
+    assert rig.pubend.append_failed(tags[1]) == [*tags[1:], newest]
+    assert rig.pubend.stage([first], NOW).tags == [None]
+    assert rig.pubend.stage([second], NOW).tags != [None], "it is not in the log"
+    rig.pubend.check()
+
+
 def test_silence_is_bounded_by_what_was_saved_and_never_assigned_after_a_crash() -> None:
     """A clock that steps back and a crash: ticks only increase (traps)."""
     rig = Rig()

@@ -124,6 +124,34 @@ def test_the_answer_to_another_ping_proves_nothing() -> None:
     assert logged(net) == ["two"]
 
 
+def test_a_repetition_is_accepted_with_its_original_though_a_later_record_fails() -> None:
+    """It was refused with that, and was in the log; and what came behind the refused one waits."""
+    net = DurableNet(1)
+    publisher, other = Publisher(net, 0), Publisher(net, 0)
+    net.slow.add(0)
+    first, second = publisher.durable("t", "one"), publisher.durable("t", "two")
+    publisher.send(first)
+    other.send(other.durable("t", "other"))
+    publisher.send(second)
+    publisher.reconnect()
+    publisher.deaf = True
+    publisher.again(first, second)
+    disk = net.disks[0]
+    waiting = disk.waiting
+    disk.waiting = waiting[:1]
+    net.sync(0)
+    disk.waiting, disk.full = waiting[1:], True
+    net.sync(0)
+    disk.full = False
+    net.slow.clear()
+    publisher.send(publisher.durable("t", "three"))
+    assert logged(net) == ["one"]
+    publisher.hear()
+    assert (publisher.accepted(), publisher.rejected()) == ([1, 3], [(2, "storage")])
+    assert other.rejected() == [(1, "storage")]
+    assert logged(net) == ["one", "three"]
+
+
 def test_frames_that_wait_are_refused_if_the_disk_is_still_full() -> None:
     """And then those behind them wait for that to be heard."""
     net = DurableNet(1)

@@ -98,7 +98,8 @@ class DurablePubend:
         self._reserve_us = 0  # not before this is another one asked for
         self._publishers: OrderedDict[bytes, bytes] = OrderedDict()  # prefix -> last id on disk, oldest first
         self._owners: dict[bytes, str] = {}  # prefix -> whose ids these are, the longest known first
-        self._coming: dict[bytes, bytes] = {}  # last ids, of what is staged
+        # Of what is staged, by prefix: the last ids, and the tags of their records, in order.
+        self._coming: dict[bytes, deque[tuple[bytes, int]]] = {}
         self._dirty: dict[bytes, None] = {}  # prefixes that changed since the last checkpoint
         self._saving: dict[int, tuple[int, tuple[bytes, ...]]] = {}  # tag -> checkpoint on its way
         self._checkpoint = now_us  # saved: what a restart need not read again
@@ -117,7 +118,6 @@ class DurablePubend:
     def stage(self, batches: Sequence[EventBatch], now_us: int) -> Staged:
         """Give these events, which fit one frame together, their ticks and send them to the log."""
         effects: list[StorageEffect] = self.reserve(now_us) if self._fresh else []
-        newest = next(reversed(self._staged)) if self._staged else None
         fresh: list[EventBatch] = []
         waits: list[int | bool | None] = []
         prefixes: dict[bytes, bytes] = {}
@@ -132,14 +132,14 @@ class DurablePubend:
                 prefixes[prefix] = last
                 waits.append(True)
             else:
-                waits.append(True if prefix in prefixes else newest if prefix in self._coming else None)
+                waits.append(self._holder(prefix, last))
         tag = None
         if fresh:
             tag = self._new_tag()
             effects.append(self._log(fresh, prefixes, tag, now_us))
             if self._hole[1] > self._synced:  # the log notes with it that there is a record behind the hole
                 effects.append(self._save_facts(now_us))
-        return Staged(effects=effects, tags=[tag if wait is True else wait or None for wait in waits])
+        return Staged(effects=effects, tags=[tag if wait is True else wait for wait in waits])
 
     def claim(self, prefix: bytes, principal: str, *, given: bool = False) -> bool:
         """Whether ids that begin so are this principal's: it was given them by this broker, or came with them
@@ -167,6 +167,13 @@ class DurablePubend:
         self._counters["duplicate_events_total"] += repeats
         return None if repeats == batch.count else batch.slice(repeats, batch.count)
 
+    def _holder(self, prefix: bytes, last: bytes) -> int | bool | None:
+        """The record that a repetition with this last id waits for, which has the original. True: it is of
+        this turn; None: it is on disk."""
+        if last <= self._publishers.get(prefix, b""):
+            return None
+        return next((tag for held, tag in self._coming.get(prefix, ()) if last <= held), True)
+
     def _log(self, batches: list[EventBatch], prefixes: dict[bytes, bytes], tag: int, now_us: int) -> Append:
         merged = batches[0] if len(batches) == 1 else EventBatch.concatenate(batches)
         first = max(self._assigned + 1, now_us)
@@ -175,7 +182,8 @@ class DurablePubend:
         append = Append(stream=self.id, first=self._logged, last=end, data=batch.data, tag=tag)
         self._staged[tag] = _Staged(Segment(self._logged, end, EVERYTHING, batch), prefixes)
         self._staged_bytes += len(batch.data)
-        self._coming.update(prefixes)
+        for prefix, last in prefixes.items():
+            self._coming.setdefault(prefix, deque()).append((last, tag))
         self._assigned = self._logged = end
         return append
 
@@ -195,8 +203,10 @@ class DurablePubend:
         self._staged_bytes -= len(batch.data)
         self._synced = staged.segment.end
         self._remember(staged.prefixes)
-        for prefix, last in staged.prefixes.items():
-            if self._coming.get(prefix) == last:
+        for prefix in staged.prefixes:
+            coming = self._coming[prefix]
+            coming.popleft()
+            if not coming:
                 del self._coming[prefix]
         self._grow(staged.segment.end, len(batch.data))
         return self._tell(Segment(self.last, staged.segment.end, EVERYTHING, batch))
@@ -215,7 +225,8 @@ class DurablePubend:
 
     def newest(self, prefix: bytes) -> bytes:
         """Time and counter of the last id of this publisher, on disk or not; b"" if none is remembered."""
-        return self._coming.get(prefix) or self._publishers.get(prefix, b"")
+        coming = self._coming.get(prefix)
+        return coming[-1][0] if coming else self._publishers.get(prefix, b"")
 
     def last_id(self, prefix: bytes) -> bytes | None:
         """The same on disk; None while more of it is on its way there."""
