@@ -289,7 +289,6 @@ class Broker:
             links=self._links,
             interest=self._interest,
             routing=self._routing,
-            limits=self._config.limits,
             flood=self._flooding.interest,
             inquiries=self._inquiries,
             topology=self._topology,

@@ -67,10 +67,11 @@ def test_selections_of_selections(rows: list[Raw], data: st.DataObject) -> None:
     expected = list(enumerate(rows, 1000))
     for _ in range(3):
         chosen = [index for index in range(len(expected)) if data.draw(st.booleans())]
-        frame = batch.select(
-            np.array(chosen, np.uint32), kind=Kind.KNOWLEDGE, pubend=PUBEND, start=999, end=2000, channel=2
-        )
-        batch = EventBatch.parse(frame, DEFAULT_LIMITS)
+        indices = np.array(chosen, np.uint32)
+        frame = batch.select(indices, kind=Kind.KNOWLEDGE, pubend=PUBEND, start=999, end=2000, channel=2)
+        part, batch = batch.part(indices), EventBatch.parse(frame, DEFAULT_LIMITS)
+        assert raw(part) == raw(batch)
+        assert part.extents == batch.extents
         expected = [expected[index] for index in chosen]
     assert raw(batch) == [row for _, row in expected]
     assert batch.headers["tick"].tolist() == [tick for tick, _ in expected]

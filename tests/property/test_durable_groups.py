@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import count
 from random import Random
 from unittest.mock import patch
@@ -175,7 +176,10 @@ class World:
 @given(st.integers(0, 2**32), st.sampled_from(["", "k"]))
 def test_each_event_to_one_consumer_and_none_lost(seed: int, key: str) -> None:
     random = Random(seed)
-    with patch.object(dividing, "MAX_WINDOW", random.randint(1, 4)):
+    with (
+        patch.object(dividing, "MAX_WINDOW", random.randint(1, 4)),
+        patch.object(dividing, "SLACK_BYTES", random.choice([0, 500])),
+    ):
         divide(World(random, key), random)
 
 
@@ -243,6 +247,48 @@ def group_with(room: dict[int, int], key: str = "", matched: int | None = None) 
         saved=lambda _: 0,
         matched=lambda _: matched,
     )
+
+
+def test_an_event_that_stays_open_does_not_hold_its_batch_in_memory() -> None:
+    """Of each batch the event with the key "x" is not acknowledged."""
+    group = group_with({1: 1 << 40, 2: 1 << 40}, "k")
+    group.join(1)
+    position = 0
+
+    def offer(*keys: str) -> list[Assign | AssignGap]:
+        nonlocal position
+        builder, ids = BatchBuilder(), IdSource(1, 9)
+        for key in keys:
+            payload = b"x" if key == "x" else bytes(200_000)
+            builder.add(ids.next(1), "t", {"k": key}, payload, DEFAULT_LIMITS)
+        made = EventBatch.parse(builder.finish(channel=1), DEFAULT_LIMITS)
+        made = made.with_ticks(position + 1, kind=Kind.KNOWLEDGE, pubend=P, start=position, channel=0)
+        message = Deliver(subscribers=(5,), pubend=P, start=position, end=made.end, batch=made)
+        position = made.end
+        return group.offer(message)
+
+    offer("x")
+    group.join(2)
+    tracemalloc.start()
+    for number in range(200):
+        for one in offer("x", f"a{number}", f"b{number}"):
+            assert isinstance(one, Assign)
+            assert one.batch.count == 3, "what goes out at once is not copied"
+            group.ack(one.consumer, P, [tick for tick in ticks_of(one) if tick % 3 != 2])
+        assert group.has_room()
+        group.check()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert group.held == 201
+    assert held < 3 << 20, "there were 80 MB"
+    given = group.leave(1)
+    ticks = [tick for one in given if isinstance(one, Assign) for tick in ticks_of(one)]
+    assert ticks == [1, *range(2, 600, 3)]
+
+
+def ticks_of(one: Assign) -> list[int]:
+    ticks: list[int] = one.batch.headers["tick"][one.rows].tolist()
+    return ticks
 
 
 def test_gaps_wait_for_credit_and_are_told_to_who_joins_until_one_is_done_with_them() -> None:

@@ -8,6 +8,10 @@ acknowledged; then it goes to whoever has the least, of those that have fewer ke
 
 The oldest event that somebody may have goes first. What waits is queued by key and found by heaps, so that
 an acknowledgement costs what it sets free, not a walk over all that waits.
+
+Events are rows of the batches that they came in, and mostly all of a batch are acknowledged soon. But one
+that stays open would hold the whole batch in memory: where that is much more than what is open, `trim` copies
+the rows that are.
 """
 
 from __future__ import annotations
@@ -18,24 +22,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from postroad.errors import BugError
 from postroad.events.attributes import Value
 from postroad.events.batch import EventBatch
 from postroad.kernel.layout import FRAME_HEADER_BYTES
+from postroad.units import MIB
 
 MAX_WINDOW: Final = 256  # events in flight at one consumer
+SLACK_BYTES: Final = MIB  # of batches, beside twice what is open of them: so much is held without a copy
 
 _ANYBODY: Final = -1  # in the order of what waits: events without a key
 _NOBODY: Final = -2  # and keys that are nobody's
 _Heads = list[tuple[int, Value]]  # a heap of (number of the first event that waits, its key)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class Held:
+    """A batch, in memory as long as an event in it is open."""
+
+    batch: EventBatch
+    open: int = 0  # events
+
+
+@dataclass(slots=True, eq=False)
 class Event:
     number: int  # of arrival
     pubend: int
     tick: int
-    batch: EventBatch
+    held: Held
     row: int
     key: Value | None
     size: int
@@ -59,7 +75,8 @@ class Division:
         self._counts: dict[Value, int] = {}  # events that wait or are in flight, by key
         self.waiting = 0  # events
         self.in_flight = 0
-        self.held_bytes = 0  # of both
+        self.held_bytes = 0  # of the batches that both are in
+        self._open_bytes = 0  # of both
 
     def __contains__(self, consumer: int) -> bool:
         return consumer in self._consumers
@@ -116,7 +133,9 @@ class Division:
 
     def add(self, event: Event) -> None:
         self.waiting += 1
-        self.held_bytes += event.size
+        self._open_bytes += event.size
+        self.held_bytes += 0 if event.held.open else len(event.held.batch.data)
+        event.held.open += 1
         if event.key is None:
             self._loose.append(event)
             return
@@ -133,13 +152,31 @@ class Division:
         if event is None:
             return False
         self.in_flight -= 1
-        self.held_bytes -= event.size
+        self._open_bytes -= event.size
+        event.held.open -= 1
+        self.held_bytes -= 0 if event.held.open else len(event.held.batch.data)
         if event.key is not None:
             self._counts[event.key] -= 1
             if not self._counts[event.key]:
                 del self._counts[event.key]
         self._let_go(event)
         return True
+
+    def trim(self) -> None:
+        """To be called when events were added or are done: rows that hold too much in memory are copied."""
+        if self.held_bytes <= 2 * self._open_bytes + SLACK_BYTES:
+            return
+        batches: dict[Held, list[Event]] = {}
+        for event in self.events():
+            batches.setdefault(event.held, []).append(event)
+        for held, events in batches.items():
+            if 2 * sum(event.size for event in events) < len(held.batch.data):
+                events.sort(key=lambda event: event.row)
+                self.held_bytes -= len(held.batch.data)
+                held.batch = held.batch.part(np.array([event.row for event in events], np.uint32))
+                self.held_bytes += len(held.batch.data)
+                for row, event in enumerate(events):
+                    event.row = row
 
     def clear(self) -> None:
         """Nothing is held; the consumers stay."""
@@ -150,7 +187,7 @@ class Division:
         self._owners.clear()
         self._given_up.clear()
         self._counts.clear()
-        self.waiting = self.in_flight = self.held_bytes = 0
+        self.waiting = self.in_flight = self.held_bytes = self._open_bytes = 0
 
     def _let_go(self, event: Event) -> None:
         """It is not in flight any more."""
@@ -196,7 +233,7 @@ class Division:
                 continue
             if event.number == number:
                 frame = frames.get(consumer)
-                if frame is None or frame[0].batch is not event.batch:
+                if frame is None or frame[0].held is not event.held:
                     frame = frames[consumer] = []
                     given.append((consumer, frame))
                     free.give(consumer, FRAME_HEADER_BYTES)
@@ -253,8 +290,15 @@ class Division:
 
     def check(self) -> None:
         events = self.events()
-        if self.held_bytes != sum(event.size for event in events):
+        held = Counter(event.held for event in events)
+        if self._open_bytes != sum(event.size for event in events):
+            raise BugError("group: the bytes of open events are miscounted")
+        if self.held_bytes != sum(len(one.batch.data) for one in held):
             raise BugError("group: the bytes held are miscounted")
+        if any(one.open != count for one, count in held.items()):
+            raise BugError("group: the open events of a batch are miscounted")
+        if self.held_bytes > 2 * self._open_bytes + SLACK_BYTES:
+            raise BugError("group: few open events hold much in memory")
         flying = [event for one in self._consumers.values() for event in one.in_flight.values()]
         if (self.in_flight, self.waiting) != (len(flying), len(events) - len(flying)):
             raise BugError("group: what waits or is in flight is miscounted")

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from postroad.durable.dividing import Division, Event
+from postroad.durable.dividing import Division, Event, Held
 from postroad.durable.outputs import Deliver, DeliverGap, Message
 from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.errors import BugError
@@ -37,7 +37,7 @@ from postroad.units import MIB
 TABLE: Final = "durable.groups"
 MAX_CONSUMERS: Final = 1_024
 MAX_HELD: Final = 4_096  # open events and gaps of one group, given out or not; then the group takes no more
-MAX_HELD_BYTES: Final = 16 * MIB  # likewise
+MAX_HELD_BYTES: Final = 16 * MIB  # likewise, of the batches that they are in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +270,7 @@ class SharedSubscription:
         if batch is None:
             return []
         rows = range(batch.count) if message.rows is None else message.rows.tolist()
+        held = Held(batch)
         ticks, offsets = batch.headers["tick"].tolist(), batch.offsets.tolist()
         for row in rows:
             tick = ticks[row]
@@ -278,7 +279,8 @@ class SharedSubscription:
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
             size = EVENT_HEADER_BYTES + offsets[row + 1] - offsets[row]
-            self._division.add(Event(self._numbers, message.pubend, tick, batch, row, key, size))
+            self._division.add(Event(self._numbers, message.pubend, tick, held, row, key, size))
+        self._division.trim()
         return self.assign()
 
     def assign(self) -> Assigned:
@@ -291,7 +293,7 @@ class SharedSubscription:
             Assign(
                 consumer=consumer,
                 pubend=events[0].pubend,
-                batch=events[0].batch,
+                batch=events[0].held.batch,
                 rows=np.array(sorted(event.row for event in events), np.uint32),
             )
             for consumer, events in self._division.assign(room)
@@ -321,6 +323,7 @@ class SharedSubscription:
             if self._division.done(consumer, pubend, tick) or self._done_gap(consumer, pubend, tick):
                 progress.close(tick)
                 self._dirty[pubend] = None
+        self._division.trim()
 
     def _done_gap(self, consumer: int, pubend: int, first: int) -> bool:
         number, _ = self._gaps.get((pubend, first), (0, 0))

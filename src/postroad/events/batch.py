@@ -320,17 +320,23 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def slice(self, first: int, last: int) -> EventBatch:
         """The rows from `first` up to, but not including, `last`, as a batch with the same span."""
+        return self.part(np.arange(first, last, dtype=np.uint32))
+
+    def part(self, rows: npt.NDArray[np.uint32]) -> EventBatch:
+        """A copy of these rows, which must increase, as a batch with the same span."""
         data = self.select(
-            np.arange(first, last, dtype=np.uint32),
+            rows,
             kind=self.kind,
             pubend=self.pubend,
             start=self.start,
             end=self.end,
             channel=self.channel,
         )
-        offsets = self.offsets[first : last + 1]
-        moved = offsets - offsets[0] + np.uint32(FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * (last - first))
-        return EventBatch(data, last - first, moved.astype(np.uint32).tobytes())
+        extents = np.empty(len(rows) + 1, np.uint32)
+        extents[0] = FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * len(rows)
+        np.cumsum(self.offsets[rows + 1] - self.offsets[rows], out=extents[1:])
+        extents[1:] += extents[0]
+        return EventBatch(data, len(rows), extents.tobytes())
 
     @staticmethod
     def concatenate(batches: Sequence[EventBatch]) -> EventBatch:

@@ -16,13 +16,13 @@ from postroad.durable.hosting import Hosting
 from postroad.durable.outputs import Deliver, DeliverGap
 from postroad.durable.subscriptions import SAVE_US, Subscription
 from postroad.errors import BugError, PostroadError, UsageError
-from postroad.events.batch import EventBatch, empty_frame
+from postroad.events.batch import empty_frame
 from postroad.overlay.effects import Note
 from postroad.overlay.links import Links
 from postroad.storage.effects import Saved, SaveFailed, StorageEffect
 from postroad.tracking.bulletins import Receivers
 from postroad.units import SECOND_US
-from postroad.wire.frames import Kind, Limits
+from postroad.wire.frames import Kind
 
 PATIENCE_US: Final = 30 * SECOND_US  # who holds up the others of its group for longer is named in the log
 
@@ -55,7 +55,6 @@ class DurableGroups:
         *,
         hosting: Hosting,
         links: Links,
-        limits: Limits,
         rows: Mapping[bytes, bytes],
         new_tag: Callable[[], int],
         send: Callable[[int, bytes], None],
@@ -63,7 +62,6 @@ class DurableGroups:
     ) -> None:
         self._hosting = hosting
         self._links = links
-        self._limits = limits
         self._new_tag = new_tag
         self._send = send
         self._record = record
@@ -162,26 +160,9 @@ class DurableGroups:
         group.coming -= message.size
         if group.session is None:
             return
-        if isinstance(message, Deliver):
-            message = self._compact(message)
         self._carry_out(group, group.shared.offer(message))
         if group.shared.rests(message.pubend):  # a gap, or all of it was done before
             self._hosting.ack(group.session, group.shared.token())
-
-    def _compact(self, message: Deliver) -> Deliver:
-        """Few rows of a large batch are copied: they are held until they are acknowledged."""
-        batch, rows = message.batch, message.rows
-        if batch is None or rows is None or message.size * 2 > len(batch.data):
-            return message
-        pubend, start, end = message.pubend, message.start, message.end
-        frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=0)
-        return Deliver(
-            subscribers=message.subscribers,
-            pubend=pubend,
-            start=start,
-            end=end,
-            batch=EventBatch.parse(frame, self._limits),
-        )
 
     def credit(self, subscriber: int) -> None:
         """One of its consumers has room again."""

@@ -51,7 +51,6 @@ from postroad.wire.frames import (
     Acked,
     Ended,
     InterestUpdate,
-    Limits,
     Subscribe,
     Subscribed,
     encode,
@@ -78,7 +77,6 @@ class DurableHosting:
         links: Links,
         interest: Interest,
         routing: Routing,
-        limits: Limits,
         flood: Callable[[list[InterestUpdate]], None],
         inquiries: Inquiries,
         topology: Topology,
@@ -120,7 +118,6 @@ class DurableHosting:
         self._groups = DurableGroups(
             hosting=self.hosting,
             links=links,
-            limits=limits,
             rows=stored.tables.get(GROUPS, {}),
             new_tag=new_tag,
             send=lambda connection, frame: self._out.append(Send(connection, frame)),
