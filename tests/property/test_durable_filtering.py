@@ -49,6 +49,7 @@ class Harness:
         self.history: list[tuple[int, int, dict[int, list[int]]]] = []  # spans handed in: subscriber -> ticks
         self.holes: list[tuple[int, int]] = []
         self.durable = 0  # everything up to here is on disk, or needs no record
+        self.unsaved = False  # there is a hole that no checkpoint knows
 
     def tag(self) -> int:
         self.tags += 1
@@ -71,8 +72,12 @@ class Harness:
         groups = [Group(np.array(rows, np.uint32), who) for rows, who in rows_of.items()]
         # Sometimes a part of it came before: another upstream, another cut.
         early = max(0, start - self.random.choice([0, 0, 5]))
+        first, full = self.pfs._first, self.pfs._pending_bytes >= module.MAX_PENDING_BYTES
         append = self.pfs.write(early, end, ticks, groups)
-        assert (append is None) == (not groups)
+        assert (append is None) == (full or not groups)
+        if full and groups:
+            self.holes.append((first, end))
+            self.unsaved = True
         assert self.pfs.write(early, end, ticks, groups) is None, "the same batch again is nothing new"
         if append is not None:
             self.disk.ask(append)
@@ -84,6 +89,11 @@ class Harness:
                 self.pfs.appended(item.tag)
             elif isinstance(item, AppendFailed):
                 self.pfs.append_failed(item.tag)
+        if self.unsaved:  # it is saved before others are told how far this is
+            self.unsaved = False
+            for effect in self.pfs.checkpoint():
+                self.disk.ask(effect)
+            self.settle(self.disk.sync())
         self.durable = self.pfs.heard
 
     def restart(self) -> None:
@@ -162,10 +172,13 @@ class Harness:
     st.sampled_from([1, 4, 5_000]),
     st.sampled_from([1, 200, 1 << 18]),
     st.sampled_from([1, 100, 1 << 20]),
+    st.sampled_from([1_500, 1 << 20]),
 )
-def test_the_pfs_knows_what_it_was_told(seed: int, buffer_ticks: int, read_bytes: int, align: int) -> None:
+def test_the_pfs_knows_what_it_was_told(
+    seed: int, buffer_ticks: int, read_bytes: int, align: int, pending: int
+) -> None:
     values = {"BUFFER_TICKS": buffer_ticks, "READ_BYTES": read_bytes, "CHECKPOINT_BYTES": 300}
-    values |= {"ALIGN_TICKS": align, "HOP_BYTES": read_bytes // 16}
+    values |= {"ALIGN_TICKS": align, "HOP_BYTES": read_bytes // 16, "MAX_PENDING_BYTES": pending}
     with patch.multiple(module, **values):
         random = Random(seed)
         harness = Harness(random)

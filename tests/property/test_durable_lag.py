@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.property.durable_world import PUBEND, Client, World
 from tests.property.test_durable_world import SMALL, TOPICS, wanted
 
-from postroad.durable import cursor
+from postroad.durable import cursor, filtering
 from postroad.durable.release import RetentionPolicy
+from postroad.units import MIB
 
 
 def step(world: World, random: Random) -> None:
@@ -93,6 +94,7 @@ def test_the_lag_is_the_number_of_events_not_acknowledged(seed: int) -> None:
             for module, values in SMALL.items():
                 limits.enter_context(patch.multiple(module, **values))
             limits.enter_context(patch.multiple(cursor, MAX_PARTS=2, MAX_UNACKED=1_000))
+            limits.enter_context(patch.multiple(filtering, MAX_PENDING_BYTES=MIB))  # no hole
         world = World(random, RetentionPolicy(grace_us=0), clients)
         for client in clients[::2]:
             world.connect(client)

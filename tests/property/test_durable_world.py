@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.durable_world import Client, World
 
-from postroad.durable import catchup, constream, cursor, durable_pubend, filtering, knowledge
+from postroad.durable import catchup, constream, cursor, durable_pubend, filtering, hosting, knowledge
 from postroad.durable.release import RetentionPolicy
 from postroad.durable.spans import union
 from postroad.units import SECOND_US
@@ -67,7 +67,9 @@ SMALL = {
         "CHECKPOINT_BYTES": 100,
         "DENSE_HOPS": 2,
         "HOP_BYTES": 20,
+        "MAX_PENDING_BYTES": 1_200,
     },
+    hosting: {"MAX_SAVES": 2},
     knowledge: {"JOIN_SEGMENTS": 3, "SMALL_BYTES": 800},
     cursor: {"MAX_UNACKED": 2},
 }

@@ -13,6 +13,7 @@ from tests.unit.test_broker import DEFAULT_LIMITS, Client, Net, numbers
 
 from postroad.broker import Broker, Input
 from postroad.config import BrokerConfig, DurableConfig, Identity
+from postroad.durable.spans import subtract
 from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
@@ -93,8 +94,10 @@ class MemoryDisk:
         while taken < len(found) and size < read.limit_bytes:
             size += len(found[taken][2])
             taken += 1
-        missing = ((read.start, min(floor, read.end)),) if floor > read.start else ()
-        return ReadDone(tag=read.tag, records=tuple(found[:taken]), missing=missing, more=taken < len(found))
+        more = taken < len(found)
+        reach = min(read.end, found[taken - 1][1] if more else held[-1][1] if held else floor)
+        missing = subtract([(read.start, reach)], [(first, last) for first, last, _ in found[:taken]])
+        return ReadDone(tag=read.tag, records=tuple(found[:taken]), missing=tuple(missing), more=more)
 
     def stored(self) -> Stored:
         streams = {

@@ -95,14 +95,14 @@ class Constream:
         batch = segment.batch
         if segment.lost:
             self.filtering.hole(segment.end)
-            self._waiting.append((segment.end, None))
+            self._wait(segment.end, None)
             self._lost(segment, room, out, behind)
         else:
             ticks = None if batch is None else batch.headers["tick"].astype(np.int64)
             record = self.filtering.write(segment.start, segment.end, ticks, groups)
             if record is not None:
                 out.append(record)
-            self._waiting.append((segment.end, None if record is None else record.tag))
+            self._wait(segment.end, None if record is None else record.tag)
             if batch is not None:
                 self._deliver(segment, batch, groups, room, out, behind)
         self.live = segment.end
@@ -174,6 +174,12 @@ class Constream:
         return rows[batch.headers["tick"][rows] > tick]
 
     # ---- durability
+
+    def _wait(self, end: int, tag: int | None) -> None:
+        """What needs no record is one with such before it: a disk may hang for long."""
+        if tag is None and self._waiting and self._waiting[-1][1] is None:
+            self._waiting.pop()
+        self._waiting.append((end, tag))
 
     def appended(self, tag: int) -> bool:
         """A filtering record is on disk. True if latestDelivered advanced."""

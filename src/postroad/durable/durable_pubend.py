@@ -263,7 +263,7 @@ class DurablePubend:
     def reserve(self, now_us: int) -> list[StorageEffect]:
         """Save a later bound for silence when half of the last one is used up."""
         used = max(now_us + RESERVE_US // 2, self.last + AHEAD_US // 2)
-        if self._bound >= used and not self._fresh:
+        if (self._reserving or self._reserved >= used) and not self._fresh:
             return []
         if now_us < self._reserve_us:  # a disk that fails is not asked with every turn
             return []

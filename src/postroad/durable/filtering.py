@@ -40,6 +40,8 @@ ALIGN_TICKS: Final = SECOND_US  # reads forwards begin at a multiple of this, so
 HOP_BYTES: Final = 16 * KIB  # a pointer that leaves out less of the log is dense
 DENSE_HOPS: Final = 4  # as many dense pointers in a row: read forwards instead
 MAX_HOPS: Final = 64  # pointers followed one by one in one read
+MAX_PENDING_BYTES: Final = 16 * MIB  # of records on their way to disk; what does not fit is a hole
+RECORD_BYTES: Final = 512  # of one of those without its data
 CHECKPOINT_BYTES: Final = MIB  # of records between two checkpoints; as much is scanned after a crash
 MAX_CACHED_SETS: Final = 4_096
 PARSED_BYTES: Final = 16 * MIB  # of records kept parsed, as far as their size can be told
@@ -118,7 +120,8 @@ class PersistentFiltering:
         self._saving: dict[int, tuple[int, ...]] = {}  # tag of a checkpoint on its way -> its subscribers
         self._urgent = False  # there is a hole that no checkpoint knows
         self._synced = start  # the end of the newest record on disk
-        self._pending: dict[int, int] = {}  # tag of an append on its way -> end of its record
+        self._pending: dict[int, tuple[int, int]] = {}  # tag of an append on its way -> its end and size
+        self._pending_bytes = 0
         self._reads: dict[int, list[_BatchRead]] = {}  # by tag of the Read on its way: who waits for it
         self._forward: dict[int, tuple[int, int]] = {}  # where a forward one begins -> its tag and end
         self._unsaved_bytes = 0  # of records since the last checkpoint
@@ -146,7 +149,8 @@ class PersistentFiltering:
         """The ticks of a batch that knows (start, end], and who matched which rows of it.
 
         None if nothing matched: then the span is silence for everybody as soon as what came before it is
-        on disk. What was handed in before is left out.
+        on disk. What was handed in before is left out. Where the disk is too far behind, what matched is a
+        hole: to be refiltered, which costs time, but no memory.
         """
         if end <= self.heard:
             return None
@@ -157,16 +161,21 @@ class PersistentFiltering:
         self.heard = end
         if ticks is None or not groups:
             return None
-        data = self._pack(ticks, groups)
-        append = Append(stream=self.stream, first=self._first, last=end, data=data, tag=self._new_tag())
+        fits = self._pending_bytes < MAX_PENDING_BYTES
+        data = self._pack(ticks, groups) if fits else b""
         for rows, targets in groups:
             self._last_index.update(dict.fromkeys(targets, end))
             members = tuple(targets)
             self._uncounted[members] = self._uncounted.get(members, 0) + len(rows)
         if len(self._uncounted) > MAX_CACHED_SETS:
             self._count()
+        if not fits:
+            self.hole(end)
+            return None
+        append = Append(stream=self.stream, first=self._first, last=end, data=data, tag=self._new_tag())
         self._first = self.last_timestamp = end
-        self._pending[append.tag] = end
+        self._pending[append.tag] = (end, RECORD_BYTES + len(data))
+        self._pending_bytes += RECORD_BYTES + len(data)
         self._unsaved_bytes += len(data)
         self._weigh(end, len(data))
         self._counters["filtering_records_total"] += 1
@@ -194,17 +203,18 @@ class PersistentFiltering:
         return self._weight * ticks // (self.last_timestamp - self._weighed_from)
 
     def hole(self, end: int) -> None:
-        """Up to `end` it is not known what matched: L came from upstream, or records failed."""
+        """Up to `end` it is not known what matched: L came from upstream, records failed or had no room."""
         self.heard = max(self.heard, end)
         self._first = self.doubt = self.heard
         self._urgent = True
 
     def appended(self, tag: int) -> bool:
         """The record is on disk; False if it is not one of ours."""
-        end = self._pending.pop(tag, None)
-        if end is None:
+        record = self._pending.pop(tag, None)
+        if record is None:
             return False
-        self._synced = end
+        self._synced, size = record
+        self._pending_bytes -= size
         return True
 
     def append_failed(self, tag: int) -> bool:
@@ -212,6 +222,7 @@ class PersistentFiltering:
         if tag not in self._pending:
             return False
         self._pending.clear()
+        self._pending_bytes = 0
         self.last_timestamp = self._synced
         self.hole(self.heard)
         return True
@@ -592,7 +603,9 @@ class PersistentFiltering:
         counted = set(self._totals).union(*self._uncounted)
         if not set(self._last_index) <= counted:
             raise BugError("filtering: a subscriber with an index has no total")
-        ends = list(self._pending.values())
+        if self._pending_bytes != sum(size for _, size in self._pending.values()):
+            raise BugError("filtering: records on their way are miscounted")
+        ends = [end for end, _ in self._pending.values()]
         if ends != sorted(set(ends)) or (ends and ends[-1] > self.heard):
             raise BugError("filtering: records on their way are out of order")
 

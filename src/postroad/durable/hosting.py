@@ -61,6 +61,7 @@ KEPT_US: Final = 5 * SECOND_US  # tokens kept here advance over silence this oft
 KEPT_ROW_US: Final = MILLISECOND_US  # but no more of them in a time: each is a row on disk
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
 MAX_FOLLOWED: Final = 65_536  # pubends
+MAX_SAVES: Final = 64  # on their way to disk; then the next one gathers
 
 TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
     SUBSCRIPTIONS: read_subscription,
@@ -101,6 +102,7 @@ class Hosting:
         self._pubends: dict[int, Followed] = {}
         self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
         self._ledger = Ledger(new_tag=new_tag)
+        self._saves: dict[int, None] = {}  # tags of those on their way that time asked for
         self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
         self._save_at = now_us
         self._kept_at = now_us
@@ -497,6 +499,7 @@ class Hosting:
         return out
 
     def _on_save(self, item: Saved | SaveFailed, now_us: int) -> list[Output]:
+        self._saves.pop(item.tag, None)
         if isinstance(item, SaveFailed):
             return self._on_save_failed(item)
         pubend = self._owner.pop(item.tag, None)
@@ -525,15 +528,10 @@ class Hosting:
         if now_us >= self._silence_at:
             self._silence_at = now_us + SILENCE_US
             out += tell_silence(self.subscriptions, self._pubends, room=self._room, spend=self._spend)
-        if now_us >= self._save_at and self._ledger.moved:
-            self._save_at = now_us + SAVE_US
-            if now_us >= self._kept_at:
-                rows = advance_kept(self.subscriptions, self._pubends)
-                self._kept_at = now_us + max(KEPT_US, rows * KEPT_ROW_US)
-            out += self.subscriptions.flush(now_us)
-            out += self._save_delivered()
-        else:
-            out += self.subscriptions.flush(now_us)
+        if self._may_save:
+            saves = self._save(now_us)
+            self._saves.update((one.tag, None) for one in saves if isinstance(one, Save))
+            out += saves
         for held in self._pubends.values():
             for subscriber, catchup in list(held.catchups.items()):
                 deadline = catchup.next_deadline()
@@ -544,16 +542,31 @@ class Hosting:
             out += self._reports()
         return out
 
+    @property
+    def _may_save(self) -> bool:
+        """Else a disk that hangs has enough to do: what changes is saved when it has answered."""
+        return len(self._saves) < MAX_SAVES
+
+    def _save(self, now_us: int) -> list[Output]:
+        if now_us < self._save_at or not self._ledger.moved:
+            return list(self.subscriptions.flush(now_us))
+        self._save_at = now_us + SAVE_US
+        if now_us >= self._kept_at:
+            rows = advance_kept(self.subscriptions, self._pubends)
+            self._kept_at = now_us + max(KEPT_US, rows * KEPT_ROW_US)
+        return [*self.subscriptions.flush(now_us), *self._save_delivered()]
+
     def close(self) -> None:
         """The process ends: the next `tick` saves all that there is to save."""
         self._save_at = 0
+        self._saves.clear()
         self.subscriptions.close()
 
     def next_deadline(self) -> int:
         deadlines = [self._report_at, self._silence_at]
-        if self._ledger.moved:
+        if self._may_save and self._ledger.moved:
             deadlines.append(self._save_at)
-        deadline = self.subscriptions.next_deadline()
+        deadline = self.subscriptions.next_deadline() if self._may_save else None
         if deadline is not None:
             deadlines.append(deadline)
         for held in self._pubends.values():

@@ -293,7 +293,7 @@ class ReleaseRoot:
         return max(0, min(floor, grown, last))
 
     def flush(self, now_us: int) -> list[StorageEffect]:
-        if not self._dirty or now_us < self._save_at:
+        if not self._dirty or self._saving or now_us < self._save_at:
             return []
         self._save_at = now_us + SAVE_US
         tag = self._new_tag()
@@ -312,6 +312,7 @@ class ReleaseRoot:
     def close(self, now_us: int) -> list[StorageEffect]:
         """The process ends: save what is not, whether or not it is time."""
         self._save_at = 0
+        self._saving.clear()
         return self.flush(now_us)
 
     def saved(self, tag: int) -> bool:

@@ -52,7 +52,6 @@ from postroad.storage.segment import OVERHEAD
 from postroad.units import MIB
 
 COMMIT_BYTES: Final = 8 * MIB
-QUEUE_BYTES: Final = 64 * MIB
 LOOK_S: Final = 1.0  # how often a full disk is looked at, at most, for those who only ask
 
 _log: Final = logging.getLogger(__name__)
@@ -81,18 +80,14 @@ class GroupCommit:
     One commit at a time. `submit` and `take` belong to the core's thread, the steps to the committing one.
     """
 
-    def __init__(
-        self, volume: LogVolume, *, commit_bytes: int = COMMIT_BYTES, queue_bytes: int = QUEUE_BYTES
-    ) -> None:
+    def __init__(self, volume: LogVolume, *, commit_bytes: int = COMMIT_BYTES) -> None:
         self.volume = volume
         self.broken: StorageError | None = None  # a sync failed: no appends until a restart
         self.commits = 0
         self._commit_bytes = commit_bytes
-        self._queue_bytes = queue_bytes
         self._lock = threading.Lock()
         self._queue: list[tuple[int, Write]] = []  # with the failures heard of when it was asked for
         self._taken: deque[tuple[int, Write]] = deque()  # from the queue, by the committing thread
-        self._waiting_bytes = 0  # queued and under way
         self._failures = 0
         self._saves_failed = 0  # the number of the last failure that saves must not build on
         self._told = 0  # failures whose outcome can be taken
@@ -108,7 +103,6 @@ class GroupCommit:
                     self.volume.chop(effect.stream, effect.tick)
                 else:
                     self._queue.append((self._heard, effect))
-                    self._waiting_bytes += _weight(effect)
 
     def take(self) -> list[StorageInput]:
         """Outcomes since the last call, to be handed to the core before its next effects are submitted."""
@@ -116,11 +110,6 @@ class GroupCommit:
             taken, self._outcomes = self._outcomes, []
             self._heard = self._told
             return taken
-
-    @property
-    def busy(self) -> bool:
-        """More is waiting than should: accept no more work that needs the log until this is over."""
-        return self._waiting_bytes > self._queue_bytes
 
     # -- the steps
 
@@ -181,7 +170,6 @@ class GroupCommit:
                 outcomes.append(Appended(tag=one.tag) if isinstance(one, Append) else Saved(tag=one.tag))
         with self._lock:
             self.commits += 1
-            self._waiting_bytes -= commit.size
             self._outcomes += outcomes
             self._told = self._failures
 
@@ -274,7 +262,6 @@ class Storage:
         fsync: Literal["always", "never"] = "always",
         segment_bytes: int = SEGMENT_BYTES,
         commit_bytes: int = COMMIT_BYTES,
-        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self._wake = wake
         self._metadata = Metadata(folder / DATABASE, log=folder / LOG_FOLDER)
@@ -295,7 +282,7 @@ class Storage:
             self._metadata.close()
             raise
         self._metadata.stamp()
-        self._group = GroupCommit(self.volume, commit_bytes=commit_bytes, queue_bytes=queue_bytes)
+        self._group = GroupCommit(self.volume, commit_bytes=commit_bytes)
         self._commits = Delays("log_commit_seconds", "One group commit: write, sync, metadata.")
         self._look_s = 0.0  # not before this
         self._looking = False  # for room, as soon as the commit thread can
@@ -317,14 +304,6 @@ class Storage:
     @property
     def recovered(self) -> Recovery:
         return self.volume.recovered
-
-    @property
-    def busy(self) -> bool:
-        return self._group.busy
-
-    @property
-    def broken(self) -> StorageError | None:
-        return self._group.broken
 
     def shortage(self) -> str:
         """Why what can be left unwritten should be: the disk is full. That is looked at again as long as
