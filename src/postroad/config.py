@@ -34,12 +34,13 @@ DEFAULT_LIMITS = Limits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a broker is. Number, node id and boot are kept in its data folder."""
+    """Who a broker is. All of it is kept in its data folder."""
 
     number: int
     node: bytes
     name: str
-    boot: int
+    boot: int  # higher at every start, also after one of a folder that was restored from a backup
+    starts: int  # how many there were, with this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -314,6 +314,7 @@ def test_identity_survives_kill_9(brokers: Any) -> None:
     b1.kill()
     b1.start()
     after = asyncio.run(status(b1.address))
-    assert (before["number"], before["boot"] + 1) == (after["number"], after["boot"])
+    assert before["number"] == after["number"]
+    assert before["boot"] < after["boot"]
     assert re.fullmatch(r"[0-9a-f]{8}", after["number"])
     assert json.dumps(after)

@@ -116,6 +116,47 @@ def test_a_database_put_back_from_a_backup_is_one_line_that_says_what_to_do(brok
         assert broker.stop() == 0
 
 
+def test_a_hosting_broker_restored_from_a_backup_is_heard(
+    brokers: Any, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """D7, D12: it has been started more often since. What it says is newer than what others know of it: its
+    subscriptions get what is published from then on, and storage is released."""
+    extra = configured(tmp_path, '[durable]\nkeep = "2 s"\n')
+    origin = brokers.start("p", extra=extra)
+    middle = brokers.start("m", origin.address, extra=extra)
+    host = brokers.start("s", middle.address, extra=extra)
+    with postroad.sync.connect(host.address) as client:
+        client.subscribe("t", durable="s", ack="manual").close()
+    assert host.stop() == 0
+    backup = host.data.with_name("backup")
+    shutil.copytree(host.data, backup)
+    for _ in range(3):
+        host.start()
+        with postroad.sync.connect(host.address) as client:
+            until(lambda: len(client.request("status")["brokers"]) == 3, "it is linked")
+            client.subscribe("t", durable="s", ack="manual").close()
+        assert host.stop() == 0
+    shutil.rmtree(host.data)
+    backup.rename(host.data)
+    host.start()
+    with (
+        postroad.sync.connect(host.address) as client,
+        client.subscribe("t", durable="s", ack="manual") as events,
+        client.subscribe("u", durable="new", ack="manual") as others,
+        postroad.sync.connect(origin.address) as publisher,
+    ):
+        for topic, subscription in (("t", events), ("u", others)):
+            receipt = publisher.publish(topic, topic, mode="durable")
+            got = subscription.get(timeout=20)
+            assert got.id == receipt.id
+            subscription.ack()
+
+        def floor() -> int:
+            return max(int(one["floor"]) for one in publisher.request("status")["durable_pubends"])
+
+        until(lambda: floor() >= got.tick, "what was acknowledged is released")
+
+
 def test_a_damaged_row_is_one_line_that_says_which(brokers: Any) -> None:
     broker = brokers.start("b1")
     with postroad.sync.connect(broker.address) as client:

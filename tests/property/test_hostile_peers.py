@@ -51,7 +51,7 @@ KINDS = {
 }
 START_US = 1_800_000_000_000_000
 HONEST = 1
-ME = Identity(number=7, node=b"n" * 16, name="b7", boot=1)
+ME = Identity(number=7, node=b"n" * 16, name="b7", boot=1, starts=1)
 # The broker itself, the honest client's neighbourhood, the peers' own numbers, and the edges of every width.
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
 LIKELY = (0, 1, 2, 3, 7, 8, 9, 7 << 32 | 1 << 31 | 1, 8 << 32 | 1 << 31 | 1, 1 << 32 | 1, START_US)

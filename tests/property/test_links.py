@@ -38,7 +38,7 @@ class Net:
 
     def broker(self, n: int) -> Links:
         return Links(
-            me=Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1),
+            me=Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1, starts=1),
             limits=DEFAULT_LIMITS,
             settings=LinkSettings(),
             auth=AuthConfig(),
@@ -181,7 +181,7 @@ def test_credit_never_runs_over_and_never_stalls(seed: int, window: int, sizes: 
     net = Net(2, {(0, 1)}, chance)
     net.brokers = [
         Links(
-            me=Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1),
+            me=Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1, starts=1),
             limits=DEFAULT_LIMITS,
             settings=LinkSettings(broker_window=window),
             auth=AuthConfig(),

@@ -107,7 +107,13 @@ class Net:
 
     def start(self, at: int) -> None:
         self.boots[at] += 1
-        identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at])
+        identity = Identity(
+            number=at + 1,
+            node=bytes([at + 1]) * 16,
+            name=f"b{at}",
+            boot=self.boots[at],
+            starts=self.boots[at],
+        )
         draw = random.Random(at).randrange
         self.brokers[at] = Broker(BrokerConfig(), identity, draw=draw, now_us=self.now_us)
 
@@ -399,7 +405,7 @@ def test_a_broker_that_is_never_without_plain_events_keeps_its_deadlines() -> No
 def test_an_idle_broker_has_a_deadline() -> None:
     """Without gaps and without subscriptions that wait, silence is what is due next."""
     now_us = 10 * SECOND_US
-    identity = Identity(number=1, node=b"1" * 16, name="b1", boot=1)
+    identity = Identity(number=1, node=b"1" * 16, name="b1", boot=1, starts=1)
     broker = Broker(BrokerConfig(), identity, draw=lambda _: 0, now_us=now_us)
     broker.handle([], now_us)
     assert now_us < broker.next_deadline() <= now_us + SECOND_US

@@ -123,7 +123,13 @@ class DurableNet(Net):
     def start(self, at: int) -> None:
         self.boots[at] += 1
         self.disks[at].waiting.clear()
-        identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at])
+        identity = Identity(
+            number=at + 1,
+            node=bytes([at + 1]) * 16,
+            name=f"b{at}",
+            boot=self.boots[at],
+            starts=self.boots[at],
+        )
         draw = random.Random(at).randrange
         self.brokers[at] = Broker(
             self.config, identity, draw=draw, now_us=self.now_us, stored=self.disks[at].stored()

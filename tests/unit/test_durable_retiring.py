@@ -444,7 +444,7 @@ def test_a_broker_without_a_disk_is_not_waited_for() -> None:
     net = Mesh()
     net.kill(1)
     net.boots[1] += 1
-    identity = Identity(number=2, node=bytes([2]) * 16, name="b1", boot=net.boots[1])
+    identity = Identity(number=2, node=bytes([2]) * 16, name="b1", boot=net.boots[1], starts=net.boots[1])
     net.brokers[1] = Broker(net.config, identity, draw=random.Random(1).randrange, now_us=net.now_us)
     net.join(1)
     reader = Reader(net, 2)

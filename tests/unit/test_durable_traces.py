@@ -32,7 +32,13 @@ class TracedNet(DurableNet):
         self.disks[at].waiting.clear()
         self.brokers[at] = Broker(
             BrokerConfig(tracking=self.tracking_config, durable=self.config.durable),
-            Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at]),
+            Identity(
+                number=at + 1,
+                node=bytes([at + 1]) * 16,
+                name=f"b{at}",
+                boot=self.boots[at],
+                starts=self.boots[at],
+            ),
             draw=random.Random(at).randrange,
             now_us=self.now_us,
             tracking=make_tracking(

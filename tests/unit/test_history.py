@@ -101,7 +101,13 @@ class HistoryNet(DurableNet):
         )
         self.brokers[at] = Broker(
             BrokerConfig(tracking=self.tracking),
-            Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=self.boots[at]),
+            Identity(
+                number=at + 1,
+                node=bytes([at + 1]) * 16,
+                name=f"b{at}",
+                boot=self.boots[at],
+                starts=self.boots[at],
+            ),
             draw=random.Random(at).randrange,
             now_us=self.now_us,
             tracking=None if self.tracking.strategy == "none" else tracking,

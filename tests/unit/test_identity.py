@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
 from postroad.storage.commit import Storage
 from postroad.storage.effects import Save
-from postroad.storage.identity import DATABASE, LOG_FOLDER, DataFolder
+from postroad.storage.identity import DATABASE, EPOCH_S, LAST_CLOCK, LOG_FOLDER, DataFolder
 from postroad.storage.segment import segment_name
 from postroad.storage.stamp import STAMP, read_stamp
 
@@ -24,11 +28,53 @@ def test_identity_is_kept_and_starts_are_counted(tmp_path: Path) -> None:
         folder = DataFolder(tmp_path / "data")
         seen.append(folder.start(name))
         folder.close()
-    assert [one.boot for one in seen] == [1, 2, 3, 4]
+    assert [one.starts for one in seen] == [1, 2, 3, 4]
+    assert all(earlier.boot < later.boot for earlier, later in pairwise(seen))
     assert [one.name for one in seen] == ["b1", "b1", "renamed", "renamed"]
     assert len({(one.number, one.node) for one in seen}) == 1
     assert 0 < seen[0].number < 1 << 32
     assert len(seen[0].node) == 16
+
+
+def started_at(path: Path, second: int) -> Identity:
+    folder = DataFolder(path)
+    try:
+        return folder.start("b1", clock=lambda: EPOCH_S + second + 0.9)
+    finally:
+        folder.close()
+
+
+def test_boot_numbers_do_not_go_back_with_a_folder(tmp_path: Path) -> None:
+    """One from a backup: what others have heard of the starts that it does not know must be older."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    assert started_at(data, 1000).boot == 1000
+    shutil.copytree(data, backup)
+    lost = [started_at(data, second) for second in (1001, 1001, 1001, 1002, 2000)]
+    assert [one.boot for one in lost] == [1001, 1002, 1003, 1004, 2000]
+    shutil.rmtree(data)
+    backup.rename(data)
+    restored = started_at(data, 2001)
+    assert (restored.boot, restored.starts) == (2001, 2)
+
+
+def test_boot_numbers_whatever_the_clock_says(tmp_path: Path) -> None:
+    seconds = (-EPOCH_S, -5, 7, 3, LAST_CLOCK + 1_000_000_000, 8)
+    boots = [started_at(tmp_path, second).boot for second in seconds]
+    assert boots == [1, 2, 7, 8, LAST_CLOCK, LAST_CLOCK + 1]
+
+
+def test_a_folder_whose_boot_number_was_the_count_of_its_starts(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / DATABASE)
+    database.execute(
+        "CREATE TABLE broker (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL,"
+        " node BLOB NOT NULL, name TEXT NOT NULL, boot INTEGER NOT NULL) STRICT"
+    )
+    database.execute("INSERT INTO broker VALUES (1, 42, ?, 'old', 17)", (bytes(16),))
+    database.execute("PRAGMA user_version = 1")
+    database.commit()
+    database.close()
+    seen = [started_at(tmp_path, second) for second in (5, 1000)]
+    assert [(one.number, one.boot, one.starts) for one in seen] == [(42, 18, 18), (42, 1000, 19)]
 
 
 def test_two_folders_are_two_brokers(tmp_path: Path) -> None:
@@ -122,12 +168,12 @@ def test_a_lost_database_beside_a_log_is_refused_and_nothing_is_touched(tmp_path
     assert database.exists() == (lost != "removed")
     database.write_bytes(kept)
     folder = DataFolder(tmp_path)
-    assert folder.start(None).boot == 2
+    assert folder.start(None).starts == 2
     folder.close()
     database.unlink()
     file.rename(tmp_path / "aside.log")
     folder = DataFolder(tmp_path)
-    assert folder.start(None).boot == 1
+    assert folder.start(None).starts == 1
     folder.close()
 
 
@@ -140,6 +186,12 @@ def commit(path: Path, count: int) -> None:
         while not storage.take():
             time.sleep(0.001)
     storage.close()
+
+
+def boot_of(path: Path) -> int:
+    with closing(sqlite3.connect(path / DATABASE)) as database:
+        (boot,) = database.execute("SELECT boot FROM broker").fetchone()
+    return int(boot)
 
 
 def snapshot(path: Path) -> bytes:
@@ -189,10 +241,11 @@ def test_a_stamp_that_is_behind_or_unreadable_proves_nothing(tmp_path: Path, har
         stamp.unlink()
     else:
         stamp.write_bytes({"emptied": b"", "garbled": b"\0" * len(old), "behind": old}[harm])
+    before = boot_of(tmp_path)
     commit(tmp_path, 1)
     found = read_stamp(stamp.parent)
     assert found is not None
-    assert found.boot == 3
+    assert found.boot == boot_of(tmp_path) > before
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ NOW = 1_000 * SECOND_US
 
 
 def identity(number: int) -> Identity:
-    return Identity(number=number, node=number.to_bytes(16, "big"), name=f"b{number}", boot=1)
+    return Identity(number=number, node=number.to_bytes(16, "big"), name=f"b{number}", boot=1, starts=1)
 
 
 def make(

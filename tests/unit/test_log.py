@@ -585,7 +585,7 @@ def test_metadata_is_kept_beside_the_identity(tmp_path: Path) -> None:
     metadata.close()
     folder.close()
     folder = DataFolder(tmp_path)
-    assert folder.start(None).boot == first.boot + 1
+    assert folder.start(None).starts == first.starts + 1
     metadata = Metadata(tmp_path / DATABASE)
     assert (metadata.load("a"), metadata.load("b"), metadata.load("c")) == ({b"k": b"1"}, {b"k": b"3"}, {})
     metadata.close()

@@ -420,7 +420,7 @@ def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
     driver.storage.close()
     stuff(small_disk)
     folder = DataFolder(small_disk)
-    assert folder.start(None).boot == 2
+    assert folder.start(None).starts == 2
     driver = Driver(small_disk)
     assert driver.storage.shortage()
     assert [type(one) for one in driver.do(record(11), save(12))] == [AppendFailed, Saved]

@@ -160,7 +160,9 @@ def wants(owner: int, topic: str = "t", version: int = 1 << 32) -> InterestUpdat
 def restart(net: Net, at: int, **streams: int) -> None:
     """A broker with other limits of its streams."""
     net.boots[at] += 1
-    identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=net.boots[at])
+    identity = Identity(
+        number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=net.boots[at], starts=net.boots[at]
+    )
     config = BrokerConfig(streams=StreamConfig(**streams))
     net.brokers[at] = Broker(config, identity, draw=lambda n: n // 2, now_us=net.now_us)
 

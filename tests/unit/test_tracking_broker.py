@@ -31,7 +31,7 @@ class Tracked(Net):
         super().__init__(count, links)
 
     def start(self, at: int) -> None:
-        identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=1)
+        identity = Identity(number=at + 1, node=bytes([at + 1]) * 16, name=f"b{at}", boot=1, starts=1)
         held = make_tracking(self.config, me=at + 1, stored=(), changes=(), now_us=self.now_us)
         self.tracking[at] = held
         draw = random.Random(at).randrange

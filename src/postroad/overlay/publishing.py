@@ -114,7 +114,7 @@ class Publishers:
 
     def __init__(self, me: Identity) -> None:
         self._me = me.number
-        self._start = me.boot % (1 << 32 - COUNT_BITS)
+        self._start = me.starts % (1 << 32 - COUNT_BITS)
         self._count = 0
         self._last_ids: OrderedDict[bytes, bytes] = OrderedDict()  # whose ids -> time and counter of the last
         self.repeated = 0  # events that had been accepted before

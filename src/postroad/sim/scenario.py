@@ -457,7 +457,7 @@ class Scenario:
             number, node, boot = msgspec.msgpack.decode(held, type=tuple[int, bytes, int])
         boot += 1
         disk.save(_IDENTITY, msgspec.msgpack.encode((number, node, boot)))
-        return Identity(number=number, node=node, name=name, boot=boot)
+        return Identity(number=number, node=node, name=name, boot=boot, starts=boot)
 
     def _config(self, index: int) -> BrokerConfig:
         dial = tuple(_address(b) for a, b in self._character.links if a == index)

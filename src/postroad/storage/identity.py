@@ -1,10 +1,12 @@
 """The data folder and who its broker is.
 
-A broker is its data folder: the number and node id drawn at its first start, the name it was given and
-the count of its starts live in `postroad.db`. A start counts before anything of it can be seen outside
-(synchronous FULL), since the boot number tells this start's plain pubend and link state from those of
-earlier starts. A lock on the folder keeps two processes from being the same broker; the kernel drops it
-with the process, so kill -9 leaves nothing to clean up.
+A broker is its data folder: the number and node id drawn at its first start, the name it was given, the
+count of its starts and its boot number live in `postroad.db`. A start counts before anything of it can be
+seen outside (synchronous FULL), since the boot number tells this start's plain pubend, link state, interest
+and release reports from those of earlier starts. Others take nothing that is older than what they have, so
+it must not go back with a folder that is restored from a backup: it is the time of the start, or one more
+than the last if the clock is behind that. A lock on the folder keeps two processes from being the same
+broker; the kernel drops it with the process, so kill -9 leaves nothing to clean up.
 
 The log and the database belong together: without it nobody could read the log, and a new broker would append
 to another's. So a log beside a database that knows no broker is refused, and nothing is created or changed;
@@ -18,6 +20,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -35,6 +38,8 @@ LOG_FOLDER: Final = "log"
 LOCK: Final = "lock"
 NODE_BYTES: Final = 16
 MAX_BOOT: Final = VOLATILE - 1
+EPOCH_S: Final = 1_577_836_800  # boot numbers are seconds since the beginning of 2020
+LAST_CLOCK: Final = MAX_BOOT - (1 << 24)  # a clock that is far ahead leaves so many starts to be counted
 LAYOUT: Final = 1
 
 T = TypeVar("T")
@@ -82,32 +87,36 @@ class DataFolder:
             os.close(self._lock)
             raise
 
-    def start(self, name: str | None) -> Identity:
+    def start(self, name: str | None, *, clock: Callable[[], float] = time.time) -> Identity:
         """This start's identity; the boot number is on disk when this returns.
 
         A name given once is kept, so that a broker restarted without it is still called the same.
         """
         try:
-            return self._with_room(lambda: self._count_start(name))
+            return self._with_room(lambda: self._count_start(name, int(clock()) - EPOCH_S))
         except sqlite3.Error as error:
             if is_alien(error):
                 raise unreadable(self.path / DATABASE, error) from None
             raise StorageError(f"cannot write {self.path / DATABASE}: {error}") from None
 
-    def _count_start(self, name: str | None) -> Identity:
+    def _count_start(self, name: str | None, now_s: int) -> Identity:
         database = self.database
         with database:
             database.execute("BEGIN IMMEDIATE")
-            row = database.execute("SELECT number, node, name, boot FROM broker").fetchone()
+            _count_apart(database)
+            row = database.execute("SELECT number, node, name, boot, starts FROM broker").fetchone()
             if row is None:
                 self._refuse_old_log()
                 number = 1 + secrets.randbelow((1 << 32) - 1)
-                row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0)
-                database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?)", row)
-            identity = Identity(number=row[0], node=row[1], name=name or row[2], boot=row[3] + 1)
+                row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0, 0)
+                database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?, ?)", row)
+            boot, starts = max(row[3] + 1, min(now_s, LAST_CLOCK)), row[4] + 1
+            identity = Identity(number=row[0], node=row[1], name=name or row[2], boot=boot, starts=starts)
             if identity.boot > MAX_BOOT:
-                raise StorageError(f"{self.path} has counted {MAX_BOOT} starts; begin with a new data folder")
-            database.execute("UPDATE broker SET name = ?, boot = ?", (identity.name, identity.boot))
+                raise StorageError(f"{self.path} has no boot number left; begin with a new data folder")
+            database.execute(
+                "UPDATE broker SET name = ?, boot = ?, starts = ?", (identity.name, boot, starts)
+            )
         return identity
 
     def _with_room(self, work: Callable[[], T]) -> T:
@@ -163,7 +172,8 @@ def _open_database(path: Path) -> sqlite3.Connection:
             )
         database.execute(
             "CREATE TABLE IF NOT EXISTS broker (one INTEGER PRIMARY KEY CHECK (one = 1),"
-            " number INTEGER NOT NULL, node BLOB NOT NULL, name TEXT NOT NULL, boot INTEGER NOT NULL) STRICT"
+            " number INTEGER NOT NULL, node BLOB NOT NULL, name TEXT NOT NULL, boot INTEGER NOT NULL,"
+            " starts INTEGER NOT NULL DEFAULT 0) STRICT"
         )
         if layout < LAYOUT:
             database.execute(f"PRAGMA user_version = {LAYOUT}")
@@ -171,3 +181,10 @@ def _open_database(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _count_apart(database: sqlite3.Connection) -> None:
+    """Where boot numbers were the count of starts, there is no other."""
+    if all(row[1] != "starts" for row in database.execute("PRAGMA table_info(broker)")):
+        database.execute("ALTER TABLE broker ADD COLUMN starts INTEGER NOT NULL DEFAULT 0")
+        database.execute("UPDATE broker SET starts = boot")
