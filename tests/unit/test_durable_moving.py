@@ -175,6 +175,135 @@ def test_deleted_elsewhere_means_begun_anew() -> None:
     assert (second.got(), second.ended()) == (["after"], [])
 
 
+def delete(net: DurableNet, at: int, name: str) -> None:
+    client = DurableClient(net, at)
+    client.send(encode(Request(number=1, what="subs.delete", arguments={"name": name})))
+    net.wait(1)
+    assert [message.code for message in client.messages if isinstance(message, Reply)] == [""]
+
+
+def claimed(net: DurableNet) -> list[int]:
+    """Brokers with something on their disks about names at others."""
+    return [at for at, disk in enumerate(net.disks) if disk.tables.get("durable.claims")]
+
+
+def deleted_while_away(net: DurableNet, publisher: DurableClient) -> None:
+    """A subscription moves from b1, which is down, to b2, by its token, and is deleted there."""
+    first = Reader(net, 1)
+    first.begin("s")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    first.ack()
+    net.wait(1)
+    net.kill(1)
+    second = Reader(net, 2)
+    second.begin("s", token=first.token())
+    net.wait(1)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    assert second.got() == ["b"]
+    second.ack()
+    delete(net, 2, "s")
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "restarts", "the deleting broker dies", "hours"])
+def test_what_was_deleted_does_not_come_back_with_a_former_broker(meanwhile: str) -> None:
+    """D7, D10: whoever remembers that it was deleted tells the one that was away."""
+    net = DurableNet(3, [(0, 1), (0, 2)])
+    publisher = DurableClient(net, 0)
+    deleted_while_away(net, publisher)
+    if meanwhile == "restarts":
+        net.kill(2)
+        net.kill(0)
+        net.start(0)
+        net.start(2)
+        net.link(0, 2)
+        publisher = DurableClient(net, 0)
+    elif meanwhile == "the deleting broker dies":
+        net.kill(2)
+    elif meanwhile == "hours":
+        net.wait(2 * 3600)
+    net.start(1)
+    net.link(0, 1)
+    net.wait(3)
+    assert names(net, 1) == {}
+    publisher.send(publisher.durable("t", "c"))
+    net.wait(20)
+    assert net.disks[0].chopped[P] == net.disks[0].records[P][-1][1], "nothing is held for it"
+    again = Reader(net, 1)
+    again.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "d"))
+    net.wait(1)
+    assert (again.got(), again.ended()) == (["d"], [])
+    delete(net, 1, "s")
+    net.wait(1)
+    assert claimed(net) == ([2] if meanwhile == "the deleting broker dies" else [])
+
+
+def test_a_former_broker_of_whom_the_deleting_one_never_heard() -> None:
+    net = DurableNet(3, [(0, 1)])
+    publisher, first = DurableClient(net, 0), Reader(net, 1)
+    first.begin("s")
+    net.wait(1)
+    net.kill(1)
+    net.link(0, 2)
+    second = Reader(net, 2)
+    second.begin("s", token=first.token())
+    net.wait(1)
+    delete(net, 2, "s")
+    publisher.send(publisher.durable("t", "a"))
+    net.start(1)
+    net.link(0, 1)
+    net.wait(3)
+    assert (names(net, 1), claimed(net)) == ({}, [])
+
+
+def test_a_connected_subscriber_whose_name_was_deleted_beyond_a_partition_is_told() -> None:
+    net = DurableNet(3, [(0, 1), (0, 2)])
+    first = Reader(net, 1)
+    first.begin("s")
+    net.wait(1)
+    net.cut(0, 1)
+    second = Reader(net, 2)
+    second.begin("s", token=first.token())
+    net.wait(1)
+    delete(net, 2, "s")
+    assert first.ended() == []
+    net.link(0, 1)
+    net.wait(3)
+    assert reasons(first) == ["the durable subscription 's' was deleted"]
+    assert (names(net, 1), claimed(net)) == ({}, [])
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_a_name_that_is_made_again_after_its_deletion_is_another_one(where: int) -> None:
+    """What a former broker held is deleted, also if the new one is lost for good; the new one stays."""
+    net = DurableNet(4, [(0, 1), (0, 2), (0, 3)])
+    publisher = DurableClient(net, 0)
+    deleted_while_away(net, publisher)
+    if where == 1:  # made at the former broker itself, before it hears of the deletion
+        net.start(1)
+    again = Reader(net, where)
+    again.begin("s", ack="auto")
+    net.wait(1)
+    if where != 1:
+        net.start(1)
+    net.link(0, 1)
+    net.wait(3)
+    publisher.send(publisher.durable("t", "c"))
+    net.wait(1)
+    assert (again.got()[-1:], again.ended()) == (["c"], [])
+    assert names(net, where) == {"s": False}
+    if where == 2:
+        net.kill(2)
+        assert retire(net, 0, "b2")[0] == ""
+        assert names(net, 1) == {}
+    net.wait(65)
+    assert sum(len(names(net, at)) for at in (0, 1, 3)) == (where != 2)
+
+
 def test_a_name_made_in_two_partitions_is_that_of_the_later_one() -> None:
     net = DurableNet(2)
     one, two = Reader(net, 0), Reader(net, 1)

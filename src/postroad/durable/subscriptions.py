@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from postroad.durable.claims import Claims
+from postroad.durable.claims import NOBODY, Claims
 from postroad.durable.cursor import Cursor
 from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PostroadError, UsageError, shorten
@@ -234,7 +234,7 @@ class Subscriptions:
         Equal epochs go to the higher broker number.
         """
         highest, held = self.claims.highest(name), self._by_name.get(name)
-        if highest is None:
+        if highest is None or highest.broker == NOBODY:
             return None
         if held is not None and (held.epoch, self._broker) > (highest.epoch, highest.broker):
             return None
@@ -260,13 +260,19 @@ class Subscriptions:
         deleted there, so it is over here as well; else it has let go of what moved on."""
         if version <= self.claims.version(name, broker):
             return
-        if self.owner(name) != broker:
-            self.claims.remove(name, broker)
+        had, highest = self.owner(name) == broker, self.claims.highest(name)
+        self.claims.remove(name, broker)
+        if not had or highest is None:
             return
-        self.claims.drop(name)
+        self.claims.delete(name, highest.epoch)
         held = self._by_name.get(name)
         if held is not None:
             held.moved_at = now_us - HOLD_US
+
+    def _over(self, one: Subscription) -> bool:
+        """It was deleted where it moved to."""
+        highest = self.claims.highest(one.name)
+        return highest is not None and highest.broker == NOBODY and highest.epoch > one.epoch
 
     def retired(self, broker: int) -> list[Subscription]:
         """That broker will not come back. What moved from here to there is here again, above its claim."""
@@ -275,7 +281,7 @@ class Subscriptions:
             had = self.owner(name) == broker
             self.claims.remove(name, broker)
             held = self._by_name.get(name)
-            if had and held is not None and self.owner(name) is None:
+            if had and held is not None and self.owner(name) is None and not self._over(held):
                 held.moved_at, held.epoch = None, epoch + 1
                 self._dirty_names[name] = None
                 back.append(held)
@@ -497,7 +503,9 @@ class Subscriptions:
             )
             self._by_name[held.name] = self._by_id[held.id] = held
             self._next = max(self._next, held.id + 1)
-            if self.owner(held.name) is not None:
+            if self._over(held):
+                held.moved_at = now_us - HOLD_US
+            elif self.owner(held.name) is not None:
                 held.moved_at = now_us
         for key, value in sorted(released.items()):
             number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
@@ -568,6 +576,7 @@ class Subscriptions:
         }
 
     def check(self) -> None:
+        self.claims.check()
         if sorted(one.id for one in self._by_name.values()) != sorted(self._by_id):
             raise BugError("subscriptions: names and ids are not those of the same ones")
         for session, one in self._sessions.items():

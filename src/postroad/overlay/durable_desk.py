@@ -97,7 +97,7 @@ class DurableDesk:
         if one is None:
             raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
         out = self._host.delete(name, now_us)
-        self._subscriptions.claims.drop(name)
+        self._subscriptions.claims.delete(name, one.epoch)
         ticket = self._host.new_number()
         self._deleting[ticket] = (connection, message.number)
         self._hosting.confirm(one.id, ticket)

@@ -610,6 +610,7 @@ class DurableHosting:
             for name in self.hosting.subscriptions.expired(now_us, self.moving.reachable):
                 deleted = self.delete(name, now_us)  # which takes what `_out` holds
                 self._out += deleted
+            self._out += self.moving.tell_deleted()
         return self.take() + self.moving.tick(now_us) + self.readers.tick(now_us)
 
     def close(self, now_us: int) -> list[Effect]:

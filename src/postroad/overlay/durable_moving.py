@@ -12,6 +12,9 @@ has it.
 Claims are heard by everybody who is there while their broker is. A broker that joined or was cut off may have
 missed one, and its broker may be away since; the others have it on their disks. So before a name begins that
 is not known here, all brokers in reach are asked what they know of it, once for all such names of a turn.
+
+A name is deleted where it is. A former broker that is away then holds what it has, and claims it when it is
+back. Whoever knows better (`claims`) tells it so, once a second until it has withdrawn its claim.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from postroad.durable.claims import NOBODY
 from postroad.durable.subscriptions import Subscription, Subscriptions
 from postroad.durable.token import CheckpointToken
 from postroad.errors import PostroadError, UnavailableError, UsageError, from_wire
@@ -36,6 +40,7 @@ from postroad.wire.frames import Ended, InterestUpdate, Subscribe, encode
 
 HANDOVER: Final = "handover"
 CLAIMS: Final = "claims"
+DELETED: Final = "deleted"
 HANDOVER_US: Final = 5 * SECOND_US  # brokers have this long to answer
 MAX_WAITING: Final = 100_000  # subscribers that wait for their tokens, or for what others know
 MAX_NAMES: Final = 1_000  # of a question
@@ -101,6 +106,8 @@ class Host(Protocol):
 
     def end(self, one: Subscription, error: PostroadError) -> list[Effect]: ...
 
+    def delete(self, name: str, now_us: int) -> list[Effect]: ...
+
 
 class Moving:
     def __init__(
@@ -131,6 +138,7 @@ class Moving:
         self._rounds: list[_Round] = []
         inquiries.serve(HANDOVER, self._asked)
         inquiries.serve(CLAIMS, self._asked_claims)
+        inquiries.serve(DELETED, self._told_deleted)
 
     def reachable(self, broker: int) -> bool:
         return self._topology.distance(broker) is not None
@@ -149,7 +157,7 @@ class Moving:
         out: list[Effect] = []
         subscriptions = self._subscriptions
         for owner, version, claims, whole in news:
-            if self._retired(owner):
+            if owner == NOBODY or self._retired(owner):
                 continue
             gone = [name for name, epoch in claims.items() if epoch is None]
             if whole:
@@ -173,6 +181,33 @@ class Moving:
         """That broker never comes back: its names are those of whoever had them before, or free."""
         for one in self._subscriptions.retired(broker):
             self.claim(one)
+
+    # ---- names that were deleted while a broker that had them was away
+
+    def tell_deleted(self) -> list[Effect]:
+        out: list[Effect] = []
+        for broker, names in self._subscriptions.claims.deleted(self.reachable).items():
+            for at in range(0, len(names), MAX_NAMES):
+                body = msgspec.msgpack.encode(names[at : at + MAX_NAMES])
+                # That it withdraws its claims is the answer.
+                out += self._inquiries.ask(broker, DELETED, body, lambda _body, _now_us: []) or []
+        return out
+
+    def _told_deleted(self, broker: int, number: int, body: bytes, now_us: int) -> list[Effect]:
+        """Below these epochs they were deleted, where they had moved to."""
+        try:
+            names = msgspec.msgpack.decode(body, type=list[tuple[str, int]])
+        except msgspec.DecodeError:
+            return []
+        out: list[Effect] = []
+        for name, epoch in names[:MAX_NAMES]:
+            if not 0 < epoch <= MAX_EPOCH:
+                continue
+            self._subscriptions.claims.delete(name, epoch - 1)
+            one = self._subscriptions.get(name)
+            if one is not None and one.epoch < epoch:
+                out += self._host.delete(name, now_us)
+        return out + self._inquiries.respond(broker, number, b"")
 
     # ---- a subscriber whose token another broker keeps
 
@@ -235,7 +270,9 @@ class Moving:
             return out
         if not answer.token:
             # Whoever was asked does not have it, nor does whoever named that one: it was deleted meanwhile.
-            subscriptions.claims.drop(name)
+            highest = subscriptions.claims.highest(name)
+            if highest is not None:
+                subscriptions.claims.delete(name, highest.epoch)
             return self._host.begin(one.connection, one.message, one.selector, now_us)
         held = subscriptions.get(name)
         # A token that was kept here until it moved there may be ahead where that broker saw nothing.
@@ -306,7 +343,7 @@ class Moving:
             return
         for one in known:
             away = not self.reachable(one.broker) and not self._retired(one.broker)
-            if away and one.name in names and 0 < one.epoch <= MAX_EPOCH:
+            if away and one.broker != NOBODY and one.name in names and 0 < one.epoch <= MAX_EPOCH:
                 self._subscriptions.claimed(one.name, one.epoch, one.broker, one.version, now_us)
 
     def _begin_known(self, now_us: int) -> list[Effect]:
