@@ -311,8 +311,11 @@ def test_wrong_tokens_names_and_selectors_are_clear_errors(brokers: Any) -> None
 
             assert "JSON object" in await refused(durable="x", token="garbage")
             assert "pubend" in await refused(durable="x", token='{"nonsense": 5}')
-            ahead = json.dumps({"00000001-00000000": (time.time_ns() // 1000) + 86_400_000_000})
-            assert "in the future" in await refused(durable="x", token=ahead)
+            tomorrow = (time.time_ns() // 1000) + 86_400_000_000
+            (known,) = (await client.request("heads"))["heads"]
+            assert "in the future" in await refused(durable="x", token=json.dumps({known: tomorrow}))
+            with pytest.raises(postroad.UnavailableError, match="has not been heard here"):
+                await client.subscribe("t", durable="x", token=json.dumps({"00000001-00000000": tomorrow}))
             assert "keeps nothing on disk" in await refused(durable="x", token='{"00000001-80000001": 5}')
             for name in ("x", "s"):
                 with pytest.raises(postroad.UnavailableError, match="not known here"):

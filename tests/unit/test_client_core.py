@@ -211,6 +211,23 @@ def test_a_lost_connection_is_dialled_again_at_the_same_broker_first_then_elsewh
     assert [up.broker for up in script.take(fx.Up)] == ["b1", "b2"]
 
 
+def test_who_comes_back_to_a_broker_from_another_has_the_number_it_had_there() -> None:
+    """What it sent there and has no answer to would else be refused, as that of another publisher."""
+    script = Script("a:1", "b:2")
+    script.up()
+    for address, given, offered in (("b:2", 43, 42), ("a:1", 42, 42), ("b:2", 43, 43)):
+        script.now += 60 * SECOND_US
+        script.lose()
+        script.handle(fx.DialFailed(address=script.take(Dial)[-1].address, reason="connection refused"))
+        assert script.take(Dial) == [Dial(address)]
+        hello = script.open()
+        assert (hello.publisher, hello.resume_key) == (
+            offered,
+            b"key of %d" % offered if offered > 42 else b"key",
+        )
+        script.welcome(publisher=given, resume_key=b"key of %d" % given if given > 42 else b"key")
+
+
 def test_backoff_doubles_up_to_its_bound_and_calls_fail_after_the_outage() -> None:
     script = Script(outage_us=10 * SECOND_US)
     script.up()

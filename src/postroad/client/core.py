@@ -78,8 +78,8 @@ class ClientCore:
         self._draw = draw
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
-        self._publisher = 0
-        self._resume_key = b""
+        self._publisher = (0, b"")  # the last number that a broker gave us, and the key to it
+        self._publishers: dict[int, tuple[int, bytes]] = {}  # likewise, by index of the address
         self._address = 0  # index of the one being dialled or in use
         self._tried = 0  # addresses that failed since the last time we were up
         self._failures: dict[str, str] = {}  # address -> why the last attempt failed
@@ -183,6 +183,8 @@ class ClientCore:
         self._connection = item.connection
         self._hello_us = self._heard_us = now_us
         settings = self.settings
+        # What was sent there and not answered is known by the number we had there, wherever we were since.
+        publisher, resume_key = self._publishers.get(self._address, self._publisher)
         self.inbox.opened()
         self._send(
             wire.Hello(
@@ -193,8 +195,8 @@ class ClientCore:
                 limits=CLIENT_LIMITS,
                 window=settings.window,
                 time_us=now_us,
-                publisher=self._publisher,
-                resume_key=self._resume_key,
+                publisher=publisher,
+                resume_key=resume_key,
             )
         )
 
@@ -312,7 +314,7 @@ class ClientCore:
     def _on_welcome(self, message: wire.Welcome, now_us: int) -> None:
         check_welcome(message)
         self._adjust_clock(self._hello_us, message.time_us, now_us)
-        self._publisher, self._resume_key = message.publisher, message.resume_key
+        self._publisher = self._publishers[self._address] = (message.publisher, message.resume_key)
         self.limits = smaller(CLIENT_LIMITS, message.limits)
         error = self.outbox.opened(
             publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
