@@ -42,6 +42,10 @@ class World(Network):
         for broker in self.brokers:
             self._keep(broker, self.tracking[broker].tick(self.now_us))
 
+    def pass_time(self, us: int) -> None:
+        self.now_us += us
+        self._tick()
+
     @staticmethod
     def subscribers(broker: int) -> list[str]:
         return [f"s{broker}.{number}" for number in range(5)]
@@ -174,12 +178,16 @@ class World(Network):
         return NetworkView(
             {
                 broker: BrokerView.of(
-                    broker, f"b{broker}", self.changes[broker], config=self.config, stored_us=1 << 62
+                    broker, f"b{broker}", self.told(broker), config=self.config, stored_us=1 << 62
                 )
                 for broker in self.brokers
             },
             self.config,
         )
+
+    def told(self, broker: int) -> list[Change]:
+        landed = rows.attachments(broker, f"b{broker}", 1, self.changes[broker])
+        return [rows.change(row) for row in landed.to_pylist()]
 
     def filter_rows(self) -> pa.Table:
         return pa.concat_tables(

@@ -18,7 +18,7 @@ from postroad.spark import rows
 from postroad.spark.compact import LOCK, compact
 from postroad.spark.lake import SCHEMAS, Lake, alone, columns, write_folder
 from postroad.spark.topology import Place, latest, tracking_settings
-from postroad.tracking.attachment_log import Change
+from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.tracking.keys import ROUTING, HistoryKey
@@ -192,8 +192,14 @@ def test_rows_of_what_brokers_publish() -> None:
         3,
     )
     assert decode_record(row["record"]) == (meta, one.bits)
-    changes = [Change(what="attach", at_us=DAY_MS * 1000, kind="subscriber", who="s")]
-    (row,) = rows.attachments(8, "b8", 5, changes, whole=True).to_pylist()
+    changes = [
+        Change(what="attach", at_us=DAY_MS * 1000, kind="subscriber", who="s"),
+        Change(what="late", at_us=1, until_us=2, kind="subscriber", who="s", noted_us=3),
+        Change(what="start", at_us=1, kind="set", promise=Promise(persist_us=1, skew_us=2)),
+    ]
+    landed = rows.attachments(8, "b8", 5, changes, whole=True).to_pylist()
+    assert [rows.change(one) for one in landed] == changes
+    row = landed[0]
     assert (row["number"], row["what"], row["who"], str(row["date"])) == (5, "attach", "s", "2025-11-15")
     state = Links(broker="00000008", name="b8", boot=1, at_us=7, links=(Link(broker="00000009", cost=2),))
     (row,) = rows.topology(6, state).to_pylist()

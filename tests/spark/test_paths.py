@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -24,7 +25,7 @@ from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.verdict import TraceResult
-from postroad.units import MILLISECOND_US
+from postroad.units import MILLISECOND_US, SECOND_US
 
 COARSE = {"bits": 400, "capacity": 40, "hashes": 3, "adaptive": False}
 FINE = {"bits": 16_000, "capacity": 1000, "hashes": 11, "adaptive": False}
@@ -144,6 +145,50 @@ def test_bulk_is_live_is_true(
         assert {(one["subscriber"], one["broker"]) for one in row["receivers"]} >= {
             (name, f"b{broker}") for name, broker in got if broker in whole
         }
+
+
+def sent(
+    world: World, origin: int, target: int, who: Sequence[str], *, time_ms: int | None = None, pause_us: int = 0
+) -> bytes:
+    """A message from a broker to some at its neighbour, or at itself, that is `pause_us` on its way."""
+    world.serial += 1
+    identity = bytes(MessageId(5, origin, time_ms or world.now_us // MILLISECOND_US, world.serial))
+    world.tracking[origin].published(identity, world.now_us)
+    if target != origin:
+        world.tracking[origin].forwarded(origin, [target], identity, world.now_us)
+        world.pass_time(pause_us)
+        world.tracking[target].routed(origin, origin, identity, world.now_us)
+    world.tracking[target].delivered(origin, who, identity, world.now_us)
+    world.pass_time(SECOND_US)
+    return identity
+
+
+def alike(world: World, *ids: bytes) -> list[dict[str, Any]]:
+    """The bulk trace of each, which is the live one."""
+    found = bulk(world, list(ids))
+    live = [as_row(result) for result in world.live(*ids)]
+    for row in live:
+        same(row, found[row["id"]])
+    return [found[row["id"]] for row in live]
+
+
+def test_who_catches_up_makes_no_message_one_ahead_of_the_clock() -> None:
+    """P5: the lake has when it was noted that a message came late.
+
+    Found: without that all brokers that were ever linked were asked, and one that is gone was missing.
+    """
+    world = World(1, TrackingConfig(), 2, extra=0)
+    world.pass_time(2 * SECOND_US)
+    world.tracking[1].linked(77, world.now_us)
+    world.pass_time(60 * SECOND_US)
+    world.tracking[1].unlinked(77, world.now_us)
+    world.pass_time(86_400 * SECOND_US)
+    identity = sent(world, 1, 2, ["s2.0"])
+    world.pass_time(90 * SECOND_US)
+    sent(world, 1, 1, ["s1.0"], time_ms=MessageId.from_bytes(identity).time_ms + 5)
+    world.stop()
+    (row,) = alike(world, identity)
+    assert row["verdict"] == "complete"
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

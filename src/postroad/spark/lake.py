@@ -49,7 +49,8 @@ SCHEMAS: Final = {
     ),
     "attachments": (
         "broker string, name string, number bigint, position int, whole boolean, what string, at_us bigint,"
-        " kind string, who string, until_us bigint, date date"
+        " kind string, who string, until_us bigint, noted_us bigint, promise struct<persist_us: bigint,"
+        " lag_us: bigint, skew_us: bigint, jitter_us: bigint, filter_us: bigint>, date date"
     ),
     "topology": (
         "broker string, name string, number bigint, boot bigint, at_us bigint,"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from postroad.ids import MessageId, pubend_text
 from postroad.spark.columns import EVENTS, fixed_texts, id_characters
-from postroad.tracking.attachment_log import Change
+from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bulletins import Deliveries, Links, Spans, broker_text
 from postroad.tracking.keys import PUBLISH
 from postroad.tracking.record import FilterMeta
@@ -22,6 +23,7 @@ from postroad.units import MILLISECOND_US
 _EPOCH: Final = date(1970, 1, 1)
 _DAY_MS: Final = 86_400_000
 _SPAN: Final = pa.struct([("lo_ms", pa.int64()), ("hi_ms", pa.int64())])
+_PROMISE: Final = pa.struct([(name, pa.int64()) for name in Promise.__struct_fields__])
 _LINK: Final = pa.struct([("broker", pa.string()), ("cost", pa.int64())])
 SCHEMAS: Final = {
     "events": EVENTS,
@@ -41,7 +43,8 @@ SCHEMAS: Final = {
             *(("broker", pa.string()), ("name", pa.string()), ("number", pa.int64())),
             *(("position", pa.int32()), ("whole", pa.bool_()), ("what", pa.string())),
             *(("at_us", pa.int64()), ("kind", pa.string()), ("who", pa.string())),
-            *(("until_us", pa.int64()), ("date", pa.date32())),
+            *(("until_us", pa.int64()), ("noted_us", pa.int64()), ("promise", _PROMISE)),
+            ("date", pa.date32()),
         ]
     ),
     "topology": pa.schema(
@@ -153,11 +156,26 @@ def attachments(
                 "kind": change.kind,
                 "who": change.who,
                 "until_us": change.until_us,
+                "noted_us": change.noted_us,
+                "promise": None if change.promise is None else msgspec.structs.asdict(change.promise),
                 "date": day(change.at_us // MILLISECOND_US),
             }
             for position, change in enumerate(changes)
         ],
         SCHEMAS["attachments"],
+    )
+
+
+def change(row: Mapping[str, Any]) -> Change:
+    """What a row of `attachments` was made from; an older one does not tell all of it."""
+    return Change(
+        what=row["what"],
+        at_us=row["at_us"],
+        kind=row["kind"],
+        who=row["who"],
+        until_us=row["until_us"],
+        noted_us=row["noted_us"] or 0,
+        promise=None if row["promise"] is None else Promise(**row["promise"]),
     )
 
 

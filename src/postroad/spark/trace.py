@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from postroad.errors import UsageError, shorten
 from postroad.spark.lake import Lake, spark_path
 from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS
+from postroad.spark.rows import change
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
@@ -139,9 +140,7 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     for row in rows:
         if row.whole and row.position == 0:
             said[row.broker] = []
-        said.setdefault(row.broker, []).append(
-            Change(what=row.what, at_us=row.at_us, kind=row.kind, who=row.who, until_us=row.until_us)
-        )
+        said.setdefault(row.broker, []).append(change(row.asDict(recursive=True)))
         names[row.broker] = row.name
     for text, changes in sorted(said.items()):
         number = int(text, 16)
