@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 from tests.property.test_tracking_trace import Network
@@ -82,6 +84,12 @@ class World(Network):
                 fresh.attached(name, self.now_us)
         self.tracking[broker] = fresh
         self._keep(broker, fresh.tick(self.now_us))
+
+    def begin_again(self, **settings: Any) -> None:
+        """Other settings, with which all brokers begin again."""
+        self.config = replace(self.config, **settings)
+        for broker in self.brokers:
+            self._restart(broker, crash=False)
 
     def _opened(self, broker: int) -> Tracking:
         stored = [decode_meta(record) for _, record in sorted(self.records[broker].items())]

@@ -147,23 +147,20 @@ def test_bulk_is_live_is_true(
         }
 
 
-def sent(
-    world: World, origin: int, target: int, who: Sequence[str], *, time_ms: int | None = None, pause_us: int = 0
-) -> bytes:
-    """A message from a broker to some at its neighbour, or at itself, that is `pause_us` on its way."""
+def sent(world: World, origin: int, target: int, who: Sequence[str], *, time_ms: int | None = None) -> bytes:
+    """A message from a broker to some at its neighbour, or at itself."""
     world.serial += 1
     identity = bytes(MessageId(5, origin, time_ms or world.now_us // MILLISECOND_US, world.serial))
     world.tracking[origin].published(identity, world.now_us)
     if target != origin:
         world.tracking[origin].forwarded(origin, [target], identity, world.now_us)
-        world.pass_time(pause_us)
         world.tracking[target].routed(origin, origin, identity, world.now_us)
     world.tracking[target].delivered(origin, who, identity, world.now_us)
     world.pass_time(SECOND_US)
     return identity
 
 
-def alike(world: World, *ids: bytes) -> list[dict[str, Any]]:
+def agreed(world: World, *ids: bytes) -> list[dict[str, Any]]:
     """The bulk trace of each, which is the live one."""
     found = bulk(world, list(ids))
     live = [as_row(result) for result in world.live(*ids)]
@@ -187,8 +184,27 @@ def test_who_catches_up_makes_no_message_one_ahead_of_the_clock() -> None:
     world.pass_time(90 * SECOND_US)
     sent(world, 1, 1, ["s1.0"], time_ms=MessageId.from_bytes(identity).time_ms + 5)
     world.stop()
-    (row,) = alike(world, identity)
+    (row,) = agreed(world, identity)
     assert row["verdict"] == "complete"
+
+
+def test_bounds_that_were_wider_once_are_those_of_messages_of_then() -> None:
+    """P5, T10: skew and jitter became smaller since; who came while the message was on its way is named."""
+    world = World(1, TrackingConfig(jitter_us=20_000_000, skew_us=5_000_000), 2, extra=0)
+    world.pass_time(2 * SECOND_US)
+    identity = bytes(MessageId(5, 1, world.now_us // MILLISECOND_US, 1))
+    world.tracking[1].published(identity, world.now_us)
+    world.tracking[1].forwarded(1, [2], identity, world.now_us)
+    world.pass_time(8 * SECOND_US)
+    world.tracking[2].attached("late", world.now_us)
+    world.pass_time(SECOND_US)
+    world.tracking[2].routed(1, 1, identity, world.now_us)
+    world.tracking[2].delivered(1, ["late"], identity, world.now_us)
+    world.pass_time(SECOND_US)
+    world.begin_again(jitter_us=500_000, skew_us=250_000)
+    world.stop()
+    (row,) = agreed(world, identity)
+    assert [one["subscriber"] for one in row["receivers"]] == ["late"]
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

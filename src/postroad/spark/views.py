@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US
@@ -88,7 +88,8 @@ class BrokerView:
     ) -> BrokerView:
         """`landed_us`: what the broker stored earlier may not be in the lake."""
         held = AttachmentMap.of(changes)
-        skew, slack = config.skew_us, config.skew_us + config.jitter_us
+        skew, jitter = read_bounds(config, held)
+        slack = skew + jitter
         attached: dict[str, list[tuple[str, int, int]]] = {SUBSCRIBER: [], GROUP: []}
         linked: dict[str, int] = {}
         for kind, who, start_us, end_us, late in held.spans():

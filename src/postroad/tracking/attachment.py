@@ -29,6 +29,7 @@ from postroad.tracking.attachment_log import ASSUMED, BY_THE_CLOCK, DISK, SNAPSH
 from postroad.tracking.intervals import Intervals
 from postroad.tracking.moments import joined
 from postroad.tracking.notes import HANDLED_US, MAX_LATE, LateNotes, Noted, add_note, most_ahead
+from postroad.tracking.settings import TrackingConfig
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 SUBSCRIBER: Final = "subscriber"
@@ -462,6 +463,12 @@ class AttachmentMap:
             intervals.check()
         for notes in self._late.values():
             notes.check()
+
+
+def read_bounds(config: TrackingConfig, attachments: AttachmentMap) -> tuple[int, int]:
+    """The skew and the jitter to read it with: a process before this one may have had wider bounds."""
+    widest = attachments.widest
+    return max(config.skew_us, widest.skew_us), max(config.jitter_us, widest.jitter_us)
 
 
 def _joined(one: Change, other: Change) -> Change:

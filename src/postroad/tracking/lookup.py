@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from postroad.ids import ID_BYTES, MessageId
-from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.groups import group_members
 from postroad.tracking.keys import (
@@ -118,9 +118,7 @@ class Lookup:
         self._me = me
         self._shelf = shelf
         self._map = attachments
-        # A process before this one may have had wider bounds.
-        self._skew_us = max(config.skew_us, attachments.widest.skew_us)
-        self._jitter_us = max(config.jitter_us, attachments.widest.jitter_us)
+        self._skew_us, self._jitter_us = read_bounds(config, attachments)
 
     # ---- what a strategy has in memory
 
