@@ -208,6 +208,24 @@ def test_bounds_that_were_wider_once_are_those_of_messages_of_then() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize(("before", "after"), [("all", "neighbours"), ("all", "set"), ("set", "neighbours")])
+def test_where_a_message_went_is_taken_from_records_only_if_they_were_kept_ever_since(
+    strategy: str, before: str, after: str
+) -> None:
+    """P5: `routing` was changed. Found: a message of before was `complete` without where it went."""
+    world = World(1, TrackingConfig(strategy=strategy, routing=before), 3, extra=0)
+    world.pass_time(2 * SECOND_US)
+    target = min(world.links[1])
+    ids = [sent(world, 1, target, [f"s{target}.0"])]
+    world.begin_again(routing=after)
+    world.pass_time(2 * SECOND_US)
+    ids.append(sent(world, 1, target, [f"s{target}.0"]))
+    world.stop()
+    for row in agreed(world, *ids):
+        assert (row["verdict"], len(row["route"]), len(row["receivers"])) == ("complete", 2, 1)
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
 def test_a_crash_costs_no_more_than_its_interval(strategy: str) -> None:
     """T4, T11: brokers that are held up and die; what is whole says so, and lacks nothing.
 
@@ -270,6 +288,8 @@ def test_views_answer_as_the_map(seed: int) -> None:
         elif what == "handled":
             noted = at_us - random.randrange(0, 5000)
             changes.append(Change(what=what, at_us=at_us, until_us=until, noted_us=noted))
+        elif what == "start":
+            changes.append(Change(what=what, at_us=at_us, kind=random.choice(("", "all", "set"))))
         elif what != "late":
             changes.append(Change(what=what, at_us=at_us, until_us=until))
     held = AttachmentMap()
@@ -300,6 +320,9 @@ def test_views_answer_as_the_map(seed: int) -> None:
     for time_ms, row in zip(times.tolist(), view.neighbours.at(times), strict=True):
         named = [name for name, there in zip(view.neighbours.names, row, strict=True) if there]
         assert named == held.since(NEIGHBOUR, time_ms, skew_us=config.skew_us)
+    for time_ms, row in zip(times.tolist(), view.routings.at(times), strict=True):
+        named = [name for name, there in zip(view.routings.names, row, strict=True) if there]
+        assert set(named) == held.routings_since(time_ms, skew_us=config.skew_us)
     for time_ms, row in zip(times.tolist(), view.lost.at(times), strict=True):
         assert bool(row.any()) == held.lost_at(time_ms, **slack)
         assert (time_ms < view.forgot_ms) == (time_ms * MILLISECOND_US < (held.forgot_us or 0))

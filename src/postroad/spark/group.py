@@ -254,9 +254,14 @@ class Group:
     ) -> tuple[Flags, dict[int, tuple[Flags, Rates]]]:
         """Per id whether it is recorded at all where it went; by neighbour whether there, and the rate."""
         mode = self.network.config.routing
-        recorded = np.full(len(self), mode != "all", np.bool_)
         if mode == "all":
-            return recorded, {}
+            return np.zeros(len(self), np.bool_), {}
+        # Where it was not recorded in this way ever since, nobody knows whom the record leaves out.
+        routings = self.views[broker].routings
+        since = routings.at(self.moments)
+        wanted = np.array([name == mode for name in routings.names], np.bool_)
+        only = since.any(axis=1) & (since == wanted).all(axis=1)
+        recorded = only[self.classes]
         if mode == "set":
             recorded &= neighbours.sum(axis=1)[self.classes] <= MAX_SET_DEGREE
         found = _Least(len(self))

@@ -73,6 +73,7 @@ class BrokerView:
     subscribers: Spans
     groups: Spans
     neighbours: Spans  # from for ever to the last time a message can have gone there
+    routings: Spans  # what `routing` was set to; likewise
     lost: Spans  # under the name of the reason
 
     @classmethod
@@ -91,22 +92,16 @@ class BrokerView:
         skew, jitter = read_bounds(config, held)
         slack = skew + jitter
         attached: dict[str, list[tuple[str, int, int]]] = {SUBSCRIBER: [], GROUP: []}
-        linked: dict[str, int] = {}
+        linked: list[tuple[str, int | None]] = []
         for kind, who, start_us, end_us, late in held.spans():
             last = FOREVER if end_us is None else (end_us + skew) // MILLISECOND_US
             if kind == NEIGHBOUR and not late:
-                ended_us = last * MILLISECOND_US if end_us is None else end_us
-                linked[who] = max(ended_us, linked.get(who, ended_us))
+                linked.append((who, end_us))
             elif kind in attached:
                 # From the first millisecond whose end, plus the slack, reaches the start.
                 first = -((slack + MILLISECOND_US - 1 - start_us) // MILLISECOND_US)
                 attached[kind].append((who, first, last))
         leads = [(-FOREVER * MILLISECOND_US, FOREVER * MILLISECOND_US, 0), *held.leads()]
-        neighbours = [
-            (who, -(-start // MILLISECOND_US), min(end, ended + skew + lead) // MILLISECOND_US)
-            for start, end, lead in leads
-            for who, ended in sorted(linked.items())
-        ]
         lost = [
             (LOST, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
             for start, end in held.lost
@@ -125,7 +120,8 @@ class BrokerView:
             stored_ms=stored_us // MILLISECOND_US,
             subscribers=Spans.of(attached[SUBSCRIBER]),
             groups=Spans.of(attached[GROUP]),
-            neighbours=Spans.of(neighbours),
+            neighbours=_until(linked, leads, skew),
+            routings=_until(held.routings(), leads, skew),
             lost=Spans.of(lost),
         )
 
@@ -139,15 +135,34 @@ class BrokerView:
             self.subscribers.within(first_ms, last_ms),
             self.groups.within(first_ms, last_ms),
             self.neighbours.within(first_ms, last_ms),
+            self.routings.within(first_ms, last_ms),
             self.lost.within(first_ms, last_ms),
         )
 
     def edges(self) -> Times:
         """The times at which any answer of this broker can change."""
-        spans = (self.subscribers, self.groups, self.neighbours, self.lost)
+        spans = (self.subscribers, self.groups, self.neighbours, self.routings, self.lost)
         parts = [part for one in spans for part in (one.first, one.last + 1)]
         parts.append(np.array([self.begins_ms, self.forgot_ms, self.stored_ms + 1], np.int64))
         return np.concatenate(parts)
+
+
+def _until(
+    ends: Iterable[tuple[str, int | None]], leads: Sequence[tuple[int, int, int]], skew_us: int
+) -> Spans:
+    """From (who, the last moment that it was there), to messages of which times it was since they were made:
+    those of `leads` were made earlier than their time says."""
+    last: dict[str, int] = {}
+    for who, end_us in ends:
+        ended_us = FOREVER * MILLISECOND_US if end_us is None else end_us
+        last[who] = max(ended_us, last.get(who, ended_us))
+    return Spans.of(
+        [
+            (who, -(-start // MILLISECOND_US), min(end, ended + skew_us + lead) // MILLISECOND_US)
+            for start, end, lead in leads
+            for who, ended in sorted(last.items())
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,12 +349,12 @@ class AttachmentMap:
     def routings_since(self, time_ms: int, *, skew_us: int) -> set[str]:
         """What `routing` was set to at any moment since a message of that time was made; "" if unknown."""
         first = self._made_us(time_ms) - skew_us
-        found: set[str] = set()
-        for at_us, routing in reversed(self._routings):
-            found.add(routing)
-            if at_us <= first:
-                break
-        return found
+        return {routing for routing, last_us in self.routings() if last_us is None or first <= last_us}
+
+    def routings(self) -> Iterator[tuple[str, int | None]]:
+        """What `routing` was set to, "" if unknown; and the last moment that it was, None while it is."""
+        ends = [at_us - 1 for at_us, _ in self._routings[1:]]
+        return zip((routing for _, routing in self._routings), [*ends, None], strict=False)
 
     def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
         """(kind, who, from, to or None while it lasts, whether it is of times of messages delivered late)"""
