@@ -23,6 +23,7 @@ from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, Attachmen
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.messages import MAX_RECEIVERS
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.verdict import TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -223,6 +224,23 @@ def test_where_a_message_went_is_taken_from_records_only_if_they_were_kept_ever_
     world.stop()
     for row in agreed(world, *ids):
         assert (row["verdict"], len(row["route"]), len(row["receivers"])) == ("complete", 2, 1)
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_all_receivers_are_named_however_many_they_are(strategy: str) -> None:
+    """P5: a live trace leaves out those beyond 4096 and says so; the bulk trace ended with an error."""
+    world = World(1, TrackingConfig(strategy=strategy), 2, extra=0)
+    names = sorted(f"n{number}" for number in range(MAX_RECEIVERS + 4))
+    for name in names:
+        world.tracking[2].attached(name, world.now_us)
+    world.pass_time(2 * SECOND_US)
+    identity = sent(world, 1, 2, names)
+    world.stop()
+    (live,) = world.live(identity)
+    assert (live.verdict, live.explanation) == ("partial", "b2: 4 more receivers")
+    (row,) = bulk(world, [identity]).values()
+    assert (row["verdict"], row["missing"]) == ("complete", [])
+    assert [one["subscriber"] for one in row["receivers"]] == names
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

@@ -247,7 +247,8 @@ class _Judged:
     def _trace(self, at: int) -> tuple[Trace, bool]:
         """The live trace of one id; and whether it had to ask everywhere, for any origin."""
         group = self._group
-        trace = Trace([group.keys[at].tobytes()], reachable=group.views, limits=LIMITS, now_us=0)
+        identity = group.keys[at].tobytes()
+        trace = Trace([identity], reachable=group.views, limits=LIMITS, trusted=True, now_us=0)
         asks: list[Ask] = trace.start(0)
         everywhere = False
         while asks:
