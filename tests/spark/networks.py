@@ -182,16 +182,24 @@ class World(Network):
                 found.append(Stored(broker, meta, body))
         return found
 
-    def view(self) -> NetworkView:
+    def view(self, landed: Mapping[int, int] | None = None) -> NetworkView:
+        """`landed`: by broker, when the last record was stored that the lake has; without it, it has all."""
         return NetworkView(
             {
                 broker: BrokerView.of(
-                    broker, f"b{broker}", self.told(broker), config=self.config, stored_us=1 << 62
+                    broker,
+                    f"b{broker}",
+                    self.told(broker),
+                    config=self.config,
+                    stored_us=1 << 62 if landed is None else landed[broker],
                 )
                 for broker in self.brokers
             },
             self.config,
         )
+
+    def last_stored_us(self, broker: int) -> int:
+        return max((meta.stored_us for meta, _ in self._metas(broker)), default=0)
 
     def told(self, broker: int) -> list[Change]:
         landed = rows.attachments(broker, f"b{broker}", 1, self.changes[broker])

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from postroad.errors import UsageError
+from postroad.errors import StorageError, UsageError
 from postroad.ids import MessageId, pubend_id
 from postroad.spark import rows
 from postroad.spark.compact import LOCK, compact
 from postroad.spark.lake import SCHEMAS, Lake, alone, columns, write_folder
+from postroad.spark.landing import landed_until
 from postroad.spark.topology import Place, latest, tracking_settings
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
@@ -204,6 +205,22 @@ def test_rows_of_what_brokers_publish() -> None:
     state = Links(broker="00000008", name="b8", boot=1, at_us=7, links=(Link(broker="00000009", cost=2),))
     (row,) = rows.topology(6, state).to_pylist()
     assert row["links"] == [{"broker": "00000009", "cost": 2}]
+
+
+def test_a_lake_knows_how_far_its_landing_is(tmp_path: Path) -> None:
+    """P5: the last batch that is done, not the one that is under way."""
+    assert landed_until(tmp_path) == {}
+    place = tmp_path / "_landing" / "history" / "checkpoint"
+    for folder, numbers in (("commits", (8, 9, 10)), ("offsets", (8, 9, 10, 11))):
+        (place / folder).mkdir(parents=True)
+        for number in numbers:
+            ends = {"00000007-00000001": number, "00000008-00000001": 5, "since": -1}
+            (place / folder / str(number)).write_text(f"v1\n{{}}\n{json.dumps(ends)}")
+            (place / folder / f".{number}.crc").write_text("x")
+    assert landed_until(tmp_path) == {"00000007": 10, "00000008": 5}
+    (place / "offsets" / "10").write_text("v1\n{}\nrubbish")
+    with pytest.raises(StorageError, match="does not tell how far landing is"):
+        landed_until(tmp_path)
 
 
 def test_the_lake_knows_how_brokers_read_their_records(spark: SparkSession, tmp_path: Path) -> None:

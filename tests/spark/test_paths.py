@@ -17,10 +17,10 @@ from tests.spark.networks import World
 from postroad.ids import MessageId
 from postroad.spark.claims import SLICED_FROM, Bits, contained, contains
 from postroad.spark.group import Group, Stored, keys_from
-from postroad.spark.paths import trace_group
+from postroad.spark.paths import NOT_YET, trace_group
 from postroad.spark.views import BrokerView, NetworkView
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
-from postroad.tracking.attachment_log import Change
+from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.messages import MAX_RECEIVERS
@@ -241,6 +241,53 @@ def test_all_receivers_are_named_however_many_they_are(strategy: str) -> None:
     (row,) = bulk(world, [identity]).values()
     assert (row["verdict"], row["missing"]) == ("complete", [])
     assert [one["subscriber"] for one in row["receivers"]] == names
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_broker_whose_records_are_not_in_the_lake_yet_is_missing(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5: with all that brokers have stored so far, and then with nothing of one of them.
+
+    Found: only that of the broker in the id counted, and a message was `complete` without the others.
+    """
+    world = World(1, TrackingConfig(strategy=strategy), 2, extra=0)
+    world.pass_time(2 * SECOND_US)
+    ids: dict[bytes, int] = {}
+    for number in range(100):
+        target = 1 if number % 7 else 2
+        ids[sent(world, 1, target, [f"s{target}.0"])] = target
+    live = {result.id: as_row(result) for result in world.live(*ids)}
+    for landed in ({1, 2}, {1}):
+        records = {broker: held if broker in landed else {} for broker, held in world.records.items()}
+        monkeypatch.setattr(world, "records", records)
+        view = world.view(landed={broker: world.last_stored_us(broker) for broker in world.brokers})
+        monkeypatch.setattr(world, "view", lambda view=view: view)
+        found = bulk(world, list(ids))
+        for row in found.values():
+            if row["verdict"] == "complete":
+                same(live[row["id"]], row)
+            else:
+                assert {one["why"] for one in row["missing"]} == {NOT_YET}
+        complete = sum(row["verdict"] == "complete" for row in found.values())
+        assert 70 < complete < 100 if 2 in landed else not complete
+        monkeypatch.undo()
+
+
+def test_a_broker_that_has_nothing_to_store_is_whole_as_far_as_it_is_landed() -> None:
+    """P5: by how far landing is with it; and one that fell silent said so, after the last that it stored."""
+    start = Change(what="start", at_us=0, promise=Promise(persist_us=10, lag_us=10, skew_us=1, jitter_us=2))
+    settled = Change(what="settled", at_us=5_000_000)
+
+    def until(*changes: Change, **known: int) -> int:
+        view = BrokerView.of(1, "b", changes, config=TrackingConfig(skew_us=1, jitter_us=2), **known)
+        return view.stored_ms
+
+    assert until(start, stored_us=0, told_us=9_000_023) == 9_000
+    assert until(start, stored_us=0, told_us=9_000_022) == 8_999
+    assert until(start, stored_us=4_000_013) == 4_000
+    assert until(start, settled, stored_us=4_000_000) == 4_999
+    assert until(start, settled, stored_us=3_999_000) == 3_998, "what was stored since is not here"
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

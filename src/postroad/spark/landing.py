@@ -283,6 +283,21 @@ def _look_around(feed: _Feed, file: Path) -> str:
     )
 
 
+def landed_until(lake: Path) -> dict[str, int]:
+    """By broker, until when all that it published about itself is in the lake, by its own clock."""
+    place = lake / FOLDER / "history" / "checkpoint"
+    done = [int(one.name) for one in (place / "commits").glob("[0-9]*")]
+    if not done:
+        return {}
+    file = place / "offsets" / str(max(done))
+    try:
+        offset = json.loads(file.read_text().splitlines()[-1])  # a token, under a version and settings
+        ticks = [(pubend[:8], int(tick)) for pubend, tick in offset.items() if pubend != SINCE]
+    except (OSError, ValueError, IndexError, AttributeError) as error:
+        raise StorageError(f"{file} does not tell how far landing is: {error!r}") from None
+    return {broker: min(tick for other, tick in ticks if other == broker) for broker, _ in ticks}
+
+
 class _Job:
     """One of the two queries, and what was told of it."""
 

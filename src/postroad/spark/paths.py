@@ -29,7 +29,7 @@ from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver
 from postroad.tracking.trace import Ask, Trace, TraceLimits
 from postroad.tracking.verdict import TraceResult, passed_on, share, told_apart, unwanted
 
-NOT_YET: Final = "the lake has nothing of that time from this broker yet"
+NOT_YET: Final = "the lake does not have all of that time from this broker yet"
 _MOST: Final = 1 << 40
 _WIDEST: Final = 1 << 62
 LIMITS: Final = TraceLimits(fan_out=_MOST, brokers=_MOST, rounds=_MOST)
@@ -69,7 +69,7 @@ class _Said:
     candidates: Numbers  # per class
     neighbours: list[tuple[int, ...]]  # per class
     lost: list[str]  # per class: why not all of it is known, or ""
-    late: Flags  # per class: too late to be in the lake, if it was published here
+    late: Flags  # per class: too late for all of it to be in the lake
     forgotten: Flags  # per class
     begins_ms: int
 
@@ -207,7 +207,7 @@ class _Judged:
         said, group = self._said[broker], self._group
         of_class = int(group.classes[at])
         lost = said.lost[of_class]
-        if not lost and said.late[of_class] and int(group.homes[at]) == broker:
+        if not lost and said.late[of_class]:
             lost = NOT_YET
         received = said.received
         rows = range(int(said.starts[at]), int(said.starts[at + 1]))

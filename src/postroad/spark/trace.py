@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from postroad.errors import UsageError, shorten
 from postroad.spark.lake import Lake, spark_path
+from postroad.spark.landing import landed_until
 from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS
 from postroad.spark.rows import change
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
@@ -34,7 +35,6 @@ from postroad.spark.views import FOREVER, BrokerView, NetworkView
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig
-from postroad.units import MILLISECOND_US
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,10 +46,10 @@ HOT_IDS: Final = 1_000_000  # ids of one group; with more it is split
 MAX_BUCKETS: Final = 1_000_000  # that the ids of one job may spread over
 MAX_BROADCAST: Final = 1_000_000  # replaced states that all executors are told rather than joined with
 WHOLE_BYTES: Final = 64 << 20  # records of one bucket, of all origins, that one task may be given
-# Of each broker's records: the last that tells of all up to its time; bits; and bits times milliseconds.
+# Of each broker's records: when the last was stored; bits; and bits times milliseconds.
 _BITS: Final = "CAST(CASE WHEN m > 0 THEN m ELSE count * 160 END AS DOUBLE)"
 _TOTALS: Final = (
-    f"max(CASE WHEN kind IN ('{PUBLISH}', '{LOG}') THEN stored_us END) AS last",
+    "max(stored_us) AS last",
     f"sum(CASE WHEN hi_ms >= lo_ms THEN {_BITS} END) AS size",
     f"sum(CASE WHEN hi_ms >= lo_ms THEN (hi_ms - lo_ms + 1) * {_BITS} END) AS weighed",
     "count(replaces) AS replaced",
@@ -131,7 +131,8 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     rows = lake.read("attachments").drop("date", "segment").collect()
     rows.sort(key=lambda row: (row.broker, row.number, row.position))
     totals = lake.read("filters").groupBy("broker").agg(*(expr(text) for text in _TOTALS)).collect()
-    stored = {int(row.broker, 16): int(row.last) for row in totals if row.last is not None}
+    stored = {row.broker: int(row.last) for row in totals}
+    told = landed_until(lake.path)
     views: dict[int, BrokerView] = {}
     said: dict[str, list[Change]] = {}
     names: dict[str, str] = {}
@@ -144,14 +145,14 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
         names[row.broker] = row.name
     for text, changes in sorted(said.items()):
         number = int(text, 16)
-        stopped = changes[-1].what == "stop"
         views[number] = BrokerView.of(
             number,
             names[text],
             changes,
             config=config,
-            stored_us=FOREVER * MILLISECOND_US if stopped else stored.get(number, 0),
+            stored_us=stored.get(text, 0),
             landed_us=landed.get(text, FOREVER),
+            told_us=told.get(text, 0),
         )
     return NetworkView(views, config), totals
 

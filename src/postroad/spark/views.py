@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
 from postroad.tracking.attachment_log import Change
+from postroad.tracking.recorder import SETTLE_US
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US
 
@@ -69,7 +70,7 @@ class BrokerView:
     name: str
     begins_ms: int
     forgot_ms: int  # messages of earlier times may be forgotten; -FOREVER if none are
-    stored_ms: int  # nothing of a later time can be in the lake
+    stored_ms: int  # of later times the lake may not have everything yet
     subscribers: Spans
     groups: Spans
     neighbours: Spans  # from for ever to the last time a message can have gone there
@@ -86,8 +87,11 @@ class BrokerView:
         config: TrackingConfig,
         stored_us: int,
         landed_us: int = 0,
+        told_us: int = 0,
     ) -> BrokerView:
-        """`landed_us`: what the broker stored earlier may not be in the lake."""
+        """`stored_us`: when the last of its records was stored that the lake has; `told_us`: all that it
+        published until then is here; `landed_us`: what it stored earlier may not be."""
+        changes = list(changes)
         held = AttachmentMap.of(changes)
         skew, jitter = read_bounds(config, held)
         slack = skew + jitter
@@ -112,12 +116,14 @@ class BrokerView:
                 (NOT_LANDED, (begun - slack) // MILLISECOND_US + 1, (landed_us + skew) // MILLISECOND_US)
             )
         forgot = held.forgot_us
+        stopped = bool(changes) and changes[-1].what == "stop"
+        whole_us = FOREVER * MILLISECOND_US if stopped else _whole_until(held, stored_us, told_us) - slack
         return cls(
             number=number,
             name=name,
             begins_ms=(held.begins_us or 0) // MILLISECOND_US,
             forgot_ms=-FOREVER if forgot is None else -(-forgot // MILLISECOND_US),
-            stored_ms=stored_us // MILLISECOND_US,
+            stored_ms=whole_us // MILLISECOND_US,
             subscribers=Spans.of(attached[SUBSCRIBER]),
             groups=Spans.of(attached[GROUP]),
             neighbours=_until(linked, leads, skew),
@@ -145,6 +151,16 @@ class BrokerView:
         parts = [part for one in spans for part in (one.first, one.last + 1)]
         parts.append(np.array([self.begins_ms, self.forgot_ms, self.stored_ms + 1], np.int64))
         return np.concatenate(parts)
+
+
+def _whole_until(held: AttachmentMap, stored_us: int, told_us: int) -> int:
+    """What was recorded until then is in the lake: records land in the order in which they were stored."""
+    promise = held.widest
+    # It takes an interval until something is stored, and is published soon after that.
+    known_us = max(stored_us - promise.lag_us, told_us - 2 * promise.persist_us)
+    # A broker that fell silent says so after its last record.
+    last = held.settled_us <= stored_us + promise.persist_us + SETTLE_US
+    return max(known_us, held.settled_us) if last else known_us
 
 
 def _until(

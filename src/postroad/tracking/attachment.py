@@ -84,10 +84,10 @@ class AttachmentMap:
         "_late",
         "_promise",
         "_routings",
-        "_settled_us",
         "_unwritten",
         "begins_us",
         "forgot_us",
+        "settled_us",
         "unrecorded_us",
         "widest",
     )
@@ -103,7 +103,7 @@ class AttachmentMap:
         self.widest = Promise()  # of all starts
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
-        self._settled_us = 0  # all that was recorded until then is stored
+        self.settled_us = 0  # all that was recorded until then is stored
         self._clock_us = 0  # the latest that the clock was seen at
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
         self._unwritten: list[tuple[int, int]] = []  # likewise, what a disk lost
@@ -150,7 +150,7 @@ class AttachmentMap:
         else:
             # Times of before a clock was set back do not tell what this process stored.
             before_us = max((until_us for _, until_us in made._crashes), default=0)
-            stored = [at_us for at_us in (last_stored_us, made._settled_us) if at_us > before_us]
+            stored = [at_us for at_us in (last_stored_us, made.settled_us) if at_us > before_us]
             lost_us = max([running_us, *stored])
             seen_us = max(seen_us, lost_us)
             # If the clock was set back, it died at some time after the last that is known.
@@ -263,7 +263,7 @@ class AttachmentMap:
                 if change.kind != AHEAD:
                     self._add_handled(change)
             case "settled":
-                self._settled_us = change.at_us
+                self.settled_us = change.at_us
             case "begin":
                 self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
@@ -437,8 +437,8 @@ class AttachmentMap:
             head += [Change(what="lost", kind=why, at_us=start, until_us=end) for start, end in spans]
         head += [_change("handled", AHEAD, note) for note in self._ahead]
         head += self._handled
-        if self._settled_us:
-            head.append(Change(what="settled", at_us=self._settled_us))
+        if self.settled_us:
+            head.append(Change(what="settled", at_us=self.settled_us))
         # After all starts: it is the time of none of them.
         seen = Change(what="seen", at_us=self._clock_us)
         started = Change(
