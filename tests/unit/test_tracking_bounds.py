@@ -173,7 +173,7 @@ def test_what_a_disk_lost_is_joined_and_never_forgotten() -> None:
     held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
     times_us = [NOW_US + at * 200 * SECOND_US for at in range(MAX_LOST + 100)]
     for at_us in times_us:
-        held.lose(at_us, at_us + SECOND_US)
+        held.lose(at_us, at_us + SECOND_US, at_us)
     assert len(held.lost) == MAX_LOST
     assert all(held.lost_at(at_us // 1000 + 500, skew_us=0) for at_us in times_us)
 

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from postroad.tracking.attachment_log import ASSUMED, BY_THE_CLOCK, DISK, SNAPSHOT, Change, Promise, wider
 from postroad.tracking.intervals import Intervals
 from postroad.tracking.moments import joined
-from postroad.tracking.notes import HANDLED_US, MAX_LATE, LateNotes, Noted, add_note, most_ahead
+from postroad.tracking.notes import HANDLED_US, MAX_LATE, LateNotes, Noted, add_note, last_noted, most_ahead
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
@@ -46,6 +46,7 @@ MAX_HANDLED: Final = 256
 MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
 LATE_ROUND_US: Final = 60 * SECOND_US
+LOST_US: Final = 86_400 * SECOND_US  # a loss is noted anew after this, and remembered so much longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class AttachmentMap:
         self.settled_us = 0  # all that was recorded until then is stored
         self._clock_us = 0  # the latest that the clock was seen at
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
-        self._unwritten: list[tuple[int, int]] = []  # likewise, what a disk lost
+        self._unwritten: list[Noted] = []  # likewise, of any times: what a disk lost, or was handled late
         # What the process before this one recorded since then may have died with it; None if nothing did.
         self.unrecorded_us: int | None = None
 
@@ -165,7 +166,7 @@ class AttachmentMap:
             news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=until_us)))
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:
-                    news += made.lose(one.at_us, one.until_us)
+                    news += made.lose(one.at_us, one.until_us, now_us)
         news.append(made._apply(Change(what="start", at_us=now_us, kind=routing, promise=promise)))
         return made, news
 
@@ -209,7 +210,7 @@ class AttachmentMap:
         ahead = any(
             one.start_us <= start and end <= one.end_us and end - now_us <= one.lead_us for one in self._ahead
         )
-        if (ahead or end <= now_us) and self._lost_whole(start, end):
+        if (ahead or end <= now_us) and self._lost_whole(start, end, now_us):
             return []
         said_us = start  # until there it was said
         for one in self._handled:
@@ -219,19 +220,27 @@ class AttachmentMap:
             return []
         return [self._apply(Change(what="handled", at_us=start, until_us=end, noted_us=now_us))]
 
-    def lose_handled(self, lo_ms: int, hi_ms: int, grain_us: int = LATE_ROUND_US) -> list[Change]:
+    def lose_handled(
+        self, lo_ms: int, hi_ms: int, now_us: int, grain_us: int = LATE_ROUND_US
+    ) -> list[Change]:
         """Messages of these times, of which that was said, could not be stored."""
-        return self.lose(*_rounded(lo_ms, hi_ms, grain_us))
+        return self.lose(*_rounded(lo_ms, hi_ms, grain_us), now_us)
 
-    def lose(self, start_us: int, end_us: int) -> list[Change]:
+    def lose(self, start_us: int, end_us: int, now_us: int) -> list[Change]:
         """What was recorded then could not be stored. Times that follow each other are one."""
         start_us, end_us = min(start_us, end_us), max(start_us, end_us)
-        if self._lost_whole(start_us, end_us):
+        if self._lost_whole(start_us, end_us, now_us):
             return []
-        return [self._apply(Change(what="lost", kind=DISK, at_us=start_us, until_us=end_us))]
+        lost = Change(what="lost", kind=DISK, at_us=start_us, until_us=end_us, noted_us=now_us)
+        return [self._apply(lost)]
 
-    def _lost_whole(self, start_us: int, end_us: int) -> bool:
-        return any(start <= start_us and end_us <= end for start, end in self.lost)
+    def _lost_whole(self, start_us: int, end_us: int, now_us: int) -> bool:
+        """One of long ago is forgotten before what is lost now may be."""
+        crashes = (Noted(start, end, end) for start, end in self._crashes)
+        return any(
+            one.start_us <= start_us and end_us <= one.end_us and one.noted_us + LOST_US >= now_us
+            for one in (*crashes, *self._unwritten)
+        )
 
     def settled(self, now_us: int) -> list[Change]:
         """All that was recorded until now is stored."""
@@ -250,7 +259,9 @@ class AttachmentMap:
                 noted = Noted(change.at_us, change.until_us, change.noted_us or change.until_us)
                 self._late[change.kind].add(change.who, noted)
             case "lost" if change.kind == DISK:
-                self._add_unwritten(change.at_us, change.until_us)
+                # One that does not say was noted after all that comes before it.
+                noted_us = change.noted_us or max(change.until_us, self._clock_us)
+                self._add_unwritten(Noted(change.at_us, change.until_us, noted_us))
             case "lost":
                 if len(self._crashes) >= MAX_LOST:
                     self._crashes = joined(self._crashes, MAX_LOST - 1)
@@ -279,17 +290,26 @@ class AttachmentMap:
                 if self.begins_us is None:
                     self.begins_us = change.at_us
                 if self._damaged_us is not None and change.who != SNAPSHOT:  # whoever is there is named again
-                    self._add_unwritten(self._damaged_us, change.at_us)
+                    self._add_unwritten(Noted(self._damaged_us, change.at_us, change.at_us))
                     self._damaged_us = None
         return change
 
-    def _add_unwritten(self, start_us: int, end_us: int) -> None:
-        """A disk that stays full costs one span."""
-        first, last = start_us - LATE_ROUND_US, end_us + LATE_ROUND_US
-        touching = [held for held in self._unwritten if held[0] <= last and first <= held[1]]
-        start_us = min([start_us, *(start for start, _ in touching)])
-        end_us = max([end_us, *(end for _, end in touching)])
-        self._unwritten = joined([*self._unwritten, (start_us, end_us)], MAX_LOST)
+    def _add_unwritten(self, note: Noted) -> None:
+        """A disk that stays full costs one span. What was lost on other days is forgotten on other days."""
+        joint, others = [note], []
+        for held in self._unwritten:
+            near = max(held.start_us, note.start_us) - min(held.end_us, note.end_us) <= LATE_ROUND_US
+            within = note.start_us <= held.start_us and held.end_us <= note.end_us
+            if (near and abs(held.noted_us - note.noted_us) <= LOST_US) or (
+                within and held.noted_us <= note.noted_us
+            ):
+                joint.append(held)
+            else:
+                others.append(held)
+        self._unwritten = sorted([*others, _one(joint)], key=lambda held: held.start_us)
+        if len(self._unwritten) > MAX_LOST:
+            at = _nearest([(held.start_us, held.end_us, held.noted_us) for held in self._unwritten])
+            self._unwritten[at : at + 2] = [_one(self._unwritten[at : at + 2])]
 
     def _routed(self, at_us: int, routing: str) -> None:
         if not self._routings or self._routings[-1][1] != routing:
@@ -311,12 +331,7 @@ class AttachmentMap:
                     held.append(replace(one, at_us=max(one.at_us, change.until_us)))
         held.sort(key=lambda one: one.at_us)
         if len(held) > MAX_HANDLED:
-            # Those that are near to each other, and were noted at about the same time.
-            apart = [
-                (two.at_us - one.until_us + abs(two.noted_us - one.noted_us), at)
-                for at, (one, two) in enumerate(pairwise(held))
-            ]
-            at = min(apart)[1]
+            at = _nearest([(one.at_us, one.until_us, one.noted_us) for one in held])
             held[at : at + 2] = [_joined(held[at], held[at + 1])]
         self._handled = held
 
@@ -366,7 +381,7 @@ class AttachmentMap:
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(from, to] of which nothing is known"""
-        return [*self._crashes, *self._unwritten]
+        return [*self._crashes, *((held.start_us, held.end_us) for held in self._unwritten)]
 
     def lost_at(self, time_ms: int, *, skew_us: int, delay_us: int = 0) -> bool:
         """Whether what happened to a message of that time may have died with a process."""
@@ -396,7 +411,9 @@ class AttachmentMap:
         self._coarsen()
         self._ahead = [note for note in self._ahead if note.end_us >= before_us]
         self._crashes = [span for span in self._crashes if span[1] >= before_us]
-        self._unwritten = [span for span in self._unwritten if span[1] >= before_us]
+        self._unwritten = [
+            held for held in self._unwritten if max(held.end_us, held.noted_us + LOST_US) >= before_us
+        ]
         return held - self._held
 
     @property
@@ -433,8 +450,8 @@ class AttachmentMap:
         ]
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
-        for why, spans in (("", self._crashes), (DISK, self._unwritten)):
-            head += [Change(what="lost", kind=why, at_us=start, until_us=end) for start, end in spans]
+        head += [Change(what="lost", at_us=start, until_us=end) for start, end in self._crashes]
+        head += [_change("lost", DISK, held) for held in self._unwritten]
         head += [_change("handled", AHEAD, note) for note in self._ahead]
         head += self._handled
         if self.settled_us:
@@ -484,6 +501,20 @@ def _change(what: str, kind: str, note: Noted, who: str = "") -> Change:
     return Change(
         what=what, kind=kind, who=who, at_us=note.start_us, until_us=note.end_us, noted_us=note.noted_us
     )
+
+
+def _one(notes: list[Noted]) -> Noted:
+    return last_noted(sorted(notes, key=lambda note: note.start_us))
+
+
+def _nearest(spans: list[tuple[int, int, int]]) -> int:
+    """Of which two that follow each other the first is nearest to the second, by its times and by when it
+    was noted."""
+    apart = [
+        (max(0, start_us - end_us) + abs(noted_us - before_us), at)
+        for at, ((_, end_us, before_us), (start_us, _, noted_us)) in enumerate(pairwise(spans))
+    ]
+    return min(apart)[1]
 
 
 def _rounded(lo_ms: int, hi_ms: int, grain_us: int) -> tuple[int, int]:

@@ -47,9 +47,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     what: attach or detach (who, at), late (who, message times from at to until, noted then), start and stop
     of the process (at; of a start, `kind` is the setting `routing`, `promise` what else counts, and `who`
     SNAPSHOT if nothing starts and only the changes before it are one), lost (from at to until nothing is
-    known), begin (nothing older than at is kept), handled (message times from at to until, out of their time,
-    noted then), damaged (changes from at on are missing), settled (what was recorded before at is stored),
-    seen (the clock had shown at, in a snapshot).
+    known; of DISK, noted then), begin (nothing older than at is kept), handled (message times from at to
+    until, out of their time, noted then), damaged (changes from at on are missing), settled (what was
+    recorded before at is stored), seen (the clock had shown at, in a snapshot).
     """
 
     what: str

@@ -250,7 +250,7 @@ class Recorder(Lookup):
             before=min(fresh, default=self._sequence + 1),
         )
         if gone or self._undropped:
-            self._drop(gone, ahead)
+            self._drop(gone, ahead, now_us)
         # A filter that is kept by when it was stored has messages from before that.
         horizon_us = max(now_us - config.keep_us - self._map.widest.filter_us, self._map.begins_us or 0)
         forgotten = self._forget(horizon_us)
@@ -261,7 +261,7 @@ class Recorder(Lookup):
         if self._log_bytes > max(MAX_LOG_BYTES, self._whole_bytes) or forgotten > len(self._map):
             self._rewrite_map()
 
-    def _drop(self, gone: tuple[int, ...], ahead: Spans) -> None:
+    def _drop(self, gone: tuple[int, ...], ahead: Spans, now_us: int) -> None:
         """Ask for these to go, and for those that could not go before."""
         self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
         lost = [(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US) for lo_ms, hi_ms in ahead]
@@ -273,8 +273,8 @@ class Recorder(Lookup):
         # All of it, whether or not it was said before: that may not have been kept.
         changes = [Change(what="begin", at_us=self._map.forgot_us or 0)]
         for at_us, until_us in joined(lost, MAX_LATE_SPANS):
-            self._map.lose(at_us, until_us)
-            changes.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
+            self._map.lose(at_us, until_us, now_us)
+            changes.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us, noted_us=now_us))
         record = encode_changes(changes)
         self._log_bytes += len(record)
         self._out.append(DropFilters(sequences=gone, record=record))
@@ -307,9 +307,10 @@ class Recorder(Lookup):
                 # An earlier state is still there, and has all but the last interval.
                 interval_us = self._config.persist_us + GATHER_US
                 since_us = meta.opened_us if meta.replaces is None else meta.stored_us - interval_us
-                self._changed(self._map.lose(max(since_us, meta.opened_us), meta.stored_us))
+                self._changed(self._map.lose(max(since_us, meta.opened_us), meta.stored_us, now_us))
                 for lo_ms, hi_ms in joined(meta.singles, MAX_LATE_SPANS):
-                    self._press(self._map.lose_handled(lo_ms, hi_ms, self._grain_us(now_us)))
+                    grain_us = self._grain_us(now_us)
+                    self._press(self._map.lose_handled(lo_ms, hi_ms, now_us, grain_us))
             elif isinstance(effect, DropFilters):
                 self._undropped.append(effect)
             elif isinstance(effect, StoreAttachments) and effect.pressing:

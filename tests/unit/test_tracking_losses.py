@@ -1,0 +1,107 @@
+"""What is lost stays said for as long as it would have been kept, whatever its times and the clock (T4)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
+
+from postroad.tracking.attachment import LOST_US, MAX_LOST, AttachmentMap
+from postroad.tracking.attachment_log import DISK, Change
+from postroad.tracking.effects import NotKept, StoreAttachments, TrackingEffect
+from postroad.tracking.recorder import EXPIRE_US
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import Tracking
+from postroad.units import SECOND_US
+
+DAY_US = 24 * HOUR_US
+
+
+def lasts(disk: Disk, tracking: Tracking, now_us: int, for_us: int, step_us: int = SECOND_US) -> int:
+    """The broker has nothing to do but to look after what it has; returns the time then."""
+    for at_us in range(now_us + step_us, now_us + for_us + 1, step_us):
+        disk.keep(tracking.tick(at_us))
+    return now_us + for_us
+
+
+# ---- times of before the first start
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("how", ["killed", "refused"])
+def test_a_loss_of_times_before_the_first_start_is_not_forgotten(strategy: str, how: str) -> None:
+    """A broker joins, a durable subscriber catches up there with an event of an hour ago, and that is lost:
+    by kill -9, or as the disk did not take it."""
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US, config)
+    now_us = NOW_US + 60 * SECOND_US
+    old, other = identity(now_us - HOUR_US), identity(now_us - HOUR_US // 2)
+    tracking.attached("dd", now_us)
+    tracking.routed(2, 2, old, now_us)
+    tracking.delivered(2, ("dd",), old, now_us)
+    if how == "killed":
+        disk.keep(tracking.tick(now_us + SECOND_US))
+        tracking = disk.start(now_us + 2 * SECOND_US, config)
+    else:
+        tracking.not_kept(NotKept(effects=refused(disk, tracking, now_us, 30 * SECOND_US)), now_us)
+        tracking.attached("ee", now_us + 31 * SECOND_US)
+    for _ in range(3):
+        now_us = lasts(disk, tracking, now_us, 4 * EXPIRE_US)
+        assert disk.find(tracking, old, 2).lost
+        assert not disk.find(tracking, other, 2).lost
+        assert not disk.find(tracking, old, 2).forgotten
+    tracking._rewrite_map()
+    disk.keep(tracking.tick(now_us))
+    tracking = disk.start(now_us + SECOND_US, config)
+    assert disk.find(tracking, old, 2).lost, "nor by a log that is written anew"
+
+
+def refused(disk: Disk, tracking: Tracking, now_us: int, for_us: int) -> tuple[TrackingEffect, ...]:
+    """What a disk does not take that has room for what is pressing."""
+    found: list[TrackingEffect] = []
+    for at_us in range(now_us, now_us + for_us, SECOND_US):
+        for effect in tracking.tick(at_us):
+            if isinstance(effect, StoreAttachments) and effect.pressing:
+                disk.keep([effect])
+            else:
+                found.append(effect)
+    return tuple(found)
+
+
+def test_a_loss_is_forgotten_by_when_it_was_noted() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    old_us = NOW_US - 40 * DAY_US
+    held.lose(old_us, old_us + SECOND_US, NOW_US)
+    assert not held.lose(old_us, old_us + SECOND_US, NOW_US + LOST_US), "one that is said is not said again"
+    assert held.lose(old_us, old_us + SECOND_US, NOW_US + 2 * LOST_US), "unless it would be forgotten before"
+    held = AttachmentMap.of(held.snapshot(NOW_US))
+    held.forget(NOW_US + 3 * LOST_US)
+    assert held.lost == [(old_us, old_us + SECOND_US)]
+    held.forget(NOW_US + 3 * LOST_US + 1)
+    assert held.lost == []
+
+
+def test_a_loss_in_a_log_that_does_not_say_when() -> None:
+    """It was noted after what is before it in the log."""
+    changes = [
+        Change(what="start", at_us=NOW_US),
+        Change(what="lost", kind=DISK, at_us=SECOND_US, until_us=2 * SECOND_US),
+    ]
+    held = AttachmentMap.of(changes)
+    held.forget(NOW_US)
+    assert held.lost == [(SECOND_US, 2 * SECOND_US)]
+
+
+def test_losses_of_many_days_stay_apart_within_their_bound() -> None:
+    """Those of one day that touch are one, whatever was noted of the same times before."""
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    for day in range(10):
+        now_us = NOW_US + 2 * day * DAY_US
+        for at_us in range(now_us, now_us + HOUR_US, 10 * SECOND_US):
+            held.lose(at_us - 10 * SECOND_US, at_us, at_us)
+        held.lose(0, HOUR_US, now_us)
+    assert len(held.lost) == 11
+    for number in range(2 * MAX_LOST):
+        at_us = number * HOUR_US
+        held.lose(at_us, at_us + SECOND_US, NOW_US + number * SECOND_US)
+        assert len(held.lost) <= MAX_LOST
+    assert all(held.lost_at(number * 3_600_000, skew_us=SECOND_US) for number in range(2 * MAX_LOST))
