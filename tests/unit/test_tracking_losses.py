@@ -105,3 +105,54 @@ def test_losses_of_many_days_stay_apart_within_their_bound() -> None:
         held.lose(at_us, at_us + SECOND_US, NOW_US + number * SECOND_US)
         assert len(held.lost) <= MAX_LOST
     assert all(held.lost_at(number * 3_600_000, skew_us=SECOND_US) for number in range(2 * MAX_LOST))
+
+
+# ---- clocks that were ahead
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+def test_a_first_start_with_a_clock_ahead_hides_nobody(strategy: str, ending: str) -> None:
+    """It is put right with a restart: from then on nothing is forgotten, and nothing is before history."""
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US + HOUR_US, config)
+    lasts(disk, tracking, NOW_US + HOUR_US, 60 * SECOND_US)
+    if ending == "stopped":
+        disk.keep(tracking.close(NOW_US + HOUR_US + 60 * SECOND_US))
+    tracking = disk.start(NOW_US, config)
+    now_us = NOW_US + 20 * SECOND_US
+    tracking.attached("ann", now_us)
+    tracking.linked(2, now_us)
+    sent = identity(now_us)
+    tracking.published(sent, now_us)
+    tracking.delivered(1, ("ann",), sent, now_us)
+    now_us += 5 * SECOND_US
+    tracking.detached("ann", now_us)
+    tracking.unlinked(2, now_us)
+    now_us = lasts(disk, tracking, now_us, 60 * SECOND_US)
+    for _ in range(2):
+        found = disk.find(tracking, sent)
+        assert [one.subscriber for one in found.delivered] == ["ann"]
+        assert found.neighbours == (2,)
+        assert not found.lost
+        assert not found.forgotten
+        assert found.begins_ms == NOW_US // 1000
+        tracking._rewrite_map()
+        disk.keep(tracking.close(now_us))
+        tracking = disk.start(now_us + SECOND_US, config)
+
+
+def test_what_retention_drops_of_a_clock_that_was_ahead_is_no_horizon_for_now() -> None:
+    """Filters of an hour later go: their times are lost, and those until then are not forgotten."""
+    disk, config = Disk(), TrackingConfig()
+    tracking = disk.start(NOW_US + HOUR_US, config)
+    later = identity(NOW_US + HOUR_US + 5 * SECOND_US)
+    tracking.published(later, NOW_US + HOUR_US + 5 * SECOND_US)
+    disk.keep(tracking.close(NOW_US + HOUR_US + 30 * SECOND_US))
+    tracking = disk.start(NOW_US, TrackingConfig(keep_bytes=1))
+    lasts(disk, tracking, NOW_US, 2 * EXPIRE_US)
+    assert disk.find(tracking, later).published is None
+    assert disk.find(tracking, later).lost
+    for at_us in (NOW_US + SECOND_US, NOW_US + HOUR_US // 2):
+        assert not disk.find(tracking, identity(at_us)).lost
+        assert not disk.find(tracking, identity(at_us)).forgotten

@@ -287,8 +287,9 @@ class AttachmentMap:
                 self._routed(change.at_us, change.kind)
                 self._promise = change.promise
                 self.widest = wider(self.widest, change.promise or ASSUMED)
-                if self.begins_us is None:
-                    self.begins_us = change.at_us
+                # A clock that was ahead before says nothing about what is recorded from now on.
+                first_us = change.at_us if self.begins_us is None else min(change.at_us, self.begins_us)
+                self.begins_us = max(first_us, self.forgot_us or 0)
                 if self._damaged_us is not None and change.who != SNAPSHOT:  # whoever is there is named again
                     self._add_unwritten(Noted(self._damaged_us, change.at_us, change.at_us))
                     self._damaged_us = None

@@ -252,7 +252,10 @@ class Recorder(Lookup):
         if gone or self._undropped:
             self._drop(gone, ahead, now_us)
         # A filter that is kept by when it was stored has messages from before that.
-        horizon_us = max(now_us - config.keep_us - self._map.widest.filter_us, self._map.begins_us or 0)
+        horizon_us = now_us - config.keep_us - self._map.widest.filter_us
+        forgot_us = self._map.forgot_us or 0
+        if forgot_us <= now_us:  # else it is of a clock that was ahead
+            horizon_us = max(horizon_us, forgot_us)
         forgotten = self._forget(horizon_us)
         # The bound holds whatever the configuration keeps: the older half of the time goes, and again.
         while self._map.crowded and horizon_us < now_us - 1:
@@ -282,7 +285,7 @@ class Recorder(Lookup):
     def _forget(self, horizon_us: int) -> int:
         """What the map knows of before; a filter may yet have a message of then that came late."""
         forgotten = self._map.forget(horizon_us - self._slack_us)
-        if forgotten and horizon_us > (self._map.begins_us or 0):
+        if forgotten:
             self._news += self._map.begin_at(horizon_us)
         return forgotten
 

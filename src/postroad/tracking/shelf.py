@@ -147,11 +147,15 @@ class Shelf:
             crowded = self.bytes > keep_bytes or len(self._metas) > MAX_STORED
             if sequence >= before or not (aged or crowded):
                 break
-            # Singles of a clock that is ahead say nothing about how far back the rest reaches.
-            stored_ms = meta.stored_us // MILLISECOND_US
-            times_ms = [meta.hi_ms, *(hi_ms for _, hi_ms in meta.singles if hi_ms <= stored_ms)]
-            self.dropped_ms = max(self.dropped_ms, *times_ms)
-            ahead += [span for span in meta.singles if span[1] > stored_ms]
+            # Clocks that were ahead, of publishers or ours, say nothing about how far back the rest reaches.
+            past_ms = min(meta.stored_us, now_us) // MILLISECOND_US
+            spans = meta.singles
+            if meta.stored_us > now_us:
+                spans = (*spans, (meta.lo_ms, meta.hi_ms))
+            else:
+                self.dropped_ms = max(self.dropped_ms, meta.hi_ms)
+            self.dropped_ms = max([self.dropped_ms, *(hi_ms for _, hi_ms in spans if hi_ms <= past_ms)])
+            ahead += [span for span in spans if span[1] > past_ms]
             self._remove(sequence)
             gone.append(sequence)
         return tuple(gone), tuple(joined(ahead))
