@@ -189,7 +189,7 @@ def test_a_clock_set_back_after_a_crash_hides_no_loss() -> None:
     assert held.at(SUBSCRIBER, 1030_000, skew_us=0) == ["ann"]
     assert held.unrecorded_us == 1012 * SECOND_US
     # It dies as well, before it stored anything: what is stored is of the process before it.
-    held, _ = AttachmentMap.restored(log, now_us=1030 * SECOND_US, **times)
+    held, _ = AttachmentMap.restored(log, now_us=1030 * SECOND_US, **{**times, "last_stored_us": 0})
     assert [held.lost_at(at_s * 1000, skew_us=0) for at_s in (1005, 1015, 1025, 1060)] == [0, 1, 1, 1]
     # Or after it stored something at a time that the one before it cannot have reached.
     held, _ = AttachmentMap.restored(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
+import google_crc32c
+import msgspec
 import pytest
 from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
 
 from postroad.tracking.attachment import LOST_US, MAX_LOST, AttachmentMap
-from postroad.tracking.attachment_log import DISK, Change
+from postroad.tracking.attachment_log import DISK, Change, decode_changes
 from postroad.tracking.effects import NotKept, StoreAttachments, TrackingEffect
 from postroad.tracking.recorder import EXPIRE_US
 from postroad.tracking.settings import TrackingConfig
@@ -156,3 +160,62 @@ def test_what_retention_drops_of_a_clock_that_was_ahead_is_no_horizon_for_now() 
     for at_us in (NOW_US + SECOND_US, NOW_US + HOUR_US // 2):
         assert not disk.find(tracking, identity(at_us)).lost
         assert not disk.find(tracking, identity(at_us)).forgotten
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("back_us", [20 * SECOND_US, HOUR_US])
+@pytest.mark.parametrize("ending", ["stopped", "killed", "rewritten"])
+def test_what_a_process_before_stored_does_not_hide_what_this_one_lost(
+    strategy: str, back_us: int, ending: str
+) -> None:
+    """The clock is set back between them, and what was stored before is of a later time."""
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US, config)
+    now_us = NOW_US
+    for second in range(2 * 3600):
+        now_us += SECOND_US
+        if second % 5 == 0 and second < 7100:  # then it settles
+            tracking.published(identity(now_us), now_us)
+        disk.keep(tracking.tick(now_us))
+    ended_us = now_us
+    if ending != "killed":
+        disk.keep(tracking.close(now_us))
+    now_us -= back_us
+    tracking = disk.start(now_us, config)
+    if ending == "rewritten":
+        tracking._rewrite_map()
+    sent: list[bytes] = []
+    for _ in range(60):
+        now_us += SECOND_US
+        sent.append(identity(now_us, 7))
+        tracking.published(sent[-1], now_us)
+        disk.keep(tracking.tick(now_us))
+    tracking = disk.start(now_us + SECOND_US, config)
+    found = [disk.find(tracking, one) for one in sent]
+    assert all(one.published is not None or one.lost for one in found)
+    assert not found[-1].published
+    if ending == "stopped" and back_us == HOUR_US:
+        assert not any(one.lost for one in found[:30]), "and no more than in any crash"
+        after = [now_us + 10 * SECOND_US, ended_us - 60 * SECOND_US, ended_us + 60 * SECOND_US]
+        assert not any(disk.find(tracking, identity(at_us)).lost for at_us in after)
+
+
+def test_what_was_handled_late_and_stored_is_not_lost_with_a_later_process() -> None:
+    """Also where the clock was set back after a stop in good order."""
+    disk = Disk()
+    tracking = disk.start(NOW_US)
+    old = identity(NOW_US - DAY_US)
+    tracking.published(old, NOW_US + SECOND_US)
+    lasts(disk, tracking, NOW_US + SECOND_US, 5 * SECOND_US)
+    disk.keep(tracking.close(NOW_US + 10 * SECOND_US))
+    disk.start(NOW_US - HOUR_US)
+    tracking = disk.start(NOW_US - HOUR_US + SECOND_US)
+    assert disk.find(tracking, old).published is not None
+    assert not disk.find(tracking, old).lost
+
+
+def test_a_log_that_does_not_say_what_was_stored_before_a_start_is_read() -> None:
+    """Then all that is stored counts, as it did."""
+    body = msgspec.msgpack.encode(["start", NOW_US, "all", "", 0, 0, None])
+    held = decode_changes(struct.pack("<II", len(body), google_crc32c.value(body)) + body)[0]
+    assert held == [Change(what="start", at_us=NOW_US, kind="all")]

@@ -85,6 +85,7 @@ class AttachmentMap:
         "_late",
         "_promise",
         "_routings",
+        "_sequence",
         "_unwritten",
         "begins_us",
         "forgot_us",
@@ -101,10 +102,11 @@ class AttachmentMap:
         self._handled: list[Change] = []  # noted of late, disjoint, by the message times
         self._routings: list[tuple[int, str]] = []  # since when that setting was in force; the latest
         self._promise: Promise | None = None  # of the last start
+        self._sequence = 0  # likewise
         self.widest = Promise()  # of all starts
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
-        self.settled_us = 0  # all that was recorded until then is stored
+        self.settled_us = 0  # all that was recorded until then is stored, since the last start
         self._clock_us = 0  # the latest that the clock was seen at
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
         self._unwritten: list[Noted] = []  # likewise, of any times: what a disk lost, or was handled late
@@ -131,28 +133,28 @@ class AttachmentMap:
         again_us: int = 0,
         routing: str = "",
         promise: Promise | None = None,
+        sequence: int = 0,
     ) -> tuple[AttachmentMap, list[Change]]:
         """The map at the start of a process, from its log; and the changes that the start itself is.
 
-        What the last process recorded before `last_stored_us` is stored. `again_us` is that of `handled`,
-        `routing` the setting of that name, `promise` that of the process that starts.
+        What the last process recorded before `last_stored_us` is stored; 0 if it stored nothing. `again_us`
+        is that of `handled`, `routing` the setting of that name, `promise` and `sequence` those of the start.
         """
         made = cls()
         running_us: int | None = None  # when the last process began, if it has not said goodbye
-        seen_us = 0
+        seen_us = 0  # the latest that its clock was seen at
         for change in changes:
             made._apply(change)
             if change.what in ("start", "stop"):
                 running_us = change.at_us if change.what == "start" else None
-            if change.what in ("start", "attach", "settled"):
+            if change.what == "start" and change.who != SNAPSHOT:
+                seen_us = change.at_us
+            elif change.what in ("start", "attach", "settled"):
                 seen_us = max(seen_us, change.at_us)
         if running_us is None:
             news = made._end_all(now_us)
         else:
-            # Times of before a clock was set back do not tell what this process stored.
-            before_us = max((until_us for _, until_us in made._crashes), default=0)
-            stored = [at_us for at_us in (last_stored_us, made.settled_us) if at_us > before_us]
-            lost_us = max([running_us, *stored])
+            lost_us = max(running_us, last_stored_us, made.settled_us)
             seen_us = max(seen_us, lost_us)
             # If the clock was set back, it died at some time after the last that is known.
             until_us = now_us if seen_us <= now_us else seen_us + 2 * again_us + LATE_ROUND_US
@@ -167,7 +169,8 @@ class AttachmentMap:
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:
                     news += made.lose(one.at_us, one.until_us, now_us)
-        news.append(made._apply(Change(what="start", at_us=now_us, kind=routing, promise=promise)))
+        started = Change(what="start", at_us=now_us, kind=routing, promise=promise, sequence=sequence)
+        news.append(made._apply(started))
         return made, news
 
     def stopped(self, now_us: int) -> list[Change]:
@@ -286,14 +289,23 @@ class AttachmentMap:
             case "start":
                 self._routed(change.at_us, change.kind)
                 self._promise = change.promise
+                self._sequence = change.sequence
                 self.widest = wider(self.widest, change.promise or ASSUMED)
                 # A clock that was ahead before says nothing about what is recorded from now on.
                 first_us = change.at_us if self.begins_us is None else min(change.at_us, self.begins_us)
                 self.begins_us = max(first_us, self.forgot_us or 0)
-                if self._damaged_us is not None and change.who != SNAPSHOT:  # whoever is there is named again
-                    self._add_unwritten(Noted(self._damaged_us, change.at_us, change.at_us))
-                    self._damaged_us = None
+                if change.who != SNAPSHOT:
+                    self._begin_anew(change.at_us)
         return change
+
+    def _begin_anew(self, now_us: int) -> None:
+        """What the process before has stored, or was lost with it, is settled; times of its clock, which may
+        have been ahead, say nothing about this one. Whoever is there is named again."""
+        self.settled_us = 0
+        self._handled = []
+        if self._damaged_us is not None:
+            self._add_unwritten(Noted(self._damaged_us, now_us, now_us))
+            self._damaged_us = None
 
     def _add_unwritten(self, note: Noted) -> None:
         """A disk that stays full costs one span. What was lost on other days is forgotten on other days."""
@@ -460,7 +472,12 @@ class AttachmentMap:
         # After all starts: it is the time of none of them.
         seen = Change(what="seen", at_us=self._clock_us)
         started = Change(
-            what="start", at_us=start_us, kind=routings[-1][1], who=SNAPSHOT, promise=self._promise
+            what="start",
+            at_us=start_us,
+            kind=routings[-1][1],
+            who=SNAPSHOT,
+            promise=self._promise,
+            sequence=self._sequence,
         )
         return Snapshot(
             head=head,

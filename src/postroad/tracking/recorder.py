@@ -70,11 +70,12 @@ class Recorder(Lookup):
         theirs = (last.promise if last else None) or wider(ASSUMED, mine)
         restored, news = AttachmentMap.restored(
             changes,
-            last_stored_us=shelf.last_stored_us - theirs.lag_us,
+            last_stored_us=shelf.last_stored_us(last.sequence if last else 0) - theirs.lag_us,
             now_us=now_us,
             again_us=theirs.persist_us,
             routing=config.routing,
             promise=mine,
+            sequence=shelf.last_sequence,
         )
         super().__init__(config, me=me, shelf=shelf, attachments=restored)
         self._sequence = self._shelf.last_sequence

@@ -61,9 +61,9 @@ class Shelf:
     def last_sequence(self) -> int:
         return next(reversed(self._metas), 0)
 
-    @property
-    def last_stored_us(self) -> int:
-        return max((meta.stored_us for meta in self._metas.values()), default=0)
+    def last_stored_us(self, after: int) -> int:
+        """When the last of the sequences after that one was stored; clocks may be set back, they increase."""
+        return max((self._metas[sequence].stored_us for sequence, _ in self.after(after)), default=0)
 
     def put(self, meta: FilterMeta, bits: bytes, size: int) -> None:
         """A filter was handed to the driver to be stored."""

@@ -233,11 +233,12 @@ class TrackingStore:
         """In place of `load`: this process does not track. To the next that does it is one that died at once,
         so that nobody takes its time for one in which nothing happened."""
         try:
-            changes = self.load().changes
-            last = next((one.what for one in reversed(changes) if one.what in ("start", "stop")), "stop")
-            if last == "stop":
-                started = encode_changes([Change(what="start", at_us=now_us, promise=Promise())])
-                self._say(started)
+            loaded = self.load()
+            said = (one.what for one in reversed(loaded.changes) if one.what in ("start", "stop"))
+            if next(said, "stop") == "stop":
+                sequence = max((meta.sequence for meta in loaded.filters), default=0)
+                started = Change(what="start", at_us=now_us, promise=Promise(), sequence=sequence)
+                self._say(encode_changes([started]))
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be used: {error}") from error
 
