@@ -219,3 +219,29 @@ def test_a_log_that_does_not_say_what_was_stored_before_a_start_is_read() -> Non
     body = msgspec.msgpack.encode(["start", NOW_US, "all", "", 0, 0, None])
     held = decode_changes(struct.pack("<II", len(body), google_crc32c.value(body)) + body)[0]
     assert held == [Change(what="start", at_us=NOW_US, kind="all")]
+
+
+# ---- a catch-up with little of a long time
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_crash_while_somebody_catches_up_costs_no_more_than_those_minutes(strategy: str) -> None:
+    """Twenty events of twenty days: what was stored of the times between them stays whole."""
+    disk, config = Disk(), TrackingConfig(strategy=strategy)
+    tracking = disk.start(NOW_US, config)
+    sent: list[bytes] = []
+    now_us = NOW_US
+    for _ in range(20 * 24):
+        now_us += HOUR_US
+        sent.append(identity(now_us))
+        tracking.published(sent[-1], now_us)
+        lasts(disk, tracking, now_us, 30 * SECOND_US, 10 * SECOND_US)
+    now_us += HOUR_US
+    tracking.attached("dd", now_us)
+    late = [identity(NOW_US + day * DAY_US + HOUR_US // 2) for day in range(20)]
+    tracking.routed(2, 2, b"".join(late), now_us)
+    tracking.delivered(2, ("dd",), b"".join(late), now_us)
+    disk.keep(tracking.tick(now_us + SECOND_US // 5))
+    tracking = disk.start(now_us + SECOND_US, config)
+    assert all(disk.find(tracking, one, 2).lost for one in late)
+    assert [disk.find(tracking, one).lost for one in sent] == [""] * len(sent)

@@ -17,6 +17,7 @@ until the next process began.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -210,18 +211,23 @@ class AttachmentMap:
         """Messages of these times are handled at this other time; said again after `again_us`, unless they
         count as lost whatever becomes of them, and are known to be so much ahead."""
         start, end = _rounded(lo_ms, hi_ms, grain_us)
+        said_us = start  # until there it was said
+        for one in self._handled[slice(*self._handled_in(start, end))]:
+            if one.at_us <= said_us and one.noted_us > now_us - again_us:
+                said_us = one.until_us
+        if end <= said_us:
+            return []
         ahead = any(
             one.start_us <= start and end <= one.end_us and end - now_us <= one.lead_us for one in self._ahead
         )
         if (ahead or end <= now_us) and self._lost_whole(start, end, now_us):
             return []
-        said_us = start  # until there it was said
-        for one in self._handled:
-            if one.at_us <= said_us and one.noted_us > now_us - again_us:
-                said_us = max(said_us, one.until_us)
-        if end <= said_us:
-            return []
         return [self._apply(Change(what="handled", at_us=start, until_us=end, noted_us=now_us))]
+
+    def _handled_in(self, start_us: int, end_us: int) -> tuple[int, int]:
+        """From which to before which of the notes are of any of these times."""
+        first = bisect_right(self._handled, start_us, key=lambda one: one.until_us)
+        return first, bisect_left(self._handled, end_us, key=lambda one: one.at_us)
 
     def lose_handled(
         self, lo_ms: int, hi_ms: int, now_us: int, grain_us: int = LATE_ROUND_US
@@ -238,11 +244,10 @@ class AttachmentMap:
         return [self._apply(lost)]
 
     def _lost_whole(self, start_us: int, end_us: int, now_us: int) -> bool:
-        """One of long ago is forgotten before what is lost now may be."""
-        crashes = (Noted(start, end, end) for start, end in self._crashes)
-        return any(
+        """One that was noted long ago is forgotten before what is lost now may be."""
+        return any(start <= start_us and end_us <= end for start, end in self._crashes) or any(
             one.start_us <= start_us and end_us <= one.end_us and one.noted_us + LOST_US >= now_us
-            for one in (*crashes, *self._unwritten)
+            for one in self._unwritten
         )
 
     def settled(self, now_us: int) -> list[Change]:
@@ -333,20 +338,18 @@ class AttachmentMap:
 
     def _add_handled(self, change: Change) -> None:
         """It takes the place of earlier notes of its times; where there are too many, two are joined."""
-        held = [change]
-        for one in self._handled:
-            if one.noted_us > change.noted_us:
-                held.append(one)
-            elif one.noted_us > change.noted_us - HANDLED_US:
-                if one.at_us < change.at_us:
-                    held.append(replace(one, until_us=min(one.until_us, change.at_us)))
-                if one.until_us > change.until_us:
-                    held.append(replace(one, at_us=max(one.at_us, change.until_us)))
-        held.sort(key=lambda one: one.at_us)
-        if len(held) > MAX_HANDLED:
-            at = _nearest([(one.at_us, one.until_us, one.noted_us) for one in held])
-            held[at : at + 2] = [_joined(held[at], held[at + 1])]
-        self._handled = held
+        first, after = self._handled_in(change.at_us, change.until_us)
+        touching = self._handled[first:after]
+        # By a clock that was set back since: both count for as long as either.
+        noted_us = max([change.noted_us, *(one.noted_us for one in touching)])
+        before = [replace(one, until_us=change.at_us) for one in touching if one.at_us < change.at_us]
+        behind = [replace(one, at_us=change.until_us) for one in touching if one.until_us > change.until_us]
+        self._handled[first:after] = [*before, replace(change, noted_us=noted_us), *behind]
+        if len(self._handled) > MAX_HANDLED:
+            self._handled = [one for one in self._handled if one.noted_us > noted_us - HANDLED_US]
+        if len(self._handled) > MAX_HANDLED:
+            at = _nearest([(one.at_us, one.until_us, one.noted_us) for one in self._handled])
+            self._handled[at : at + 2] = [_joined(*self._handled[at : at + 2])]
 
     # ---- reading
 

@@ -55,13 +55,14 @@ def covered(lo_ms: int, hi_ms: int, singles: Iterable[tuple[int, int]]) -> int:
     return max(0, hi_ms - lo_ms + 1) + sum(hi - lo + 1 for lo, hi in singles)
 
 
-def runs(times_ms: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The spans of consecutive milliseconds that cover exactly these times."""
+def runs(times_ms: npt.NDArray[np.int64], grain_ms: int = 1) -> list[tuple[int, int]]:
+    """The spans of consecutive milliseconds that cover exactly these times; or, of a coarser grain, from the
+    first to the last of what lies in consecutive grains."""
     if not len(times_ms):
         return []
     # Not np.unique: its first call imports numpy.ma, which stops a broker for a tenth of a second or more.
     ordered = np.sort(times_ms)
-    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    breaks = np.flatnonzero(np.diff(ordered // grain_ms) > 1)
     starts = ordered[np.concatenate(([0], breaks + 1))]
     ends = ordered[np.concatenate((breaks, [len(ordered) - 1]))]
     return list(zip(starts.tolist(), ends.tolist(), strict=True))

@@ -36,6 +36,7 @@ FOREVER_US: Final = 1 << 62
 SETTLE_US: Final = SECOND_US  # from storing the last filter until that is noted: by then it is on disk
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
+MAX_HANDLED_SPANS: Final = 64  # likewise, that are noted to be handled
 SHORT_US: Final = 3 * EXPIRE_US  # from when something was last refused on, the disk counts as full
 MAX_OF_GRAIN: Final = 16  # pressing notes on a full disk; further ones are twice as coarse
 MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id can have
@@ -141,7 +142,7 @@ class Recorder(Lookup):
         """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
         if self._timely(times, first_us, now_us):
             return
-        spans = self._untimely(times, first_us, now_us)
+        spans = self._untimely(times, first_us, now_us, MAX_LATE_SPANS)
         for subscriber in subscribers:
             for lo_ms, hi_ms in spans:
                 self._news += self._map.late(kind, subscriber, lo_ms, hi_ms, now_us)
@@ -151,8 +152,10 @@ class Recorder(Lookup):
         that is known."""
         if self._timely(times, first_us, last_us):
             return
-        for lo_ms, hi_ms in self._untimely(times, first_us, last_us):
-            again_us = self._config.persist_us
+        again_us = self._config.persist_us
+        # Each minute between two that are joined is lost with them; but a full disk takes few notes.
+        limit = MAX_LATE_SPANS if self._short(last_us) else MAX_HANDLED_SPANS
+        for lo_ms, hi_ms in self._untimely(times, first_us, last_us, limit):
             self._press(self._map.handled(lo_ms, hi_ms, last_us, again_us, self._grain_us(last_us)))
 
     def _press(self, changes: list[Change]) -> None:
@@ -173,10 +176,12 @@ class Recorder(Lookup):
         """Whether the disk counts as full. As long as it is, the map is tried again and again."""
         return self._refused_us is not None and now_us < self._refused_us + SHORT_US
 
-    def _untimely(self, times: Times, first_us: int, now_us: int) -> list[tuple[int, int]]:
+    def _untimely(self, times: Times, first_us: int, now_us: int, limit: int) -> list[tuple[int, int]]:
+        """The map takes whole minutes."""
         first_ms, after_ms = self._bounds_ms(first_us, now_us)
         all_ms = times.all_ms()
-        return joined(runs(all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]), MAX_LATE_SPANS)
+        untimely_ms = all_ms[(all_ms < first_ms) | (all_ms >= after_ms)]
+        return joined(runs(untimely_ms, LATE_ROUND_US // MILLISECOND_US), limit)
 
     # ---- storing
 
