@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import comb
 
 import msgspec
@@ -14,6 +15,7 @@ from postroad.errors import PeerError
 from postroad.ids import COUNT_BITS, LAST_COUNT, MessageId
 from postroad.tracking import lookup
 from postroad.tracking.messages import (
+    MAX_CANDIDATES,
     MAX_NEIGHBOURS,
     MAX_RECEIVERS,
     MAX_SIGHTINGS,
@@ -33,9 +35,9 @@ from postroad.tracking.verdict import (
     TRUE_BRANCHES,
     TRUE_DEAD_ENDS,
     TraceResult,
+    common,
     judge,
     share,
-    unwanted,
     within,
 )
 
@@ -331,7 +333,9 @@ def test_a_second_publication_is_drawn_below_the_first() -> None:
         Finding(delivered=received(2, 0.5), candidates=0),
         Finding(delivered=received(2, 0.5), more=1 << 40, candidates=1 << 42),
         Finding(lost="x" * 1025),
-        Finding(delivered=received(1, 0.5), candidates=1, wanted=1.5),
+        Finding(delivered=received(1, 0.5), candidates=1, wanted=-0.1),
+        Finding(delivered=received(1, 0.5), candidates=1, wanted=float("nan")),
+        Finding(delivered=received(1, 0.5), candidates=1, wanted=float("inf")),
         Finding(delivered=received(1, 0.5), candidates=1, hits=2, tried=1),
         Finding(delivered=received(1, 0.5), candidates=1, hits=-1),
         Finding(delivered=received(1, 0.5), candidates=1, hits=1 << 40, tried=1 << 42),
@@ -359,7 +363,13 @@ def test_whatever_is_not_refused_can_be_judged() -> None:
         keys = int(chance.choice([1, 1, 2, 3, 300]))
         receivers = tuple(Receiver(subscriber=f"s{at}", fpp=rate, keys=keys) for at in range(min(count, 5)))
         finding = Finding(
-            published=0.001, delivered=receivers, more=more, candidates=candidates, hits=hits, tried=tried
+            published=0.001,
+            delivered=receivers,
+            more=more,
+            candidates=candidates,
+            hits=hits,
+            tried=tried,
+            wanted=float(chance.choice([0.0, 5e-324, 0.5, 1.0, 1.0000000000000002, 3.0, 1e7])),
         )
         try:
             result, _ = traced({1: finding})
@@ -428,21 +438,21 @@ def test_what_brokers_say_of_themselves_is_not_tracked() -> None:
             assert (result.verdict, "$postroad" in result.explanation) == (verdict, False)
 
 
-@pytest.mark.parametrize("none", [RARE, 1.0])
-def test_the_share_of_false_claims_is_what_its_theory_says(none: float) -> None:
+@pytest.mark.parametrize(("wanted", "last"), [(0.5, True), (0.5, False), (4.0, True)])
+def test_the_share_of_false_claims_is_what_its_theory_says(wanted: float, last: bool) -> None:
     """T12: drawn from the very chances that it assumes. `test_tracking_doubts` has messages instead."""
     rate, tried = 0.03, 60
     chance = np.random.default_rng(5)
     few = np.arange(0, tried + 1)
-    common = np.where(few > 0, 1 / np.maximum(few, 1) ** 2, none)
+    chances = np.array([common(true, wanted, last=last) for true in few.tolist()])
     claims = {1: np.zeros(10), 2: np.zeros(10)}
     false = {1: np.zeros(10), 2: np.zeros(10)}
     doubts = {1: np.zeros(10), 2: np.zeros(10)}
-    for true in chance.choice(few, 20_000, p=common / common.sum()).tolist():
+    for true in chance.choice(few, 20_000, p=chances / chances.sum()).tolist():
         wrong = int(chance.binomial(tried - true, rate))
         hits = true + wrong
         for keys in range(1, min(hits, 2) + 1):  # somebody whom any of them claims, or any two
-            doubt = share(rate, hits, tried, none=none, keys=keys)
+            doubt = share(rate, hits, tried, wanted=wanted, last=last, keys=keys)
             claims[keys][int(doubt * 10)] += comb(hits, keys)
             false[keys][int(doubt * 10)] += comb(wrong, keys)
             doubts[keys][int(doubt * 10)] += doubt * comb(hits, keys)
@@ -454,22 +464,34 @@ def test_the_share_of_false_claims_is_what_its_theory_says(none: float) -> None:
 
 
 def test_the_share_of_false_claims() -> None:
-    assert share(0.0, 3, 9, none=1.0) == 0
-    assert share(1.0, 3, 9, none=RARE) == 1
-    assert share(1e-3, 1, 1, none=1.0) == pytest.approx(1e-3 / (1 + 1e-3))
-    assert share(5e-4, 1, 3000, none=RARE) < 0.05, "somebody must have got it, where the way ends"
-    assert 0 < share(0.5, 250, 4096, none=1.0) < 1, "more ways than a float holds"
-    assert share(1e-3, 256, 100_000, none=1.0) == pytest.approx(share(1e-3, 257, 100_000, none=1.0), rel=0.1)
-    for keys in (2, 100, 250):
-        assert 0 < share(0.4, 250, 4096, none=1.0, keys=keys) < share(0.4, 250, 4096, none=1.0, keys=keys - 1)
-    assert 0 < share(1e-9, 5, 50, none=1.0, keys=5) < 1e-30, "never certain"
+    near = partial(share, wanted=0.5, last=False)
+    assert near(0.0, 3, 9) == 0
+    assert share(1.0, 3, 9, wanted=0.5, last=True) == 1
+    assert near(1e-3, 1, 1) == pytest.approx(1e-3 / (1 + 1e-3))
+    assert share(5e-4, 1, 3000, wanted=0.5, last=True) < 0.05, "somebody must have got it, where the way ends"
+    for wanted in (0.0, 0.5, 1.0, 300.0, MAX_CANDIDATES):
+        for last in (False, True):
+            many = partial(share, wanted=wanted, last=last)
+            assert 0 < many(0.5, 250, 4096) < 1, "more ways than a float holds"
+            assert many(1e-3, 256, 100_000) == pytest.approx(many(1e-3, 257, 100_000), rel=0.1)
+            for keys in (2, 100, 250):
+                assert 0 < many(0.4, 250, 4096, keys=keys) < many(0.4, 250, 4096, keys=keys - 1)
+    assert 0 < near(1e-9, 5, 50, keys=5) < 1e-30, "never certain"
 
 
 def test_how_common_it_is_that_nobody_got_it() -> None:
-    assert unwanted(0.5, last=False) == 1.0, "what is taken for brokers that do not say"
-    assert unwanted(1.0, last=False) == unwanted(0.3, last=True) == RARE
-    assert unwanted(0.0, last=False) == 1 / RARE
-    assert unwanted(0.1, last=False) == pytest.approx(9.0)
+    assert common(0, 0.5, last=False) == 1.0, "what is taken for brokers that do not say"
+    assert common(0, 1.0, last=False) == common(0, 5.0, last=False) == common(0, 0.3, last=True) == RARE
+    assert common(0, 0.0, last=False) == 1 / RARE
+    assert common(0, 0.1, last=False) == pytest.approx(9.0)
+
+
+def test_how_common_so_many_true_keys_are() -> None:
+    for wanted in (0.0, 0.3, 1.0):
+        assert [common(true, wanted, last=False) for true in (1, 2, 10)] == [1, 1 / 4, 1 / 100]
+    threes = [common(true, 3.0, last=False) for true in range(1, 9)]
+    assert threes[2] == max(threes[1:]), "about as many as each message has"
+    assert threes[1] > 1 / 4
 
 
 def test_answers_of_brokers_that_do_not_count_keys_are_understood() -> None:
@@ -479,7 +501,7 @@ def test_answers_of_brokers_that_do_not_count_keys_are_understood() -> None:
     finding = msgspec.msgpack.decode(msgspec.msgpack.encode([[old]]), type=TraceAnswer).findings[0]
     assert finding == Finding(published=0.001, delivered=received(2, 0.01), candidates=30)
     result, _ = traced({1: finding})
-    assert {one.doubt for one in result.receivers} == {share(0.01, 2, 30, none=1.0)}
+    assert {one.doubt for one in result.receivers} == {share(0.01, 2, 30, wanted=0.5, last=False)}
     told = msgspec.msgpack.decode(
         msgspec.msgpack.encode(structs.replace(finding, hits=1, tried=31, wanted=1.0))
     )

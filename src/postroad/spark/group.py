@@ -83,7 +83,7 @@ class Received:
     keys: Numbers  # that claim it
     hits: Numbers  # per id: keys that claim receivers of it, a set being one
     tried: Numbers  # per id: keys that were looked for
-    wanted: Rates  # per id: the share of messages that somebody got here
+    wanted: Rates  # per id: keys of deliveries for each message here
 
 
 class _Least:
@@ -382,7 +382,7 @@ class Group:
                 coming = key.kind == PUBLISH if origin == broker else own == (ROUTING, origin)
                 if coming or own == (DELIVERY, origin):
                     (came if coming else got)[at_origin] += self._density(history)[self.classes[at_origin]]
-        return np.where(came > 0, np.minimum(1.0, got / np.where(came > 0, came, 1.0)), 0.5)
+        return np.where(came > 0, np.minimum(MAX_CANDIDATES, got / np.where(came > 0, came, 1.0)), 0.5)
 
     def _density(self, history: History) -> Rates:
         """Per class, keys for a millisecond of message time in the filters that match."""

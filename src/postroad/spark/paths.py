@@ -27,7 +27,7 @@ from postroad.spark.rows import id_texts
 from postroad.spark.views import Flags
 from postroad.tracking.messages import ANY_ORIGIN, Finding, Forwarding, Receiver, Sighting, TraceAnswer
 from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import TraceResult, passed_on, share, told_apart, unwanted
+from postroad.tracking.verdict import TraceResult, passed_on, share, told_apart
 
 NOT_YET: Final = "the lake does not have all of that time from this broker yet"
 _MOST: Final = 1 << 40
@@ -420,7 +420,8 @@ def _shares(received: Received, taken: npt.NDArray[np.intp], pattern: Numbers, l
             float(received.rate[taken[at]]),
             int(received.hits[received.row[taken[at]]]),
             int(received.tried[received.row[taken[at]]]),
-            none=unwanted(float(received.wanted[received.row[taken[at]]]), last=bool(last[pattern[at]])),
+            wanted=float(received.wanted[received.row[taken[at]]]),
+            last=bool(last[pattern[at]]),
             keys=int(received.keys[taken[at]]),
         )
         for at in first.tolist()

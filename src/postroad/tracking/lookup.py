@@ -332,14 +332,13 @@ class Lookup:
         return found
 
     def _wanted(self, look: Look, origins: list[int]) -> float:
-        """The share of messages of these origins that somebody got here, at most: keys of deliveries for each
-        that came, at about the time of this one."""
+        """Keys of deliveries for each message of these origins that came, at about the time of this one."""
         came = got = 0.0
         for origin in origins:
             here = [HistoryKey(PUBLISH)] if origin == self._me else self._names(ROUTING, origin)
             came += sum(self._density(look, key) for key in here)
             got += sum(self._density(look, key) for key in self._names(DELIVERY, origin))
-        return min(1.0, got / came) if came else 0.5
+        return min(float(MAX_CANDIDATES), got / came) if came else 0.5
 
     def _density(self, look: Look, key: HistoryKey) -> float:
         """Keys for a millisecond of message time, in M(H, t)."""

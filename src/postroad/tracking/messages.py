@@ -68,7 +68,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     lost: str = ""  # why the record of this time is incomplete; "" when it is whole
     hits: int = 0  # keys that claim receivers, a set being one; 0: one for each receiver
     tried: int = 0  # keys that were looked for; 0: one for each candidate
-    wanted: float = 0.5  # the share of messages of about that time that somebody here got
+    wanted: float = 0.5  # keys of receivers here for each message of about that time
 
     def naming(self, most: int) -> Finding:
         """With at most so many receivers."""

@@ -301,7 +301,7 @@ class Trace:
 def _check(finding: Finding) -> None:
     """A peer's numbers are not to be trusted with arithmetic, nor its lists with time, nor its texts with a
     terminal."""
-    rates = [finding.published or 0.0, finding.wanted]
+    rates = [finding.published or 0.0]
     rates += [sighting.fpp for sighting in finding.routed]
     rates += [receiver.fpp for receiver in finding.delivered]
     rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
@@ -313,7 +313,8 @@ def _check(finding: Finding) -> None:
         or max(len(finding.neighbours), len(finding.forwarded or ())) > MAX_NEIGHBOURS
     )
     claimed = len(finding.delivered) + finding.more
-    if finding.more < 0 or not claimed <= finding.candidates <= MAX_CANDIDATES or too_many:
+    possible = claimed <= finding.candidates <= MAX_CANDIDATES and 0.0 <= finding.wanted <= MAX_CANDIDATES
+    if finding.more < 0 or not possible or too_many:
         raise PeerError("a trace answer with numbers that cannot be")
     most = max(finding.hits, 1)
     sound = all(0 < receiver.keys <= most for receiver in finding.delivered)

@@ -426,13 +426,13 @@ def _receivers(
     for broker in dict.fromkeys(claim.broker for claim in claims):
         finding = findings[broker]
         hits, tried = _keys(finding)
-        none = unwanted(finding.wanted, last=broker not in passing)
+        last = broker not in passing
         name = _name(broker, names)
         doubts: dict[tuple[float, int], float] = {}  # most have the same rate, and number of keys
         for one in finding.delivered:
             doubt = doubts.get((one.fpp, one.keys))
             if doubt is None:
-                doubt = share(one.fpp, hits, tried, none=none, keys=one.keys)
+                doubt = share(one.fpp, hits, tried, wanted=finding.wanted, last=last, keys=one.keys)
                 doubt = doubts[one.fpp, one.keys] = doubt if broker in believed else 1.0
             found.append(Delivered(subscriber=one.subscriber, broker=name, doubt=doubt))
     return tuple(found)
@@ -443,35 +443,40 @@ def passed_on(steps: Iterable[tuple[T, T | None]]) -> set[T]:
     return {broker if source is None else source for broker, source in steps}
 
 
-def unwanted(wanted: float, *, last: bool) -> float:
-    """How common it is that nobody got a message, to that somebody did, at a broker where that share of
-    messages is wanted. It is rare where the way ends."""
+def common(true: int, wanted: float, *, last: bool) -> float:
+    """How common it is that so many true keys claim a message, where there are `wanted` of them for each.
+
+    Few are more common than many: one of them than T by the square of T; or there are about as many for every
+    message, if they are more than one. That there is none is rare where the way ends.
+    """
+    if true:
+        about = (1 - 1 / wanted) / (1 + 8 * (true - wanted) ** 2 / wanted) if wanted > 1 else 0.0
+        return 1 / true**2 + about
     rare = TRUE_DEAD_ENDS / TRUE_BRANCHES
     return rare if last else min(1 / rare, max(rare, (1 - wanted) / max(wanted, rare)))
 
 
 @lru_cache(maxsize=4096)
-def share(rate: float, hits: int, tried: int, *, none: float, keys: int = 1) -> float:
+def share(rate: float, hits: int, tried: int, *, wanted: float, last: bool, keys: int = 1) -> float:
     """How likely the `keys` by which somebody is claimed are all false, where `hits` are claimed of `tried`.
 
-    That F of h are false has C(N - h + F, F) f^F ways, and few true keys are more common than many: one of
-    them than T by the square of T, and `none` says how common it is that there is none. Any F of the h are as
-    likely as any other.
+    That F of h are false has C(N - h + F, F) f^F ways, and counts by how common h - F true ones are. Any F of
+    the h are as likely as any other. `wanted` are the true keys for each message at about that time, and
+    `last` says that the way ends there.
     """
     if rate <= 0.0 or rate >= 1.0:
         return float(rate > 0.0)
     if hits > MOST_WEIGHED:  # so many differ little from what is to be expected: h = T + (N - T) f
         return float(min(1.0, rate * (tried - hits) / (hits * (1 - rate))) ** keys)
     weight = 1.0
-    total = 1 / hits**2
+    total = common(hits, wanted, last=last)
     false = 0.0
     among = 1.0  # the chance that those `keys` are among F of the h
     for number in range(1, hits + 1):
         weight *= rate * (tried - hits + number) / number
         if weight > _LARGE:  # only what they are to each other counts
             weight, total, false = 1.0, total / weight, false / weight
-        true = hits - number
-        seen = weight * (1 / true**2 if true else none)
+        seen = weight * common(hits - number, wanted, last=last)
         total += seen
         if number < keys:
             continue
