@@ -100,9 +100,9 @@ def test_the_map_finds_what_a_scan_finds(
                 case "forget" | "coarsen":
                     before_us = now_us + (number - 20) * SECOND_US if action == "forget" else 0
                     count = len(held)
-                    went = held.forget(before_us)
+                    went = held.forget(before_us, now_us)
                     assert went >= count - len(held)
-                    assert went == 0 or held.forget(before_us) == 0
+                    assert went == 0 or held.forget(before_us, now_us) == 0
                     plain.forget(before_us)
                     late = late if action == "coarsen" else []
                     log = list(held.snapshot(now_us))

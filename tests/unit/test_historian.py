@@ -206,7 +206,7 @@ def test_a_map_that_is_written_anew_is_that_of_its_moment(tmp_path: Path) -> Non
         changes = held.attached("subscriber", "ann", now_us)
         changes += held.detached("subscriber", "bob", now_us + 9)
         changes += held.late("subscriber", "bob", 10**6, 10**6, now_us)
-        held.forget(now_us + 1000)
+        held.forget(now_us + 1000, now_us)
         keeper.keep((StoreAttachments(record=encode_changes(changes)),), refused.append)
         keeper.close()
 

@@ -413,7 +413,7 @@ def test_late_notes_of_many_are_joined_within_their_bound() -> None:
         for time_ms in times_ms:
             held.late(SUBSCRIBER, name, time_ms, time_ms, NOW_US)
     assert len(held) == 41 * len(names)
-    held.forget(0)
+    held.forget(0, NOW_US)
     assert len(held) <= 21 * len(names)
     assert not held.crowded
     assert all(held.at(SUBSCRIBER, time_ms, skew_us=0) == names for time_ms in times_ms)
@@ -428,9 +428,9 @@ def test_notes_of_the_future_are_forgotten_by_when_they_were_made() -> None:
     assert held.late(SUBSCRIBER, "ann", year_ms, year_ms, NOW_US + 2 * HANDLED_US)
     held.detached(SUBSCRIBER, "ann", NOW_US + 3 * HANDLED_US)
     held = AttachmentMap.of(held.snapshot(NOW_US + 3 * HANDLED_US))
-    held.forget(NOW_US + 2 * HANDLED_US)
+    held.forget(NOW_US + 2 * HANDLED_US, NOW_US + 3 * HANDLED_US)
     assert held.at(SUBSCRIBER, year_ms, skew_us=0) == ["ann"]
-    held.forget(NOW_US + 4 * HANDLED_US)
+    held.forget(NOW_US + 4 * HANDLED_US, NOW_US + 5 * HANDLED_US)
     assert held.at(SUBSCRIBER, year_ms, skew_us=0) == []
     assert len(held) == 0
 

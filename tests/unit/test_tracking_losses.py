@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from random import Random
 
 import google_crc32c
 import msgspec
 import pytest
 from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
 
+from postroad.ids import MessageId
 from postroad.tracking.attachment import LOST_US, MAX_LOST, AttachmentMap
 from postroad.tracking.attachment_log import DISK, Change, decode_changes
 from postroad.tracking.effects import NotKept, StoreAttachments, TrackingEffect
@@ -78,9 +80,9 @@ def test_a_loss_is_forgotten_by_when_it_was_noted() -> None:
     assert not held.lose(old_us, old_us + SECOND_US, NOW_US + LOST_US), "one that is said is not said again"
     assert held.lose(old_us, old_us + SECOND_US, NOW_US + 2 * LOST_US), "unless it would be forgotten before"
     held = AttachmentMap.of(held.snapshot(NOW_US))
-    held.forget(NOW_US + 3 * LOST_US)
+    held.forget(NOW_US + 3 * LOST_US, NOW_US + 4 * LOST_US)
     assert held.lost == [(old_us, old_us + SECOND_US)]
-    held.forget(NOW_US + 3 * LOST_US + 1)
+    held.forget(NOW_US + 3 * LOST_US + 1, NOW_US + 4 * LOST_US)
     assert held.lost == []
 
 
@@ -91,7 +93,7 @@ def test_a_loss_in_a_log_that_does_not_say_when() -> None:
         Change(what="lost", kind=DISK, at_us=SECOND_US, until_us=2 * SECOND_US),
     ]
     held = AttachmentMap.of(changes)
-    held.forget(NOW_US)
+    held.forget(NOW_US, NOW_US + LOST_US)
     assert held.lost == [(SECOND_US, 2 * SECOND_US)]
 
 
@@ -245,3 +247,44 @@ def test_a_crash_while_somebody_catches_up_costs_no_more_than_those_minutes(stra
     tracking = disk.start(now_us + SECOND_US, config)
     assert all(disk.find(tracking, one, 2).lost for one in late)
     assert [disk.find(tracking, one).lost for one in sent] == [""] * len(sent)
+
+
+# ---- a full disk and times that make no sense
+
+
+@pytest.mark.parametrize("wild", [True, False])
+def test_a_full_disk_does_not_cost_times_to_come_for_ever(wild: bool) -> None:
+    """Notes become so coarse that they reach into the future: where all was past not far, and else not for
+    longer than anything is kept."""
+    random = Random(1)
+    disk, config = Disk(), TrackingConfig()
+    tracking = disk.start(NOW_US, config)
+    now_us = NOW_US
+    sent: list[bytes] = []
+    for number in range(1800):
+        now_us += SECOND_US // 2
+        time_ms = random.randrange(1 << 48) if wild else now_us // 1000 - random.randrange(7 * 86_400_000)
+        sent.append(bytes(MessageId(9, 1, time_ms, number)))
+        tracking.published(sent[-1], now_us)
+        effects = tracking.tick(now_us)
+        pressing = [one for one in effects if isinstance(one, StoreAttachments) and one.pressing]
+        disk.keep(pressing)
+        tracking.not_kept(NotKept(effects=tuple(one for one in effects if one not in pressing)), now_us)
+    now_us = lasts(disk, tracking, now_us, 60 * SECOND_US)
+    assert all(disk.find(tracking, one).lost or disk.find(tracking, one).published for one in sent)
+    for later_us in (config.keep_us + 3 * DAY_US,) if wild else (HOUR_US, DAY_US):
+        now_us = lasts(disk, tracking, now_us, later_us, later_us // 100)
+        again = identity(now_us)
+        tracking.published(again, now_us)
+        now_us = lasts(disk, tracking, now_us, 30 * SECOND_US)
+        assert disk.find(tracking, again).published is not None
+        assert not disk.find(tracking, again).lost
+        tracking.check()
+
+
+def test_a_loss_by_a_clock_that_was_behind_is_not_forgotten_with_it() -> None:
+    """A broker begins in 1970, loses something of now, and its clock is put right."""
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=HOUR_US)
+    held.lose(NOW_US, NOW_US + SECOND_US, HOUR_US)
+    held.forget(NOW_US - 30 * DAY_US, NOW_US + 60 * SECOND_US)
+    assert held.lost == [(NOW_US, NOW_US + SECOND_US)]

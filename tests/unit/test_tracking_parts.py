@@ -94,7 +94,7 @@ def test_the_log_gives_the_same_map(steps: list[tuple[str, str]]) -> None:
             attached.discard(who)
         elif action == "forget":
             begin = max(begin, now_us - 5 * SECOND_US)
-            held.forget(begin)
+            held.forget(begin, now_us)
             log = list(held.snapshot(now_us))
         else:
             if action == "stop":

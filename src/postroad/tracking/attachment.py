@@ -26,6 +26,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from postroad.errors import BugError
 from postroad.tracking.attachment_log import ASSUMED, BY_THE_CLOCK, DISK, SNAPSHOT, Change, Promise, wider
 from postroad.tracking.intervals import Intervals
 from postroad.tracking.moments import joined
@@ -47,6 +48,7 @@ MAX_HANDLED: Final = 256
 MAX_AHEAD: Final = 256
 MAX_ROUTINGS: Final = 64
 LATE_ROUND_US: Final = 60 * SECOND_US
+FINER: Final = 16  # parts of a coarser grain in which it ends
 LOST_US: Final = 86_400 * SECOND_US  # a loss is noted anew after this, and remembered so much longer
 
 
@@ -198,7 +200,7 @@ class AttachmentMap:
 
     def late(self, kind: str, who: str, lo_ms: int, hi_ms: int, now_us: int) -> list[Change]:
         """Messages of these times were handed over although they are older than the skew bound."""
-        start, end = _rounded(lo_ms, hi_ms, LATE_ROUND_US)
+        start, end = _rounded(lo_ms, hi_ms, LATE_ROUND_US, now_us)
         for note in self._late[kind].of(who):
             if note.start_us <= start and end <= note.end_us and note.kept_until_us >= now_us:
                 return []
@@ -210,7 +212,7 @@ class AttachmentMap:
     ) -> list[Change]:
         """Messages of these times are handled at this other time; said again after `again_us`, unless they
         count as lost whatever becomes of them, and are known to be so much ahead."""
-        start, end = _rounded(lo_ms, hi_ms, grain_us)
+        start, end = _rounded(lo_ms, hi_ms, grain_us, now_us)
         said_us = start  # until there it was said
         for one in self._handled[slice(*self._handled_in(start, end))]:
             if one.at_us <= said_us and one.noted_us > now_us - again_us:
@@ -233,7 +235,7 @@ class AttachmentMap:
         self, lo_ms: int, hi_ms: int, now_us: int, grain_us: int = LATE_ROUND_US
     ) -> list[Change]:
         """Messages of these times, of which that was said, could not be stored."""
-        return self.lose(*_rounded(lo_ms, hi_ms, grain_us), now_us)
+        return self.lose(*_rounded(lo_ms, hi_ms, grain_us, now_us), now_us)
 
     def lose(self, start_us: int, end_us: int, now_us: int) -> list[Change]:
         """What was recorded then could not be stored. Times that follow each other are one."""
@@ -417,8 +419,12 @@ class AttachmentMap:
         groups = self._intervals[GROUP]
         return groups.attached_bytes + groups.ended_bytes
 
-    def forget(self, before_us: int) -> int:
-        """Drop what ended before; returns how much went. `snapshot` is then what to store."""
+    def forget(self, before_us: int, now_us: int) -> int:
+        """Drop what ended before; returns how much went. `snapshot` is then what to store.
+
+        A loss goes by when it was noted, if its times do not end in between: those of a clock that was behind
+        do, while times to come are not lost for longer than any other.
+        """
         held = self._held
         for intervals in self._intervals.values():
             intervals.forget(before_us)
@@ -428,7 +434,9 @@ class AttachmentMap:
         self._ahead = [note for note in self._ahead if note.end_us >= before_us]
         self._crashes = [span for span in self._crashes if span[1] >= before_us]
         self._unwritten = [
-            held for held in self._unwritten if max(held.end_us, held.noted_us + LOST_US) >= before_us
+            held
+            for held in self._unwritten
+            if held.noted_us + LOST_US >= before_us or before_us <= held.end_us <= now_us
         ]
         return held - self._held
 
@@ -501,6 +509,8 @@ class AttachmentMap:
             intervals.check()
         for notes in self._late.values():
             notes.check()
+        if any(one.until_us > two.at_us for one, two in pairwise(self._handled)):
+            raise BugError("notes of what was handled are not disjoint and in order")
 
 
 def read_bounds(config: TrackingConfig, attachments: AttachmentMap) -> tuple[int, int]:
@@ -538,7 +548,14 @@ def _nearest(spans: list[tuple[int, int, int]]) -> int:
     return min(apart)[1]
 
 
-def _rounded(lo_ms: int, hi_ms: int, grain_us: int) -> tuple[int, int]:
-    """The whole minutes, or whatever the grain is, that these times are in."""
-    first, last = lo_ms * MILLISECOND_US // grain_us, hi_ms * MILLISECOND_US // grain_us
-    return first * grain_us, (last + 1) * grain_us
+def _rounded(lo_ms: int, hi_ms: int, grain_us: int, now_us: int) -> tuple[int, int]:
+    """The whole minutes, or whatever the grain is, that these times are in. A coarse one that now is in ends
+    soon if all of them are past, and begins now if none is: it is not for what comes in its time."""
+    lo_us, hi_us = lo_ms * MILLISECOND_US, hi_ms * MILLISECOND_US
+    start_us, end_us = lo_us // grain_us * grain_us, (hi_us // grain_us + 1) * grain_us
+    fine_us = max(grain_us // FINER, LATE_ROUND_US)
+    if hi_us <= now_us:
+        end_us = min(end_us, (now_us // fine_us + 1) * fine_us)
+    elif lo_us > now_us:
+        start_us = max(start_us, now_us // LATE_ROUND_US * LATE_ROUND_US)
+    return start_us, end_us

@@ -262,11 +262,11 @@ class Recorder(Lookup):
         forgot_us = self._map.forgot_us or 0
         if forgot_us <= now_us:  # else it is of a clock that was ahead
             horizon_us = max(horizon_us, forgot_us)
-        forgotten = self._forget(horizon_us)
+        forgotten = self._forget(horizon_us, now_us)
         # The bound holds whatever the configuration keeps: the older half of the time goes, and again.
         while self._map.crowded and horizon_us < now_us - 1:
             horizon_us = (horizon_us + now_us) // 2
-            forgotten += self._forget(horizon_us)
+            forgotten += self._forget(horizon_us, now_us)
         if self._log_bytes > max(MAX_LOG_BYTES, self._whole_bytes) or forgotten > len(self._map):
             self._rewrite_map()
 
@@ -288,9 +288,9 @@ class Recorder(Lookup):
         self._log_bytes += len(record)
         self._out.append(DropFilters(sequences=gone, record=record))
 
-    def _forget(self, horizon_us: int) -> int:
+    def _forget(self, horizon_us: int, now_us: int) -> int:
         """What the map knows of before; a filter may yet have a message of then that came late."""
-        forgotten = self._map.forget(horizon_us - self._slack_us)
+        forgotten = self._map.forget(horizon_us - self._slack_us, now_us)
         if forgotten:
             self._news += self._map.begin_at(horizon_us)
         return forgotten
