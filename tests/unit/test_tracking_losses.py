@@ -11,7 +11,7 @@ import pytest
 from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
 
 from postroad.ids import MessageId
-from postroad.tracking.attachment import LOST_US, MAX_LOST, AttachmentMap
+from postroad.tracking.attachment import LATE_ROUND_US, LOST_US, MAX_LOST, AttachmentMap
 from postroad.tracking.attachment_log import DISK, Change, decode_changes
 from postroad.tracking.effects import NotKept, StoreAttachments, TrackingEffect
 from postroad.tracking.recorder import EXPIRE_US
@@ -272,7 +272,7 @@ def test_a_full_disk_does_not_cost_times_to_come_for_ever(wild: bool) -> None:
         tracking.not_kept(NotKept(effects=tuple(one for one in effects if one not in pressing)), now_us)
     now_us = lasts(disk, tracking, now_us, 60 * SECOND_US)
     assert all(disk.find(tracking, one).lost or disk.find(tracking, one).published for one in sent)
-    for later_us in (config.keep_us + 3 * DAY_US,) if wild else (HOUR_US, DAY_US):
+    for later_us in (config.keep_us + 3 * DAY_US,) if wild else (HOUR_US // 3, DAY_US):
         now_us = lasts(disk, tracking, now_us, later_us, later_us // 100)
         again = identity(now_us)
         tracking.published(again, now_us)
@@ -288,3 +288,14 @@ def test_a_loss_by_a_clock_that_was_behind_is_not_forgotten_with_it() -> None:
     held.lose(NOW_US, NOW_US + SECOND_US, HOUR_US)
     held.forget(NOW_US - 30 * DAY_US, NOW_US + 60 * SECOND_US)
     assert held.lost == [(NOW_US, NOW_US + SECOND_US)]
+
+
+def test_a_coarse_note_is_not_for_what_comes_in_its_time() -> None:
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    grain_us = LATE_ROUND_US << 12
+    now_us = NOW_US // grain_us * grain_us + grain_us // 2
+    held.lose_handled((now_us - HOUR_US) // 1000, (now_us - HOUR_US) // 1000, now_us, grain_us)
+    assert held.lost == [(now_us - grain_us // 2, now_us + grain_us // 16)]
+    held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
+    held.lose_handled((now_us + HOUR_US) // 1000, (now_us + HOUR_US) // 1000, now_us, grain_us)
+    assert held.lost == [(now_us, now_us + grain_us // 2)]
