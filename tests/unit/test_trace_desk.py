@@ -8,7 +8,7 @@ import pytest
 from postroad.errors import UnavailableError
 from postroad.ids import MessageId
 from postroad.tracking import desk
-from postroad.tracking.desk import Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.desk import WORK_A_TURN, WORK_AN_ID, Inquire, Output, Report, Respond, TraceDesk
 from postroad.tracking.effects import ReadFilters, StoreFilter
 from postroad.tracking.messages import Finding, Receiver, Sighting, TraceAnswer, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_record
@@ -218,3 +218,79 @@ def test_why_the_broker_in_the_id_said_nothing_is_told() -> None:
     assert report.results[0].verdict == "unreachable"
     told = "broker there, where the message was published, did not answer in time"
     assert report.results[0].explanation == told
+
+
+def crowded(messages: int) -> tuple[Tracking, list[bytes]]:
+    """Tracking with so many subscribers that a turn has room for the keys of two messages."""
+    tracking = make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US)
+    for number in range(WORK_A_TURN // 4):
+        tracking.attached(f"s{number}", NOW_US)
+    ids = [identity(number) for number in range(messages)]
+    for number, one in enumerate(ids):
+        tracking.published(one, NOW_US)
+        tracking.delivered(ME, [f"s{number}"], one, NOW_US)
+    return tracking, ids
+
+
+def test_a_long_question_is_worked_on_over_turns() -> None:
+    """Found: 256 ids took seconds of one turn where there are ten thousand subscribers, and deliveries
+    waited. Who asks little meanwhile need not wait for all of it."""
+    tracking, ids = crowded(20)
+    whole, _ = tracking.answer(TraceQuestion(items=tuple(TraceItem(id=one, origin=0) for one in ids)), {})
+    each = (tracking.looked + len(ids) * WORK_AN_ID) // len(ids)
+    made = desk_of(tracking)
+    turns: list[list[Output]] = []
+    before = tracking.looked
+    out = made.asked(OTHER, 1, question(*ids), NOW_US)
+    out += made.asked(OTHER, 2, question(ids[0]), NOW_US)
+    out += made.begin([ids[1]], NOW_US)[1]
+    most = 0
+    while made.busy and len(turns) < 100:
+        out += made.tick(NOW_US)
+        most = max(most, tracking.looked - before)
+        before = tracking.looked
+        assert (made.next_deadline() == 0) == (made.metrics()["trace_questions_waiting"] > 0)
+        turns.append(out)
+        for ask in the(Inquire, out):
+            assert isinstance(ask, Inquire)
+            made.failed(ask.number, "away", NOW_US)
+        out = []
+    assert most <= WORK_A_TURN + each
+    assert 10 <= len(turns) <= 20
+    said = {one.number: at for at, turn in enumerate(turns) for one in turn if isinstance(one, Respond)}
+    assert said[2] <= 2 < said[1]
+    (last,) = [one for turn in turns for one in turn if isinstance(one, Respond) and one.number == 1]
+    assert msgspec.msgpack.decode(last.body, type=TraceAnswer) == whole
+
+
+def test_what_nobody_waits_for_any_more_is_not_looked_up() -> None:
+    tracking, ids = crowded(2)
+    made = desk_of(tracking, ME)
+    made.asked(OTHER, 1, question(*ids * 20), NOW_US)
+    ticket, _ = made.begin([ids[0]], NOW_US)
+    made.abandon(ticket)
+    done = 0
+    while made.busy:
+        done += len(the(Respond, made.tick(NOW_US)))
+    assert done == 1
+    assert made.next_deadline() is None
+
+
+def test_the_records_for_all_ids_of_a_question_are_read_together() -> None:
+    tracking, disk = stored(40)
+    made = desk_of(tracking)
+    later_us = NOW_US + 200 * SECOND_US
+    ids = [identity(number) for number in range(40)]
+    out = made.asked(OTHER, 1, question(*ids), later_us)
+    reads = 0
+    while not the(Respond, out):
+        for one in the(ReadFilters, out):
+            assert isinstance(one, ReadFilters)
+            reads += 1
+            out = made.read(one.tag, {sequence: disk[sequence] for sequence in one.sequences}, later_us)
+        out += made.tick(later_us)
+    assert reads == 1
+    (respond,) = the(Respond, out)
+    assert isinstance(respond, Respond)
+    findings = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
+    assert [one.published is not None for one in findings] == [True] * 40

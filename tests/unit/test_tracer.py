@@ -60,6 +60,24 @@ def test_one_client_does_not_keep_the_others_waiting() -> None:
     assert made.tick(NOW_US + 10 * PACE_US) == []
 
 
+def test_traces_that_are_much_work_begin_further_apart() -> None:
+    """Found: with ten thousand subscribers a few clients that trace took all of a broker's time."""
+    tracking = make_tracking(TrackingConfig(), me=7, stored=(), changes=(), now_us=NOW_US - SECOND_US)
+    for number in range(10_000):
+        tracking.attached(f"s{number}", NOW_US)
+    identity = bytes(MessageId(1, 7, NOW_US // 1000, 0))
+    tracking.published(identity, NOW_US)
+    tracking.delivered(7, ["s1"], identity, NOW_US)
+    made = make(tracking)
+    for _ in range(50):
+        ask(made, GREEDY)
+    now_us, begun = NOW_US, 0
+    while now_us < NOW_US + SECOND_US // 2:
+        begun += sum(isinstance(one, Send) for one in made.tick(now_us))
+        now_us = max(now_us + 1, made.next_deadline() or now_us)
+    assert 15 <= begun <= 25
+
+
 def test_what_is_under_way_is_bounded_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     made = make()
     monkeypatch.setattr(tracer, "MAX_EACH", 0)

@@ -93,7 +93,7 @@ def capacity_for(m: int, fpp: float) -> Shape:
 class BloomFilter:
     """One filter. `count` keys were added, some of them perhaps twice."""
 
-    __slots__ = ("_bits", "count", "k", "m", "n")
+    __slots__ = ("_bits", "_rated", "count", "k", "m", "n")
 
     def __init__(self, m: int, n: int, k: int, *, bits: bytes | None = None, count: int = 0) -> None:
         shape = Shape(m, n, k).check()
@@ -104,6 +104,7 @@ class BloomFilter:
         self.k = k
         self.count = count
         self._bits = bytearray(shape.size) if bits is None else bytearray(bits)
+        self._rated: tuple[int, float] | None = None  # with how many keys it had which `fpp`
 
     def add(self, keys: bytes) -> None:
         kernel.bloom_add(self._bits, self.m, self.k, keys)
@@ -138,7 +139,9 @@ class BloomFilter:
     @property
     def fpp(self) -> float:
         """The false positive rate of the bits as they are now, rather than as the formula expects them."""
-        return float(self.fill**self.k)
+        if self._rated is None or self._rated[0] != self.count:
+            self._rated = (self.count, float(self.fill**self.k))
+        return self._rated[1]
 
     def union(self, other: BloomFilter) -> BloomFilter:
         """The filter that had been, had all keys of both been added to one (paper 4.3)."""

@@ -2,27 +2,32 @@
 
 A trace asked for here is run here (`trace.Trace`): its questions go to other brokers or to this one. To
 answer a question, stored filters may have to be read first; the desk keeps the question until they are here.
+In one turn it looks for so much and no more, a message of each question after the other: deliveries go on.
 All that can pile up is bounded: whoever asks beyond that is told to come again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from postroad.errors import PeerError, UnavailableError
 from postroad.tracking.effects import ReadFilters
-from postroad.tracking.messages import Finding, TraceAnswer, TraceQuestion
+from postroad.tracking.lookup import MAX_READS
+from postroad.tracking.messages import Finding, TraceAnswer, TraceItem, TraceQuestion
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import Ask, Trace
 from postroad.tracking.verdict import TraceResult
 from postroad.wire.frames import MAX_BODY_BYTES
 
 MAX_TRACES: Final = 64  # under way at once
-MAX_QUESTIONS: Final = 256  # waiting for stored filters
+MAX_QUESTIONS: Final = 256  # under way, or waiting for stored filters
+WORK_A_TURN: Final = 1 << 14  # keys and the like that are looked for in one turn, some milliseconds
+WORK_AN_ID: Final = 64  # however little is known of it
 HERE: Final = -1  # the asker of a question that this broker put to itself
 
 
@@ -59,8 +64,11 @@ Output = ReadFilters | Inquire | Respond | Report
 class _Question:
     asker: int  # broker, or HERE
     number: int  # the asker's own
-    question: TraceQuestion
-    records: dict[int, bytes]
+    items: tuple[TraceItem, ...]
+    left: deque[int]  # places in `items` to look up, with the records that are read
+    records: dict[int, bytes] = field(default_factory=dict)
+    findings: dict[int, Finding] = field(default_factory=dict)  # by place in `items`
+    wanted: set[int] = field(default_factory=set)  # records to read for those without a finding
 
 
 class TraceDesk:
@@ -79,6 +87,9 @@ class TraceDesk:
         self.traces: dict[int, Trace] = {}  # by ticket; under way
         self._asked: dict[int, tuple[int, int]] = {}  # number of our question -> (ticket, broker asked)
         self._questions: dict[int, _Question] = {}  # by tag; waiting for records
+        self._working: deque[_Question] = deque()  # to be looked up; the next first
+        self._room = WORK_A_TURN  # what may still be looked for in this turn
+        self.own_work = 0  # what was looked for so far for traces that were asked for here
         self._last = 0  # tickets, numbers and tags come from one counter
 
     def begin(self, ids: Sequence[bytes], now_us: int) -> tuple[int, list[Output]]:
@@ -88,7 +99,8 @@ class TraceDesk:
         trace = Trace(ids, reachable=self._reachable(), known=self._names(), now_us=now_us)
         ticket = self._next()
         self.traces[ticket] = trace
-        return ticket, self._go_on(ticket, trace.start(now_us), now_us)
+        out = self._go_on(ticket, trace.start(now_us), now_us)
+        return ticket, out + self._work(now_us)
 
     def abandon(self, ticket: int) -> None:
         """Nobody waits for it any more."""
@@ -103,10 +115,13 @@ class TraceDesk:
             return []
         if not question.makes_sense:
             return []
-        return self._answer(_Question(broker, number, question, {}), now_us)
+        return self._take(broker, number, question, now_us) + self._work(now_us)
 
     def answered(self, number: int, body: bytes, now_us: int) -> list[Output]:
         """An answer from the network; one that nobody waits for says nothing."""
+        return self._answered(number, body, now_us) + self._work(now_us)
+
+    def _answered(self, number: int, body: bytes, now_us: int) -> list[Output]:
         held = self._asked.pop(number, None)
         if held is None:
             return []
@@ -120,6 +135,9 @@ class TraceDesk:
         return self._go_on(ticket, asks, now_us)
 
     def failed(self, number: int, why: str, now_us: int) -> list[Output]:
+        return self._failed(number, why, now_us) + self._work(now_us)
+
+    def _failed(self, number: int, why: str, now_us: int) -> list[Output]:
         held = self._asked.pop(number, None)
         if held is None:
             return []
@@ -132,17 +150,27 @@ class TraceDesk:
         if question is None:
             return []
         question.records.update(records)
-        return self._answer(question, now_us)
+        self._working.append(question)
+        return self._work(now_us)
 
     def tick(self, now_us: int) -> list[Output]:
+        """The end of a turn."""
         out: list[Output] = []
         for ticket, trace in list(self.traces.items()):
             out += self._go_on(ticket, trace.tick(now_us), now_us)
+        out += self._work(now_us)
+        self._room = WORK_A_TURN
         return out
 
     def next_deadline(self) -> int | None:
+        if self._working:
+            return 0  # at once, after what came meanwhile
         deadlines = [trace.next_deadline() for trace in self.traces.values()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.traces or self._working)
 
     def _next(self) -> int:
         self._last += 1
@@ -154,7 +182,7 @@ class TraceDesk:
             number = self._next()
             self._asked[number] = (ticket, ask.broker)
             if ask.broker == self._me:
-                out += self._answer(_Question(HERE, number, ask.question, {}), now_us)
+                out += self._take(HERE, number, ask.question, now_us)
             else:
                 body = msgspec.msgpack.encode(ask.question)
                 out.append(Inquire(broker=ask.broker, number=number, body=body))
@@ -164,33 +192,75 @@ class TraceDesk:
             out.append(Report(ticket=ticket, results=tuple(trace.results(self._names()))))
         return out
 
-    def _answer(self, question: _Question, now_us: int) -> list[Output]:
-        answer, wanted = self._tracking.answer(question.question, question.records)
+    # ---- questions to this broker
+
+    def _take(self, asker: int, number: int, question: TraceQuestion, now_us: int) -> list[Output]:
+        taken = _Question(asker, number, question.items, deque(range(len(question.items))))
+        if len(self._questions) + len(self._working) >= MAX_QUESTIONS:
+            return self._refuse(taken, "has too many questions to answer", now_us)
+        self._working.append(taken)
+        return []
+
+    def _work(self, now_us: int) -> list[Output]:
+        """Looks up what there is room for in this turn."""
+        out: list[Output] = []
+        while self._working and self._room > 0:
+            question = self._working.popleft()
+            if question.asker == HERE and question.number not in self._asked:
+                continue  # nobody waits for it any more
+            if question.left:
+                self._look_up(question, question.left.popleft())
+            if question.left:
+                self._working.append(question)
+            elif question.wanted:
+                out.append(self._read_first(question))
+            else:
+                out += self._answer(question, now_us)
+        return out
+
+    def _look_up(self, question: _Question, place: int) -> None:
+        before = self._tracking.looked
+        asked = TraceQuestion(items=(question.items[place],))
+        answer, wanted = self._tracking.answer(asked, question.records)
+        work = self._tracking.looked - before + WORK_AN_ID
+        self._room -= work
+        if question.asker == HERE:
+            self.own_work += work
         if wanted:
-            return self._read_first(question, wanted, now_us)
-        body = _within(answer, MAX_BODY_BYTES)
+            question.wanted.update(wanted)
+        else:
+            (question.findings[place],) = answer.findings
+
+    def _read_first(self, question: _Question) -> ReadFilters:
+        """And look up then what is not known."""
+        wanted = sorted(question.wanted)[: MAX_READS - len(question.records)]
+        question.wanted.clear()
+        question.left.extend(place for place in range(len(question.items)) if place not in question.findings)
+        tag = self._next()
+        self._questions[tag] = question
+        return ReadFilters(tag=tag, sequences=tuple(wanted))
+
+    def _answer(self, question: _Question, now_us: int) -> list[Output]:
+        body = _within(
+            TraceAnswer(findings=tuple(question.findings[place] for place in range(len(question.items)))),
+            MAX_BODY_BYTES,
+        )
         if body is None:
             return self._refuse(question, "has an answer that is too large", now_us)
         if question.asker == HERE:
-            return self.answered(question.number, body, now_us)
+            return self._answered(question.number, body, now_us)
         return [Respond(broker=question.asker, number=question.number, body=body)]
-
-    def _read_first(self, question: _Question, wanted: tuple[int, ...], now_us: int) -> list[Output]:
-        if len(self._questions) >= MAX_QUESTIONS:
-            return self._refuse(question, "has too many questions to answer", now_us)
-        tag = self._next()
-        self._questions[tag] = question
-        return [ReadFilters(tag=tag, sequences=wanted)]
 
     def _refuse(self, question: _Question, why: str, now_us: int) -> list[Output]:
         """Whoever asks is told why there is no answer."""
         if question.asker == HERE:
-            return self.failed(question.number, why, now_us)
-        answer = TraceAnswer(findings=(Finding(lost=why),) * len(question.question.items))
+            return self._failed(question.number, why, now_us)
+        answer = TraceAnswer(findings=(Finding(lost=why),) * len(question.items))
         return [Respond(broker=question.asker, number=question.number, body=msgspec.msgpack.encode(answer))]
 
     def metrics(self) -> dict[str, int | float]:
-        return {"traces": len(self.traces), "trace_questions_waiting": len(self._questions)}
+        waiting = len(self._questions) + len(self._working)
+        return {"traces": len(self.traces), "trace_questions_waiting": waiting}
 
 
 def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:

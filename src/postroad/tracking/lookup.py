@@ -48,7 +48,7 @@ from postroad.tracking.messages import (
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.shelf import Shelf
-from postroad.units import MILLISECOND_US
+from postroad.units import KIB, MILLISECOND_US
 
 MAX_READS: Final = 1024  # stored records read for one question
 MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
@@ -81,12 +81,12 @@ class Deliveries:
         self.hits = 0
         self.tried = 0
 
-    def test(self, keys: Sequence[Sequence[str]], hits: Sequence[int], rate: float) -> None:
-        """Of these keys, each with whom it stands for, those claim it. Where no filter is, none can."""
-        self.tried += len(keys) if rate else 0
-        self.hits += len(hits)
-        for at in hits:
-            for who in keys[at]:
+    def test(self, tried: int, claimed: Sequence[Sequence[str]], rate: float) -> None:
+        """Of so many keys, those claim it that stand for these. Where no filter is, none can."""
+        self.tried += tried if rate else 0
+        self.hits += len(claimed)
+        for members in claimed:
+            for who in members:
                 self.rates[who] = min(rate, self.rates.get(who, 1.0))
                 self.witnesses[who] = self.witnesses.get(who, 0) + 1
 
@@ -95,6 +95,19 @@ class Deliveries:
             Receiver(subscriber=who, fpp=self.rates[who], keys=self.witnesses.get(who, 1))
             for who in sorted(self.rates)
         ]
+
+
+class Keyed(NamedTuple):
+    """Who may have got a message, each by one key: subscribers, then sets of them."""
+
+    subscribers: list[str]
+    groups: list[str]
+    tags: bytes  # of both, in order
+
+    def members(self, at: int) -> Sequence[str]:
+        """Whom the key there stands for."""
+        single = len(self.subscribers)
+        return (self.subscribers[at],) if at < single else group_members(self.groups[at - single])
 
 
 class Look:
@@ -119,6 +132,8 @@ class Lookup:
         self._shelf = shelf
         self._map = attachments
         self._skew_us, self._jitter_us = read_bounds(config, attachments)
+        self.looked = 0  # keys, names and KiB gone through so far for questions
+        self._keyed = Keyed([], [], b"")  # of the last message: most have the same
 
     # ---- what a strategy has in memory
 
@@ -182,7 +197,8 @@ class Lookup:
             ordered = sorted(origins)
             forwarded = self._forwardings(look, ordered, neighbours)
             candidates = self._map.at(SUBSCRIBER, time_ms, **window)
-            deliveries = self._deliveries(look, ordered, candidates)
+            groups = self._map.at(GROUP, time_ms, **window)
+            deliveries = self._deliveries(look, ordered, self._keys_of(candidates, groups))
             wanted = self._wanted(look, ordered)
         received = deliveries.receivers()
         lost = self._why_incomplete(look)
@@ -239,6 +255,7 @@ class Lookup:
                     continue
                 one = BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count)
                 tested = look.opened[meta.sequence] = Tested(one, one.fpp)
+                self.looked += len(bits) // KIB
             found.append(tested)
         return found
 
@@ -249,13 +266,14 @@ class Lookup:
     def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
         """Which of the tags some filter claims for the message, and the rate at which it claims others."""
         keys = tagged(look.id, tags)
-        claimed = bytearray(len(tags) // ID_BYTES)
+        count = len(tags) // ID_BYTES
+        claimed = 0  # a byte for each, 1 if so
         rate = 0.0
         for one, fpp in self._filters(look, key):
             rate += fpp * (1 - rate)  # keeps the digits of rates that 1 less the rate would lose
-            for at, hit in enumerate(one.contains(keys)):
-                claimed[at] |= hit
-        return [at for at, hit in enumerate(claimed) if hit], rate
+            claimed |= int.from_bytes(one.contains(keys), "big")
+            self.looked += count
+        return _positions(claimed.to_bytes(count, "big")) if claimed else [], rate
 
     def _publication(self, look: Look) -> float | None:
         for _ in self._happened(look, PUBLISHED):
@@ -314,20 +332,25 @@ class Lookup:
             return None
         return tuple(Forwarding(neighbour=number, fpp=rates[number]) for number in sorted(rates))
 
-    def _deliveries(self, look: Look, origins: list[int], candidates: list[str]) -> Deliveries:
+    def _keys_of(self, subscribers: list[str], groups: list[str]) -> Keyed:
+        self.looked += len(subscribers) + len(groups)
+        if (self._keyed.subscribers, self._keyed.groups) != (subscribers, groups):
+            tags = b"".join([*map(self._tag, subscribers), *map(group_tag, groups)])
+            self._keyed = Keyed(subscribers, groups, tags)
+        return self._keyed
+
+    def _deliveries(self, look: Look, origins: list[int], keyed: Keyed) -> Deliveries:
         found = Deliveries()
-        slack = {"skew_us": self._skew_us, "delay_us": self._jitter_us}
-        groups = self._map.at(GROUP, look.time_ms, **slack)
-        keys = [(who,) for who in candidates] + [group_members(name) for name in groups]
-        tags = b"".join([*map(self._tag, candidates), *map(group_tag, groups)])
         for origin in origins:
-            if tags:
-                found.test(keys, *self._test(look, HistoryKey(DELIVERY, origin), tags))
+            if keyed.tags:
+                hits, rate = self._test(look, HistoryKey(DELIVERY, origin), keyed.tags)
+                found.test(len(keyed.tags) // ID_BYTES, [keyed.members(at) for at in hits], rate)
             # Both forms are read, whichever is written now: the setting may have changed since.
             names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
-            for who in candidates:
+            for who in keyed.subscribers if names else ():
                 if who in names:
-                    found.test([(who,)], *self._test(look, names[who], self._tag(who)))
+                    hits, rate = self._test(look, names[who], self._tag(who))
+                    found.test(1, [(who,)] * len(hits), rate)
         found.rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
         return found
 
@@ -359,8 +382,19 @@ class Lookup:
         for meta in self._shelf.matching(_LOG, look.time_ms):
             body = self._body(look, meta)
             if body is not None:
+                self.looked += len(body) // KIB
                 _search(body, meta.names, look.id, wanted, found)
         return iter(found)
+
+
+def _positions(claimed: bytes) -> list[int]:
+    """Where it is 1."""
+    found: list[int] = []
+    at = claimed.find(1)
+    while at >= 0:
+        found.append(at)
+        at = claimed.find(1, at + 1)
+    return found
 
 
 def _search(

@@ -23,6 +23,8 @@ from postroad.tracking.settings import TrackingConfig
 class Tracking(Protocol):
     """What every strategy does."""
 
+    looked: int  # keys, names and KiB gone through so far for questions: the work they were
+
     def published(self, ids: bytes, now_us: int) -> None:
         """A publisher connected here sent these."""
 
@@ -90,6 +92,7 @@ class NoTracking:
 
     def __init__(self) -> None:
         self._neighbours: set[int] = set()
+        self.looked = 0
 
     def published(self, ids: bytes, now_us: int) -> None:
         pass

@@ -23,7 +23,8 @@ TRACE: Final = "trace"
 MAX_EACH: Final = 8  # traces of one connection that are under way at once,
 MAX_WAITING: Final = 64  # and that wait for their turn
 PACE_US: Final = 5 * MILLISECOND_US  # from one trace that begins to the next,
-BURST_US: Final = MAX_EACH * PACE_US  # after a few at once
+BURST_US: Final = MAX_EACH * PACE_US  # after a few at once;
+WORK_US: Final = 1  # and for each key and the like that they looked for, a few times what that takes
 
 
 class Tracer:
@@ -36,6 +37,7 @@ class Tracer:
         # By connection, whose turn is next first: request numbers, and what is to be traced.
         self._waiting: dict[int, deque[tuple[int, list[bytes]]]] = {}
         self._paced_us = 0  # the time that all traces so far take at that pace
+        self._paced_work = 0  # what they looked for, as far as it is in that
 
     # ---- traces asked for by clients
 
@@ -97,11 +99,10 @@ class Tracer:
 
     def tick(self, now_us: int) -> list[Effect]:
         """The end of a turn: what to keep, traces that took too long, and the next to begin."""
-        effects: list[Effect] = []
-        if self._desk.traces:
-            effects += self._perform(self._desk.tick(now_us), now_us)
-        if self._waiting:
-            effects += self._begin(now_us)
+        effects = self._begin(now_us) if self._waiting else []
+        effects += self._perform(self._desk.tick(now_us), now_us)
+        self._paced_us += (self._desk.own_work - self._paced_work) * WORK_US
+        self._paced_work = self._desk.own_work
         # After all questions, which may fill filters: whoever reads those in this turn finds them kept.
         return _kept(self.tracking.tick(now_us)) + effects
 
@@ -110,7 +111,7 @@ class Tracer:
         return _kept(self.tracking.close(now_us))
 
     def next_deadline(self) -> int | None:
-        if not self._desk.traces and not self._waiting:
+        if not self._desk.busy and not self._waiting:
             return self.tracking.next_deadline()
         begin_us = self._paced_us - BURST_US + 1 if self._next() is not None else None
         deadlines = (self.tracking.next_deadline(), self._desk.next_deadline(), begin_us)
