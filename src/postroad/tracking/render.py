@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroad.tracking.verdict import RouteStep, TraceResult
+from postroad.tracking.verdict import TraceResult
 
 _DOUBTFUL = 0.5
 
@@ -23,20 +23,20 @@ def tree(result: TraceResult) -> str:
         lines.append(f"{origin}, not confirmed")
     else:
         lines.append(f"{origin} ({doubt_text(result.origin_doubt)})")
-    listed: set[int] = set()  # steps
-    told: set[str] = set()  # brokers whose receivers are
-    lines += _branches(result, result.origin, "", listed, told)
+    branches = _Branches(result)
+    lines += branches.lines(result.origin)
     for step in result.route[1:]:
         if step.source is None:
             lines.append(f"and again at {step.broker} ({doubt_text(step.doubt)})")
-            lines += _branches(result, step.broker, "", listed, told)
-    loose = [at for at, step in enumerate(result.route) if step.source is not None and at not in listed]
+            lines += branches.lines(step.broker)
+    further = {at for at, step in enumerate(result.route) if step.source is not None}
+    loose = sorted(further - branches.listed)
     while loose:
         step = result.route[loose[0]]
-        listed.add(loose[0])
+        branches.listed.add(loose[0])
         lines.append(f"{step.broker}, from {step.source} ({doubt_text(step.doubt)})")
-        lines += _branches(result, step.broker, "", listed, told)
-        loose = [at for at in loose if at not in listed]
+        lines += branches.lines(step.broker)
+        loose = [at for at in loose if at not in branches.listed]
     return "\n".join([*lines, *_verdict(result)])
 
 
@@ -45,25 +45,42 @@ def _verdict(result: TraceResult) -> list[str]:
     return [f"{result.verdict}: {result.explanation}"] if result.explanation else []
 
 
-def _branches(result: TraceResult, broker: str, indent: str, listed: set[int], told: set[str]) -> list[str]:
-    """What happened at a broker that the message reached: its receivers, then where it went."""
-    entries: list[tuple[str, RouteStep | None]] = [
-        (f"→ {one.subscriber} ({doubt_text(one.doubt)})", None)
-        for one in result.receivers
-        if one.broker == broker and broker not in told
-    ]
-    told.add(broker)
-    for at, step in enumerate(result.route):
-        if step.source == broker and at not in listed:
-            listed.add(at)
-            entries.append((f"{step.broker} ({doubt_text(step.doubt)})", step))
-    lines: list[str] = []
-    for number, (text, child) in enumerate(entries):
-        last = number == len(entries) - 1
-        lines.append(f"{indent}{'└─ ' if last else '├─ '}{text}")
-        if child is not None:
-            lines += _branches(result, child.broker, indent + ("   " if last else "│  "), listed, told)
-    return lines
+class _Branches:
+    """What is told below a broker that the message reached: its receivers, then where it went."""
+
+    def __init__(self, result: TraceResult) -> None:
+        self._route = result.route
+        self.listed: set[int] = set()  # steps
+        self._receivers: dict[str, list[str]] = {}  # by broker that is not told yet
+        for one in result.receivers:
+            self._receivers.setdefault(one.broker, []).append(f"→ {one.subscriber} ({doubt_text(one.doubt)})")
+        self._below: dict[str, list[int]] = {}  # by broker: steps that have it from there
+        for at, step in enumerate(result.route):
+            if step.source is not None:
+                self._below.setdefault(step.source, []).append(at)
+
+    def lines(self, broker: str) -> list[str]:
+        found: list[str] = []
+        # The latest at the end: its text, what stands before all below it, and the broker that it leads to.
+        waiting = self._entries(broker, "")
+        while waiting:
+            text, indent, leads = waiting.pop()
+            found.append(text)
+            if leads is not None:
+                waiting += self._entries(leads, indent)
+        return found
+
+    def _entries(self, broker: str, indent: str) -> list[tuple[str, str, str | None]]:
+        """In reverse order."""
+        entries: list[tuple[str, str | None]] = [(text, None) for text in self._receivers.pop(broker, ())]
+        for at in self._below.get(broker, ()):
+            if at not in self.listed:
+                self.listed.add(at)
+                step = self._route[at]
+                entries.append((f"{step.broker} ({doubt_text(step.doubt)})", step.broker))
+        made = [(f"{indent}├─ {text}", f"{indent}│  ", leads) for text, leads in entries[:-1]]
+        made += [(f"{indent}└─ {text}", f"{indent}   ", leads) for text, leads in entries[-1:]]
+        return made[::-1]
 
 
 def dot(result: TraceResult) -> str:
