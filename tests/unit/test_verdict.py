@@ -13,7 +13,7 @@ from msgspec import structs
 
 from postroad.errors import PeerError
 from postroad.ids import COUNT_BITS, LAST_COUNT, MessageId
-from postroad.tracking import lookup
+from postroad.tracking import lookup, verdict
 from postroad.tracking.messages import (
     MAX_CANDIDATES,
     MAX_NEIGHBOURS,
@@ -34,6 +34,7 @@ from postroad.tracking.trace import Ask, Trace, TraceLimits
 from postroad.tracking.verdict import (
     TRUE_BRANCHES,
     TRUE_DEAD_ENDS,
+    RouteStep,
     TraceResult,
     common,
     judge,
@@ -380,6 +381,33 @@ def test_whatever_is_not_refused_can_be_judged() -> None:
     assert taken > 1000
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, OverflowError, ValueError])
+def test_numbers_that_cannot_be_judged_end_nobody(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Should one of them get past the checks, the trace says whose it may have been."""
+
+    def fails(*_: object, **__: object) -> float:
+        raise error
+
+    monkeypatch.setattr(verdict, "share", fails)
+    result, _ = traced({1: Finding(published=0.001, delivered=received(1, 0.5), candidates=1)})
+    assert (result.verdict, result.route) == ("unreachable", ())
+    assert result.missing == (("00000001", "answered with numbers that cannot be judged"),)
+
+
+def test_a_way_of_thousands_of_hops_is_printed() -> None:
+    """Found: RecursionError from about a thousand hops on."""
+    route = tuple(
+        RouteStep(broker=f"b{hop}", source=f"b{hop - 1}" if hop else None, doubt=0.0) for hop in range(3000)
+    )
+    result = structs.replace(judged({}), origin="b0", origin_doubt=0.0, route=route, explanation="")
+    lines = tree(result).split("\n")
+    assert len(lines) == 2 + 2999
+    assert lines[2:5] == ["└─ b1 (certain)", "   └─ b2 (certain)", "      └─ b3 (certain)"]
+    assert lines[-1].endswith("   └─ b2999 (certain)")
+
+
 def test_a_filter_is_never_certain() -> None:
     """Nearly empty, it is wrong less often than 1 differs from 1 - 1e-17, and yet not never."""
     now_us = TIME_MS * 1000
@@ -429,13 +457,13 @@ def test_what_brokers_say_of_themselves_is_not_tracked() -> None:
         result = judge(own, {1: Finding()}, failed=[], stopped="", names={})
         assert result.verdict == "unknown"
         assert "under $postroad is not tracked" in result.explanation
-        for findings, verdict in (
+        for findings, said in (
             ({}, "unreachable"),
             ({1: Finding(begins_ms=TIME_MS + 1)}, "before-history"),
             ({1: Finding(lost="a process died")}, "partial"),
         ):
             result = judge(own, findings, failed=[], stopped="", names={})
-            assert (result.verdict, "$postroad" in result.explanation) == (verdict, False)
+            assert (result.verdict, "$postroad" in result.explanation) == (said, False)
 
 
 @pytest.mark.parametrize(("wanted", "last"), [(0.5, True), (0.5, False), (4.0, True)])

@@ -51,6 +51,7 @@ from postroad.units import SECOND_US
 
 NO_ANSWER: Final = "did not answer in time"
 NOT_REACHABLE: Final = "cannot be reached"
+NOT_JUDGED: Final = "answered with numbers that cannot be judged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,16 +287,15 @@ class Trace:
         if not self.done:
             raise BugError("a trace that is under way has no results")
         called = told_apart(names)
-        return [
-            judge(
-                path.identity,
-                path.findings,
-                failed=[Missing(broker=broker, why=why) for broker, why in sorted(path.failed.items())],
-                stopped=self._stopped,
-                names=called,
-            )
-            for path in self._paths
-        ]
+        return [self._judged(path, called) for path in self._paths]
+
+    def _judged(self, path: _Path, called: Mapping[int, str]) -> TraceResult:
+        failed = [Missing(broker=broker, why=why) for broker, why in sorted(path.failed.items())]
+        try:
+            return judge(path.identity, path.findings, failed=failed, stopped=self._stopped, names=called)
+        except (ArithmeticError, ValueError):  # a peer's numbers are not to end a broker, whatever they are
+            failed += [Missing(broker=broker, why=NOT_JUDGED) for broker in sorted(path.findings)]
+            return judge(path.identity, {}, failed=failed, stopped=self._stopped, names=called)
 
 
 def _check(finding: Finding) -> None:
