@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,7 +20,8 @@ from postroad.overlay import history
 from postroad.overlay.effects import Effect, Note
 from postroad.overlay.topology import EXPIRE_US
 from postroad.storage.effects import StorageEffect
-from postroad.tracking.attachment import AttachmentMap
+from postroad.tracking import attachment_log, lookup
+from postroad.tracking.attachment import SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
@@ -299,6 +300,49 @@ def test_who_comes_later_asks_for_the_state() -> None:
     for broker in (0, 1):
         whole = [event for event in events(other, ATTACHMENTS, broker) if event.attributes["whole"]]
         assert (len(whole), len(events(other, TOPOLOGY, broker))) == (1, 1), "not with every question"
+
+
+def test_a_large_map_is_published_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: all of it was made in one turn, a quarter of a second; and where it is larger than what may wait
+    for the disk, again with every turn, and never published."""
+    monkeypatch.setattr(attachment_log, "PART_BYTES", 1000)
+    monkeypatch.setattr(history, "MAX_PENDING_BYTES", 20_000)
+    net = HistoryNet(1)
+    broker = net.brokers[0]
+    assert broker is not None
+    tracking = broker._tracer.tracking
+    for number in range(1000):
+        tracking.attached(f"s{number}", net.now_us)
+        if number % 2:
+            tracking.detached(f"s{number}", net.now_us)
+    made = [0]  # parts, by turn
+    tick, encoded = history.History.tick, lookup.encoded_parts
+
+    def ticked(self: history.History, kept: list[Effect], now_us: int) -> list[Effect]:
+        made.append(0)
+        return tick(self, kept, now_us)
+
+    def counted(changes: Iterable[Change]) -> Iterator[bytes]:
+        for part in encoded(changes):
+            made[-1] += 1
+            yield part
+
+    monkeypatch.setattr(history.History, "tick", ticked)
+    monkeypatch.setattr(lookup, "encoded_parts", counted)
+    reader = Reader(net, 0)
+    reader.begin("lake", topic=ATTACHMENTS)
+    for number in range(40):  # these come meanwhile
+        tracking.attached(f"late{number}", net.now_us)
+        net.wait(1)
+    whole = [bool(event.attributes["whole"]) for event in events(reader, ATTACHMENTS)]
+    assert whole == [True] + [False] * (len(whole) - 1)
+    assert len(whole) > 12
+    assert 0 < max(made) <= history.MAP_PARTS
+    assert net.metric(0, "history_dropped_total") == 0
+    told = attachment_map([reader], 0)
+    now = {who for kind, who in told if kind == SUBSCRIBER}
+    assert {f"s{number}" for number in range(0, 1000, 2)} | {f"late{number}" for number in range(35)} <= now
+    assert not now & {f"s{number}" for number in range(1, 1000, 2)}
 
 
 def test_only_what_is_asked_for() -> None:

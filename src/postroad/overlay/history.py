@@ -14,8 +14,9 @@ that state to be told again. What the disk does not take is dropped, counted and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -55,6 +56,7 @@ GATHER_US: Final = SECOND_US  # changes and deliveries are collected for this lo
 RETRY_US: Final = 10 * SECOND_US  # after the disk failed
 RESTATE_US: Final = 10 * SECOND_US  # the state is told again this often, however often it is asked for
 MAX_PENDING_BYTES: Final = 16 * MIB  # that wait for the disk; then bulletins are dropped
+MAP_PARTS: Final = 4  # of the whole attachment map, published in one turn: some milliseconds
 _WANTED: Final = b"wanted"
 
 Links = tuple[tuple[int, int], ...]
@@ -114,6 +116,7 @@ class History:
         self._gathered_us: int | None = None  # when to publish what is collected
         self._changed: list[bytes] = []  # changes of the attachment map
         self._whole_map = True  # the next attachments must be the whole map
+        self._map: Iterator[bytes] | None = None  # of which these parts are still to be published
         self._told_links: Links | None = None
         self._report = DeliveryReport(max(press.part_bytes, MIN_PART_BYTES))
         self._told_acknowledged = False
@@ -230,19 +233,29 @@ class History:
     def next_deadline(self) -> int | None:
         if not self._wanted or not self._press.enabled:
             return None
-        others = (self._gathered_us, self._blocked_us or None, self._filters.next_deadline())
+        # What waits for room, waits for the disk, which is an event.
+        going_on = self._map is not None and not self._blocked_us and self._has_room
+        map_us = 0 if going_on else None
+        others = (self._gathered_us, self._blocked_us or None, self._filters.next_deadline(), map_us)
         return min([self._look_us, *(deadline for deadline in others if deadline is not None)])
 
     # ---- bulletins
 
+    @property
+    def _has_room(self) -> bool:
+        return self._press.pending_bytes <= MAX_PENDING_BYTES // 2
+
     def _publish_state(self, now_us: int) -> None:
         """What has to be known first, when a topic is wanted anew and after any loss."""
-        if self._press.pending_bytes > MAX_PENDING_BYTES // 2:
+        if not self._has_room:
             return
         if ATTACHMENTS in self._wanted and self._whole_map:
             self._whole_map = False
             self._changed.clear()
-            self._publish_attachments(self._tracking.attachments(now_us), now_us, whole=True)
+            self._map = self._tracking.attachment_parts(now_us)
+            self._publish_map(now_us, whole=True)
+        elif self._map is not None:
+            self._publish_map(now_us)
         links = self._sources.links()
         if TOPOLOGY in self._wanted and links != self._told_links:
             self._told_links = links
@@ -259,12 +272,22 @@ class History:
                         self._report.acknowledged([(name, 0)], pubend, tick, now_us)
                         self._gather(now_us)
 
+    def _publish_map(self, now_us: int, *, whole: bool = False) -> None:
+        """The next of it. What changes meanwhile follows when all of it is out."""
+        parts = list(islice(self._map or (), MAP_PARTS))
+        self._publish_attachments(b"".join(parts), now_us, whole=whole)
+        if len(parts) < MAP_PARTS:
+            self._map = None
+            if self._changed:
+                self._gather(now_us)
+
     def _publish_gathered(self, now_us: int) -> None:
         self._gathered_us = None
-        record = b"".join(self._changed)
-        self._changed.clear()
-        if not self._whole_map:  # else it is in the map that is still to be published
-            self._publish_attachments(record, now_us)
+        if self._map is None:
+            record = b"".join(self._changed)
+            self._changed.clear()
+            if not self._whole_map:  # else it is in the map that is still to be published
+                self._publish_attachments(record, now_us)
         for payload in self._report.take():
             self._publish([deliveries_bulletin(self._author, self._number(DELIVERIES), payload)], now_us)
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from postroad.ids import ID_BYTES, MessageId
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
+from postroad.tracking.attachment_log import encoded_parts
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.groups import group_members
 from postroad.tracking.keys import (
@@ -173,6 +174,9 @@ class Lookup:
             unread |= look.unread
         wanted = sorted(unread - records.keys())[: max(0, MAX_READS - len(records))]
         return TraceAnswer(findings=tuple(findings)), tuple(wanted)
+
+    def attachment_parts(self, now_us: int) -> Iterator[bytes]:
+        return encoded_parts(self._map.snapshot(now_us))
 
     def _find(self, look: Look, item: TraceItem) -> Finding:
         """What is known about one message, from memory and the records read so far."""

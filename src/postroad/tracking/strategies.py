@@ -8,7 +8,7 @@ to read until there are none. What is in memory, as all that is recent, is not r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from postroad.tracking.attachment_log import Change
@@ -79,8 +79,9 @@ class Tracking(Protocol):
     def unrecorded_us(self) -> int | None:
         """What was recorded since then may have died with the process before; None if nothing did."""
 
-    def attachments(self, now_us: int) -> bytes:
-        """The whole attachment map as encoded changes: all that `tick` returned until now."""
+    def attachment_parts(self, now_us: int) -> Iterator[bytes]:
+        """The whole attachment map of this moment as encoded changes: all that `tick` returned until now.
+        They are made as they are taken."""
 
     def metrics(self) -> dict[str, int | float]: ...
 
@@ -153,8 +154,8 @@ class NoTracking:
     def unrecorded_us(self) -> int | None:
         return None
 
-    def attachments(self, now_us: int) -> bytes:  # noqa: ARG002
-        return b""
+    def attachment_parts(self, now_us: int) -> Iterator[bytes]:  # noqa: ARG002
+        return iter(())
 
     def metrics(self) -> dict[str, int | float]:
         return {}
