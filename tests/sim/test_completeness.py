@@ -11,12 +11,13 @@ from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId, volatile_pubend
 from postroad.selectors import Selector
 from postroad.sim.checkers import Completeness, Origin
-from postroad.sim.connectivity import SETTLE_US
+from postroad.sim.connectivity import SETTLE_US, Connectivity
 from postroad.sim.ledger import Ledger, Published, Subscription
+from postroad.sim.network import Network, Raw
 from postroad.sim.violation import Violation
 from postroad.sim.world import EPOCH_US, World
 from postroad.units import SECOND_US
-from postroad.wire.frames import Kind
+from postroad.wire.frames import Attach, Kind, encode
 
 PUBEND = volatile_pubend(7, 1)
 LATER = volatile_pubend(7, 2)
@@ -27,10 +28,15 @@ class Together:
     """A connectivity that says what it is told."""
 
     found: list[tuple[int, int]] = field(default_factory=list)
+    lost_us: int | None = None  # when b1's attach to b0 was lost, for as long as the first spell was
 
     def spells(self, a: str, b: str) -> list[tuple[int, int]]:
         assert {a, b} == {"b0", "b1"}
         return self.found
+
+    def attached_until(self, broker: str, origin: int, end_us: int) -> int:
+        assert (broker, origin) == ("b1", 7)
+        return end_us if self.lost_us is None or end_us > self.found[0][1] else self.lost_us
 
 
 class History:
@@ -165,6 +171,75 @@ def test_nothing_is_owed_before_the_brokers_were_together() -> None:
     assert history.judge() == 4
     history.together.found = []
     assert history.judge() == 0
+
+
+def test_a_spell_in_which_no_attach_got_through_promises_nothing_once_it_is_over() -> None:
+    """Where the stream stood when the route came up is known to the parent alone, while the link stands."""
+    history = History()
+    history.deliver(*range(6, 10))
+    history.together.found = [
+        (EPOCH_US + 10 * SECOND_US, EPOCH_US + 20 * SECOND_US),
+        (EPOCH_US + 26 * SECOND_US - SETTLE_US, history.world.now_us),
+    ]
+    with pytest.raises(Violation, match=r"^hole"):
+        history.judge()
+    history.together.lost_us = EPOCH_US + 11 * SECOND_US
+    assert history.judge() == 4
+    history.together.lost_us = EPOCH_US + 16 * SECOND_US  # an attach before it had got through
+    with pytest.raises(Violation, match=r"^hole"):
+        history.judge()
+
+
+@dataclass
+class Node:
+    name: str
+    alive: bool = True
+    running: bool = True
+    connection: int = 0
+
+    def opened(self, connection: int, dialled: str | None) -> None:
+        assert dialled in (None, "b2:1")
+        self.connection = connection
+
+    def received(self, connection: int, frame: bytes) -> None: ...
+    def closed(self, connection: int) -> None: ...
+    def dial_failed(self, address: str) -> None: ...
+
+
+def test_attaches_that_a_raw_link_loses_are_noted_until_one_arrives() -> None:
+    world = World(1)
+    network = Network(world)
+    child, parent = Node("b1"), Node("b2")
+    connectivity = Connectivity(world, network, {"b1": child, "b2": parent})  # type: ignore[dict-item]
+    network.listen("b2:1", parent)
+    network.dial(child, "b2:1")
+    world.run(EPOCH_US + SECOND_US)
+
+    def attach(*, lost: bool) -> int:
+        network.make_raw("b1", "b2", Raw(lose=1.0) if lost else None)
+        now_us = world.now_us
+        network.send(child, child.connection, encode(Attach(origin=7, known={})))
+        world.run(now_us + SECOND_US)
+        return now_us
+
+    def until(end_us: int) -> int:
+        return connectivity.attached_until("b1", 7, end_us)
+
+    attach(lost=False)
+    assert until(world.now_us) == world.now_us
+    first = attach(lost=True)
+    attach(lost=True)
+    ended = world.now_us
+    assert until(ended) == ended  # the spell goes on
+    world.run(ended + SECOND_US)
+    assert until(first - 1) == first - 1
+    assert until(ended) == first
+    assert connectivity.attached_until("b1", 8, ended) == ended
+    attach(lost=False)
+    assert until(world.now_us) == world.now_us
+    assert until(ended) == first  # a spell that was over by then
+    again = attach(lost=True)
+    assert until(world.now_us - 1) == again
 
 
 def test_a_broker_that_was_missing_gets_time() -> None:

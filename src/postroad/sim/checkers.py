@@ -77,7 +77,8 @@ class Completeness:
         last = origin.ended_us or NEVER
         for begin, end in self._connectivity.spells(origin.broker, subscription.broker):
             at = max(begin + SETTLE_US, late)
-            if origin.started_us <= begin <= last and at <= end:
+            attached = self._connectivity.attached_until(subscription.broker, origin.pubend >> 32, end)
+            if origin.started_us <= begin <= last and at <= attached:
                 return at
         return NEVER
 

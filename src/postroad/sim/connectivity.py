@@ -4,6 +4,9 @@ Brokers are together while a chain of working connections joins them, and none o
 a connection that does not work: routes may lead over that one until its keepalive finds out. What a
 subscription is owed depends on it: from the moment at which its broker and the publishing one had been
 together for `SETTLE_US`, every event counts, whatever happens to the links afterwards.
+
+Except where a raw link lost every attach until the spell was over: only the parent knew then where the stream
+stood when routes made it one, and it forgets that with the link. TCP loses no frame of a link that stands.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from postroad.errors import BugError
+from postroad.sim.ledger import NEVER
 from postroad.sim.network import Connection, Network
 from postroad.sim.process import Process
 from postroad.sim.world import Timer, World
 from postroad.units import SECOND_US
+from postroad.wire.frames import Attach, decode
 
 SETTLE_US: Final = 5 * SECOND_US  # by then a route between two brokers that can reach each other works
 
@@ -26,8 +32,12 @@ class Connectivity:
         self._processes = processes
         self._since: dict[tuple[str, str], int] = {}  # pairs together now -> since when
         self._spells: dict[tuple[str, str], list[tuple[int, int]]] = {}  # spells that ended, (from, to)
+        # (broker, origin) -> when attaches were lost: (the first, the next one that arrived or NEVER)
+        self._deaf: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._pending: Timer | None = None
         network.changed = self.disturb
+        network.attach_lost = self._attach_lost
+        network.attach_arrived = self._attach_arrived
 
     def disturb(self) -> None:
         """Something about connections changed; look again at the end of this instant."""
@@ -40,6 +50,14 @@ class Connectivity:
         ended = self._spells.get(pair, [])
         since = self._since.get(pair)
         return ended if since is None else [*ended, (since, self._world.now_us)]
+
+    def attached_until(self, broker: str, origin: int, end_us: int) -> int:
+        """How long a spell up to `end_us` counts: if it is over and its last attaches to this origin were all
+        lost, to the first of those."""
+        for lost_us, arrived_us in self._deaf.get((broker, origin), []):
+            if lost_us <= end_us < min(arrived_us, self._world.now_us):
+                return lost_us
+        return end_us
 
     def components(self) -> list[list[str]]:
         """Running brokers grouped by who reaches whom, everything sorted."""
@@ -60,6 +78,16 @@ class Connectivity:
                 border += near
             groups.append(sorted(group))
         return groups
+
+    def _attach_lost(self, broker: str, frame: bytes) -> None:
+        times = self._deaf.setdefault((broker, _origin(frame)), [])
+        if not times or times[-1][1] != NEVER:
+            times.append((self._world.now_us, NEVER))
+
+    def _attach_arrived(self, broker: str, frame: bytes) -> None:
+        times = self._deaf.get((broker, _origin(frame)))
+        if times and times[-1][1] == NEVER:
+            times[-1] = (times[-1][0], self._world.now_us)
 
     def _works(self, connection: Connection) -> bool:
         stalled = self._network.is_stalled(*connection.pair)
@@ -90,3 +118,10 @@ class Connectivity:
             self._spells.setdefault(pair, []).append((self._since.pop(pair), now))
         for pair in sorted(together):
             self._since.setdefault(pair, now)
+
+
+def _origin(frame: bytes) -> int:
+    message = decode(frame)
+    if not isinstance(message, Attach):
+        raise BugError("an ATTACH frame that is none")
+    return message.origin

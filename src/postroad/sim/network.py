@@ -108,6 +108,9 @@ class Network:
         self.changed: Callable[[], None] = lambda: (
             None
         )  # called when who is connected to whom may have changed
+        # Told the sender's name and the frame when an ATTACH arrived, or a raw link lost it.
+        self.attach_arrived: Callable[[str, bytes], None] = lambda _sender, _frame: None
+        self.attach_lost: Callable[[str, bytes], None] = lambda _sender, _frame: None
         self.default = Quality()
         self._listening: dict[str, Endpoint] = {}
         self._connections: dict[int, tuple[Connection, int]] = {}  # number of an end -> connection, side
@@ -337,6 +340,8 @@ class Network:
         if lose < raw.lose:
             self.lost += 1
             self.world.note("network", "loses", connection=number, frame=frame)
+            if frame[4] == Kind.ATTACH:
+                self.attach_lost(connection.ends[side].name, frame)
             if frame[4] in BATCH_KINDS:  # the other end will never give back the credit this frame took
                 self._enqueue(connection, 1 - side, encode(Credit(size=len(frame))))
             return
@@ -411,6 +416,8 @@ class Network:
         if connection.open[receiver] and not connection.dead and connection.ends[receiver].alive:
             number = connection.numbers[receiver]
             self.world.note(connection.ends[receiver].name, "receives", connection=number, frame=frame)
+            if frame[4] == Kind.ATTACH:
+                self.attach_arrived(connection.ends[side].name, frame)
             connection.ends[receiver].received(number, frame)
 
     def _kill(self, connection: Connection, learn_us: dict[int, int]) -> None:
