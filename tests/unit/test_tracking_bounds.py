@@ -121,7 +121,7 @@ def test_a_link_is_asked_however_far_ahead_a_message_was(strategy: str, ends: st
     assert disk.find(tracking, ahead).neighbours == (2, 4)
     assert disk.find(tracking, now).neighbours == (4,)
     after_us = NOW_US + ahead_us + 3 * HOUR_US
-    held = AttachmentMap.of(decode_changes(tracking.attachments(after_us))[0])
+    held = AttachmentMap.of(decode_changes(b"".join(tracking.attachment_parts(after_us)))[0])
     assert held.since(NEIGHBOUR, (NOW_US + 30 * SECOND_US + ahead_us) // 1000, skew_us=0) == ["2", "4"]
 
 

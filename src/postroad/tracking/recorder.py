@@ -356,9 +356,6 @@ class Recorder(Lookup):
     def unrecorded_us(self) -> int | None:
         return self._map.unrecorded_us
 
-    def attachments(self, now_us: int) -> bytes:
-        return encode_changes(self._map.snapshot(now_us))
-
     # ---- inspection
 
     def metrics(self) -> dict[str, int | float]:
