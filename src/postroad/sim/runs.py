@@ -24,23 +24,21 @@ def run_seeds(
     shared: bool = False,
     seconds: float | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes as they come, a process per core; no new run begins after `seconds`."""
+    """Outcomes as they come, a process per core; no new run begins after `seconds`, and whoever wants no more
+    waits for those that have begun."""
     left = iter(seeds)
     until = None if seconds is None else time.monotonic() + seconds
     workers = os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")  # the caller may have threads, which a fork would break
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         running: set[Future[Outcome]] = set()
-        try:
-            while True:
-                room = workers - len(running)
-                if until is None or time.monotonic() < until:
-                    running |= {
-                        pool.submit(run_seed, seed, minutes, brokers, shared) for seed in islice(left, room)
-                    }
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from sorted((future.result() for future in done), key=lambda outcome: outcome.seed)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        while True:
+            room = workers - len(running)
+            if until is None or time.monotonic() < until:
+                running |= {
+                    pool.submit(run_seed, seed, minutes, brokers, shared) for seed in islice(left, room)
+                }
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from sorted((future.result() for future in done), key=lambda outcome: outcome.seed)
