@@ -80,11 +80,13 @@ def test_what_is_noted_waits_to_be_added_but_not_for_long() -> None:
     tracking = made()
     tracking.tick(NOW_US)
     tracking.published(identity(1), NOW_US)
+    assert tracking.next_deadline() == NOW_US + GATHER_US  # then its times are looked at
+    tracking.tick(NOW_US + GATHER_US)
     assert tracking.next_deadline() == NOW_US + MAX_HOLD_US
     later_us = NOW_US + 2 * GATHER_US
     tracking.published(identity(2, later_us), later_us)
+    assert tracking.tick(later_us + GATHER_US) == []
     assert tracking.next_deadline() == NOW_US + MAX_HOLD_US
-    assert tracking.tick(later_us) == []
     assert tracking.metrics()["tracking_keys_total"] == 0
     tracking.tick(NOW_US + MAX_HOLD_US)
     assert tracking.metrics()["tracking_keys_total"] == 2
@@ -101,6 +103,16 @@ def test_messages_of_another_time_are_known_soon(apart_us: int) -> None:
     effect, *_ = tracking.tick(NOW_US + GATHER_US)
     assert isinstance(effect, StoreAttachments)
     assert effect.pressing
+    assert [change.what for change in decode_changes(effect.record)[0]] == ["handled"]
+
+
+def test_messages_of_another_time_are_known_though_the_next_page_begins_at_once() -> None:
+    tracking = made(routing="set")
+    tracking.tick(NOW_US)
+    tracking.forwarded(7, (1,), identity(1, NOW_US - 2 * SECOND_US), NOW_US)
+    tracking.published(identity(3, NOW_US + GATHER_US), NOW_US + GATHER_US)
+    effect, *_ = tracking.tick(NOW_US + GATHER_US)
+    assert isinstance(effect, StoreAttachments)
     assert [change.what for change in decode_changes(effect.record)[0]] == ["handled"]
 
 
