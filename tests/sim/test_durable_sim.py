@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.sim.test_rules import Broken, is_delivery
@@ -24,6 +25,7 @@ from postroad.sim.ledger import Ledger, Published
 from postroad.sim.network import Network
 from postroad.sim.process import Core
 from postroad.sim.scenario import Outcome, Scenario
+from postroad.sim.tracking import QUICK
 from postroad.sim.violation import Violation
 from postroad.sim.world import EPOCH_US, World
 from postroad.storage.effects import Append, Appended, Chop
@@ -54,6 +56,13 @@ def test_every_rule_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_stays_repaired(seed: int) -> None:
     outcome = Scenario(seed=seed, minutes=1.6, durable=True).run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+
+
+def test_who_could_not_attach_in_time_may_be_told_a_gap() -> None:
+    """A raw link lost the attach of a broker, and the pubend released before it heard from there."""
+    tracking = replace(QUICK, strategy="exact", routing="neighbours")
+    outcome = Scenario(seed=9400061, minutes=1.6, durable=True, tracking=tracking).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 

@@ -59,6 +59,13 @@ class Connectivity:
                 return lost_us
         return end_us
 
+    def attached_since(self, broker: str, origin: int, since_us: int) -> int:
+        """From when on a spell counts in which attaches to this origin were lost at first."""
+        for lost_us, arrived_us in self._deaf.get((broker, origin), []):
+            if lost_us - SETTLE_US < since_us < arrived_us:
+                return arrived_us
+        return since_us
+
     def components(self) -> list[list[str]]:
         """Running brokers grouped by who reaches whom, everything sorted."""
         names = sorted(name for name, process in self._processes.items() if process.running)

@@ -160,10 +160,12 @@ class DurableLife:
         early = self.config.max_age_us or self.config.max_bytes
         if early and (reader.slow or end <= reader.connected_us + SKEW_US):
             return True
-        spells = self._connectivity.spells(self.records.pubends[pubend], reader.home)
         reported_us = reader.began_us + REPORT_US
-        heard = any(max(since + SETTLE_US, reported_us) <= min(to, released_us) for since, to in spells)
-        return self.records.pubends[pubend] != reader.home and not heard
+        for since_us, to_us in self._connectivity.spells(self.records.pubends[pubend], reader.home):
+            attached_us = self._connectivity.attached_since(reader.home, pubend >> 32, since_us)
+            if max(attached_us + SETTLE_US, reported_us) <= min(to_us, released_us):
+                return False
+        return self.records.pubends[pubend] != reader.home
 
     def _unheard_of(self, reader: Reader, broker: str) -> bool:
         """It was not together with the broker that has it since it is there."""
