@@ -162,6 +162,40 @@ def test_a_slow_disk_takes_longer() -> None:
     assert machine.told == [Synced(token=1)]
 
 
+def test_a_disk_that_hangs_answers_in_order_when_it_goes_on() -> None:
+    machine = Machine()
+    machine.do(log(b"one"), Sync(token=1))
+    machine.disk.hang(EPOCH_US + 5 * SECOND_US)
+    machine.disk.hang(EPOCH_US + 2 * SECOND_US)
+    machine.wait()
+    machine.do(log(b"two"), Sync(token=2))
+    machine.wait(3 * SECOND_US)
+    assert machine.disk.hangs
+    assert machine.told == []
+    machine.wait()
+    assert machine.told == [Synced(token=1), Synced(token=2)]
+    machine.disk.hang(machine.world.now_us + 5 * SECOND_US)
+    machine.do(log(b"three"), Sync(token=3))
+    machine.wait()
+    machine.disk.go_on()
+    assert machine.told[-1] == Synced(token=3)
+    machine.disk.crash(CrashStyle())
+    assert machine.disk.read("log") == b"onetwothree"
+
+
+def test_who_is_killed_while_its_disk_hangs_hears_nothing_of_it_later() -> None:
+    machine = Machine()
+    machine.do(log(b"synced"), Sync(token=1))
+    machine.wait()
+    machine.disk.hang(machine.world.now_us + 5 * SECOND_US)
+    machine.do(log(b"abcd"), Sync(token=2))
+    machine.wait()
+    machine.disk.crash(CrashStyle())
+    assert b"syncedabcd".startswith(machine.disk.read("log") or b"")
+    machine.wait(9 * SECOND_US)
+    assert machine.told == [Synced(token=1)]
+
+
 def test_synced_data_can_rot() -> None:
     machine = Machine()
     machine.disk.save("log", b"data")

@@ -19,11 +19,12 @@ from postroad.overlay.effects import Effect
 from postroad.selectors import Selector
 from postroad.sim import durable as durable_rules
 from postroad.sim.applications import DurableSubscriber
+from postroad.sim.disk import CrashStyle
 from postroad.sim.durable import Reader, Records
 from postroad.sim.frames import BatchView
 from postroad.sim.ledger import Ledger, Published
 from postroad.sim.network import Network
-from postroad.sim.process import Core
+from postroad.sim.process import Core, Process
 from postroad.sim.scenario import Outcome, Scenario
 from postroad.sim.tracking import QUICK
 from postroad.sim.violation import Violation
@@ -32,7 +33,7 @@ from postroad.storage.effects import Append, Appended, Chop
 from postroad.units import SECOND_US
 from postroad.wire.frames import Kind, Subscribe, decode
 
-SEEDS = (1, 3, 4, 7, 12, 1000)
+SEEDS = (1, 3, 4, 7, 12, 17, 1000)  # 17: disks hang
 
 # Worlds that found something, as they were drawn then: a subscriber that came back to what must be
 # refiltered was not served (5); a lost attach that the end of a dead pubend seemed to answer (6); another
@@ -51,6 +52,7 @@ def test_every_rule_holds(seed: int) -> None:
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
     assert outcome.kind == "durable"
     assert outcome.durable_deliveries > 0
+    assert seed != 17 or outcome.faults["hung"] > 0
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -130,6 +132,25 @@ class LiesAboutItsDisk(Broken):
         return self.now_us if self.claimed else super().next_deadline()
 
 
+class DoesNotWait(Broken):
+    """Takes for synced what its disk has not answered yet."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.claimed: dict[int, bool] = {}  # tag -> its core was told
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
+        claimed: list[Input] = [Appended(tag=tag) for tag, told in self.claimed.items() if not told]
+        self.claimed = dict.fromkeys(self.claimed, True)
+        answers = [one for one in inputs if not isinstance(one, Appended) or one.tag not in self.claimed]
+        effects = super().handle([*answers, *claimed], now_us)
+        self.claimed |= {one.tag: False for one in effects if isinstance(one, Append)}
+        return effects
+
+    def next_deadline(self) -> int | None:
+        return super().next_deadline() if all(self.claimed.values()) else self.now_us
+
+
 class NeverReleases(Broken):
     def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
         return [one for one in super().handle(inputs, now_us) if not isinstance(one, Chop)]
@@ -153,6 +174,31 @@ class NeverAnswers(Broken):
 def test_a_broken_broker_is_caught(broken: type[Broken], rules: set[str]) -> None:
     outcome = calm(lambda core, _: broken(core))
     assert outcome.rule in rules, outcome.text
+
+
+@pytest.mark.parametrize(("broken", "rule"), [(Broken, ""), (DoesNotWait, "kept")])
+def test_who_does_not_wait_for_a_disk_that_hangs_is_caught_when_it_is_killed(
+    broken: type[Broken], rule: str
+) -> None:
+    """Events came in while it hung, and what was not synced is gone."""
+    scenario = Scenario(
+        seed=3, minutes=0.3, brokers=3, faults=False, wrap=lambda core, _: broken(core), durable=True
+    )
+    world = scenario.world
+
+    def harm(process: Process) -> None:
+        process.disk.hang(world.now_us + 3 * SECOND_US)
+        world.after(2 * SECOND_US, lambda: kill(process))
+
+    def kill(process: Process) -> None:
+        process.crash(silently=False, style=CrashStyle())
+        process.disk.once_it_works(process.start)
+        assert not process.running
+
+    for process in scenario.processes.values():
+        world.after(SECOND_US, lambda process=process: harm(process))  # type: ignore[misc]
+    outcome = scenario.run()
+    assert outcome.rule == rule, "\n".join((outcome.text, *outcome.story))
 
 
 def test_storage_that_is_not_given_back_is_noticed() -> None:

@@ -265,6 +265,31 @@ def test_a_sync_that_fails_is_final_until_a_restart() -> None:
     assert storage.take() == [Appended(tag=1)]
 
 
+def test_nothing_is_written_or_read_while_the_disk_hangs() -> None:
+    stage = started()
+    core, current = echo(stage.a), stage.a.current
+    assert current is not None
+    stage.a.open_storage()
+    stage.a.disk.hang(stage.world.now_us + 5 * SECOND_US)
+    stage.a.perform(current, [append(1), Read(stream=1, start=0, end=1, limit_bytes=9, tag=2)])
+    stage.run(4 * SECOND_US)
+    assert not any(isinstance(item, Appended | ReadDone) for item in core.seen)
+    stage.run(2 * SECOND_US)
+    assert sum(isinstance(item, Appended | ReadDone) for item in core.seen) == 2
+
+
+def test_who_is_to_stop_while_its_disk_hangs_is_killed() -> None:
+    stage = started()
+    current = stage.a.current
+    assert current is not None
+    stage.a.open_storage()
+    stage.a.disk.hang(stage.world.now_us + 5 * SECOND_US)
+    stage.a.perform(current, [Save(table="t", rows=((b"k", b"v"),), tag=1)])
+    stage.a.stop()
+    assert "goodbye" in "".join(stage.world.trace.story(["a"]))
+    assert stage.a.crashes == [stage.world.now_us]
+
+
 def test_a_process_that_ends_in_good_order_leaves_nothing_undone() -> None:
     stage = started()
     current = stage.a.current

@@ -8,6 +8,8 @@ answered with `Synced`. A crash keeps what was synced and of the rest whatever c
 - any subset of them, each whole, torn or missing, holes read as zeros (write-back in any order);
 
 and may flip bits in the part that was never synced. `Replace` is atomic, as a rename is.
+
+While a disk hangs it answers nothing: syncs come back in order when it goes on, if their process lives still.
 """
 
 from __future__ import annotations
@@ -92,6 +94,8 @@ class Disk:
         self._asked = 0  # operations so far
         self._failed: str = ""  # why the next sync fails
         self._busy_until_us = 0
+        self._hung_until_us = 0
+        self._waiting: list[Callable[[], None]] = []  # for a disk that hangs, in order
         self._epoch = 0  # completions of an earlier process are nobody's
 
     # -- what the running process sees
@@ -142,6 +146,28 @@ class Disk:
 
     def slow(self, until_us: int, factor: int) -> None:
         self.slow_until_us, self.slow_factor = until_us, factor
+
+    def hang(self, until_us: int) -> None:
+        """Nothing comes back from it before then, or before it is told to `go_on`."""
+        self._hung_until_us = max(self._hung_until_us, until_us)
+        self.world.at(until_us, lambda: None if self.hangs else self.go_on())
+
+    @property
+    def hangs(self) -> bool:
+        return self._hung_until_us > self.world.now_us
+
+    def go_on(self) -> None:
+        self._hung_until_us = 0
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            action()
+
+    def once_it_works(self, action: Callable[[], None]) -> None:
+        """Now, or when it hangs no more."""
+        if self.hangs:
+            self._waiting.append(action)
+        else:
+            action()
 
     def fill(self) -> None:
         """The disk is full: every further byte fails."""
@@ -198,7 +224,7 @@ class Disk:
             self._commit(asked)
             tell(Synced(token=token))
 
-        self.world.at(self._busy_until_us, finish)
+        self.world.at(self._busy_until_us, lambda: self.once_it_works(finish))
 
     def _commit(self, asked: int) -> None:
         for number, operation in self._pending:

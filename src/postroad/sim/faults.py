@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Final
 
 from postroad.sim.applications import Application, DurablePublisher
@@ -21,7 +22,9 @@ from postroad.units import GIB, MILLISECOND_US, SECOND_US
 
 LONGEST_STEP_US: Final = 3 * SECOND_US
 DISK_BYTES: Final = GIB  # of a disk that is not full
+SHARE: Final = 0.25  # of worlds that have a fault of those with a chance of their own
 UNHEARD_PAUSE_US: Final = 6 * SECOND_US  # between two refusals that are not heard, where there are any
+HANG_PAUSE_US: Final = 12 * SECOND_US  # the same of disks that hang
 
 
 class Faults:
@@ -79,10 +82,9 @@ class Faults:
         if steps:
             self._kinds.append(("step", 2, self._step))
         self._next()
-        # From a chance of its own, and in few worlds, so that the others are as they were without it.
-        self._unheard_chance = world.random("faults/unheard")
-        if applications and self._unheard_chance.random() < 0.25:
-            self._next_unheard()
+        if applications:
+            self._sometimes("unheard", UNHEARD_PAUSE_US, self._refuse_unheard)
+            self._sometimes("hung", HANG_PAUSE_US, self._hang_disk)
 
     def stop(self) -> None:
         """The end of all harm."""
@@ -90,6 +92,7 @@ class Faults:
         self._network.heal()
         for process in self._processes:
             process.spare()
+            process.disk.go_on()
             process.disk.capacity = max(process.disk.capacity, DISK_BYTES)
             if process.running and process.name in self._failing:
                 process.crash(silently=False, style=CrashStyle())
@@ -109,6 +112,23 @@ class Faults:
         if harm():
             self.counts[name] += 1
         self._next()
+
+    def _sometimes(self, name: str, pause_us: int, harm: Callable[[Random], bool]) -> None:
+        """A fault with a chance of its own, and in few worlds: the others are as they were without it."""
+        chance = self._world.random(f"faults/{name}")
+        if chance.random() >= SHARE:
+            return
+
+        def strike() -> None:
+            if self._going_on:
+                if harm(chance):
+                    self.counts[name] += 1
+                wait()
+
+        def wait() -> None:
+            self._world.after(int(chance.expovariate(1 / pause_us)), strike)
+
+        wait()
 
     def _later(self, low_us: int, high_us: int) -> int:
         """A random moment from now on, mostly sooner."""
@@ -247,38 +267,53 @@ class Faults:
             self._world.after(self._chance.randrange(SECOND_US), start_again)
         return True
 
-    def _next_unheard(self) -> None:
-        pause_us = int(self._unheard_chance.expovariate(1 / UNHEARD_PAUSE_US))
-        self._world.after(pause_us, self._refuse_unheard)
-
-    def _refuse_unheard(self) -> None:
+    def _refuse_unheard(self, chance: Random) -> bool:
         """A disk is full for a moment, and who publishes there does not hear of it before its line breaks:
         what was refused it sends again, and what it sent after that."""
-        if not self._going_on:
-            return
-        chance, processes = self._unheard_chance, {process.name: process for process in self._processes}
+        processes = {process.name: process for process in self._processes}
         publishers = [one for one in self._applications if isinstance(one, DurablePublisher)]
         publisher = chance.choice(publishers)
         full_us, after_us = (chance.randrange(50_000, 2 * SECOND_US) for _ in range(2))
         process = processes.get(publisher.broker)
-        if process is not None:
-            pair = (process.name, publisher.name)
-            self._world.note("fault", f"{pair[1]} does not hear what the full disk of {pair[0]} refuses")
-            self.counts["unheard"] += 1
-            process.disk.fill()
-            self._network.muffle(*pair, self._world.now_us + full_us + after_us + SECOND_US)
+        if process is None:
+            return False
+        pair = (process.name, publisher.name)
+        self._world.note("fault", f"{pair[1]} does not hear what the full disk of {pair[0]} refuses")
+        process.disk.fill()
+        self._network.muffle(*pair, self._world.now_us + full_us + after_us + SECOND_US)
 
-            def empty() -> None:
-                process.disk.capacity = DISK_BYTES
+        def empty() -> None:
+            process.disk.capacity = DISK_BYTES
 
-            def cut() -> None:
-                if self._going_on:
-                    self._network.cut(*pair, (0, 0))
-                    self._network.muffle(*pair, 0)
+        def cut() -> None:
+            if self._going_on:
+                self._network.cut(*pair, (0, 0))
+                self._network.muffle(*pair, 0)
 
-            self._world.after(full_us, empty)
-            self._world.after(full_us + after_us, cut)
-        self._next_unheard()
+        self._world.after(full_us, empty)
+        self._world.after(full_us + after_us, cut)
+        return True
+
+    def _hang_disk(self, chance: Random) -> bool:
+        """Nothing comes back from a disk for a while. In half of the cases its broker is killed meanwhile,
+        and started again when the disk goes on."""
+        process = chance.choice(self._processes)
+        hang_us = SECOND_US + int(chance.random() ** 2 * 20 * SECOND_US)
+        kill_us = chance.randrange(hang_us) if chance.random() < 0.5 else 0
+        style = CrashStyle(scattered=chance.random() < 0.3)
+        if not process.running:
+            return False
+        self._world.note("fault", f"the disk of {process.name} hangs for {hang_us} us")
+        process.disk.hang(self._world.now_us + hang_us)
+
+        def kill() -> None:
+            if self._going_on and process.running:
+                process.crash(silently=False, style=style)
+                self._restart_later(process)
+
+        if kill_us:
+            self._world.after(kill_us, kill)
+        return True
 
     def _slow_disk(self) -> bool:
         process = self._chance.choice(self._processes)
@@ -320,7 +355,7 @@ class Faults:
             if not process.running and process.name not in self._left:
                 process.start()
 
-        self._world.at(self._later(soonest_us, latest_us), restart)
+        self._world.at(self._later(soonest_us, latest_us), lambda: process.disk.once_it_works(restart))
 
     def _step(self) -> bool:
         process = self._chance.choice(self._processes)

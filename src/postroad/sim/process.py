@@ -265,7 +265,7 @@ class Process:
         self.disk.crash(self._crash_style)
 
     def stop(self) -> None:
-        """Shut down in good order."""
+        """Shut down in good order; or, where that would wait for a disk that hangs, be killed meanwhile."""
         incarnation = self.current
         if incarnation is None:
             return
@@ -273,6 +273,9 @@ class Process:
         if not incarnation.alive:
             return  # it died at a step of its last commit
         if self.storage is not None:
+            if self.disk.hangs:
+                self.crash_now()
+                return
             self.storage.close()
         self._end("stops", silently=False)
         self.histories.ended(crashed=False)

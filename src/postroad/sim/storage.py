@@ -268,4 +268,4 @@ class VirtualStorage:
             if not self._over:
                 action()
 
-        self.disk.world.after(self._chance.randint(*after_us), act)
+        self.disk.world.after(self._chance.randint(*after_us), lambda: self.disk.once_it_works(act))
