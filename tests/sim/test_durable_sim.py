@@ -6,19 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.sim.test_rules import Broken, is_delivery
 
 from postroad.broker import Input, Received
 from postroad.client import effects as fx
 from postroad.config import DEFAULT_LIMITS
-from postroad.errors import UnavailableError
+from postroad.errors import UnavailableError, UsageError
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
 from postroad.overlay.effects import Effect
 from postroad.selectors import Selector
 from postroad.sim import durable as durable_rules
-from postroad.sim.applications import DurableSubscriber
+from postroad.sim.applications import Clerk, DurableSubscriber
 from postroad.sim.disk import CrashStyle
 from postroad.sim.durable import Reader, Records
 from postroad.sim.frames import BatchView
@@ -31,9 +32,9 @@ from postroad.sim.violation import Violation
 from postroad.sim.world import EPOCH_US, World
 from postroad.storage.effects import Append, Appended, Chop
 from postroad.units import SECOND_US
-from postroad.wire.frames import Kind, Subscribe, decode
+from postroad.wire.frames import Kind, Subscribe, Subscribed, decode, encode
 
-SEEDS = (1, 3, 4, 7, 12, 17, 1000)  # 17: disks hang
+SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 
 # Worlds that found something, as they were drawn then: a subscriber that came back to what must be
 # refiltered was not served (5); a lost attach that the end of a dead pubend seemed to answer (6); another
@@ -53,6 +54,7 @@ def test_every_rule_holds(seed: int) -> None:
     assert outcome.kind == "durable"
     assert outcome.durable_deliveries > 0
     assert seed != 17 or outcome.faults["hung"] > 0
+    assert seed != 19 or outcome.faults["deletion"] > 0
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -201,6 +203,66 @@ def test_who_does_not_wait_for_a_disk_that_hangs_is_caught_when_it_is_killed(
     assert outcome.rule == rule, "\n".join((outcome.text, *outcome.story))
 
 
+class HidesThatItBegins(Broken):
+    """Says of a subscription that it made anew that it was there."""
+
+    def on_frame(self, connection: int, frame: bytes) -> list[bytes]:
+        message = decode(frame) if frame[4] == Kind.SUBSCRIBED else None
+        if isinstance(message, Subscribed):
+            return [encode(msgspec.structs.replace(message, created=False))]
+        return [frame]
+
+
+@pytest.mark.parametrize(("broken", "rule"), [(Broken, ""), (HidesThatItBegins, "missed")])
+def test_who_was_away_while_its_name_was_deleted_must_be_told(broken: type[Broken], rule: str) -> None:
+    scenario = Scenario(
+        seed=2, minutes=0.3, brokers=3, faults=False, wrap=lambda core, _: broken(core), durable=True
+    )
+    world, network, durable = scenario.world, scenario.network, scenario.durable
+    assert durable is not None
+    kept = [one for one in durable.subscribers if one.reader.ack]
+
+    def delete(subscriber: DurableSubscriber) -> None:
+        process = scenario.processes[subscriber.broker]
+        network.block(process.name, subscriber.name, world.now_us + 8 * SECOND_US)
+        network.cut(process.name, subscriber.name, (0, 0))
+        Clerk(
+            world,
+            network,
+            name=f"clerk-{subscriber.name}",
+            addresses=(process.address,),
+            durable=subscriber.reader.name,
+        ).start()
+
+    for subscriber in kept:
+        world.after(2 * SECOND_US, lambda one=subscriber: delete(one))  # type: ignore[misc]
+    outcome = scenario.run()
+    assert outcome.rule == rule, "\n".join((outcome.text, *outcome.story))
+    assert all(one.reader.absent for one in kept)
+
+
+def test_a_deletion_that_is_refused_explains_nothing() -> None:
+    scenario = Scenario(seed=3, minutes=0.3, brokers=3, faults=False, durable=True)
+    durable = scenario.durable
+    assert durable is not None
+    for name, process in scenario.processes.items():
+        elsewhere = [one for one in durable.subscribers if process.address not in one.addresses]
+        for one in elsewhere:
+            clerk = Clerk(
+                scenario.world,
+                scenario.network,
+                name=f"clerk-{name}-{one.name}",
+                addresses=(process.address,),
+                durable=one.reader.name,
+            )
+            scenario.world.after(4 * SECOND_US, clerk.start)
+    assert scenario.run().rule == ""
+    assert not any(one.reader.absent for one in durable.subscribers)
+    assert "delete it there" in "\n".join(
+        scenario.world.trace.story(["clerk-b0-ds0", "clerk-b1-ds0", "clerk-b2-ds0"])
+    )
+
+
 def test_storage_that_is_not_given_back_is_noticed() -> None:
     """In the first world where nothing else holds it."""
     for seed in range(1, 60):
@@ -238,7 +300,7 @@ class Given:
         )
         self.reader = Reader(self.records, name="r", selector=Selector.parse("t", ""), ack=ack)
         self.reader.begin(0)
-        self.reader.subscribed("b0", {PUBEND: 0}, (), 1, resumed=False)
+        self.reader.subscribed("b0", {PUBEND: 0}, (), 1, resumed=False, opened_us=1)
 
     def batch(
         self, *ticks: int, topic: str = "t", logged: bool = True, start: int | None = None
@@ -266,7 +328,7 @@ class Given:
         """A new process of the application, told that it goes on after this tick."""
         self.reader.end()
         self.reader.begin(0)
-        self.reader.subscribed("b0", {PUBEND: token}, (), 2, resumed=False)
+        self.reader.subscribed("b0", {PUBEND: token}, (), 2, resumed=False, opened_us=1)
 
 
 def test_an_application_says_again_on_a_new_connection_what_it_acknowledged(
@@ -349,7 +411,7 @@ def test_who_begins_anew_where_its_name_is_not_known_is_told_so_once() -> None:
     given.reader.events(given.batch(1))
     with pytest.raises(Violation, match="gap: r began anew, and nothing explains it"):
         given.reader.gap_of_others()
-    given.reader.subscribed("elsewhere", {PUBEND: 3}, (), 2, resumed=True)
+    given.reader.subscribed("elsewhere", {PUBEND: 3}, (), 2, resumed=True, opened_us=1)
     owed = {events.id(row): row + 1 for row in range(3)}
     with pytest.raises(Violation, match=r"missed: r .* never got .*tick 2"):
         given.records._check_reader(given.reader, PUBEND, owed, 0)
@@ -358,6 +420,42 @@ def test_who_begins_anew_where_its_name_is_not_known_is_told_so_once() -> None:
     assert given.records._check_reader(given.reader, PUBEND, owed, 0) == 3
     with pytest.raises(Violation, match="gap: r was told of a gap"):
         given.reader.gap(PUBEND, 3, 4)
+
+
+def test_who_was_deleted_begins_anew() -> None:
+    given = Given("auto")
+    deleted = UsageError("the durable subscription 'r' was deleted")
+    assert not given.reader.may_end(deleted)
+    events = given.batch(1, 2, 3, 4)
+    owed = {events.id(row): row + 1 for row in range(4)}
+    given.reader.events(given.batch(1))
+    given.reader.delete(5)
+    assert given.reader.may_end(deleted)
+    # A confirmation that was on its way is no beginning since.
+    given.reader.subscribed("b0", {PUBEND: 1}, (), 6, resumed=True, opened_us=4)
+    assert given.reader.deleted
+    given.reader.end()
+    given.reader.begin(0)
+    given.reader.subscribed("b0", {PUBEND: 3}, (), 9, resumed=False, opened_us=8)
+    assert given.reader.absent == [(5, 9)]
+    assert not given.reader.may_end(deleted)
+    with pytest.raises(Violation, match=r"missed: r .* never got .*tick 4"):
+        given.records._check_reader(given.reader, PUBEND, owed, 0)
+    given.reader.events(given.batch(4))
+    assert given.records._check_reader(given.reader, PUBEND, owed, 0) == 1
+
+
+def test_who_keeps_its_token_goes_on_after_its_name_was_deleted() -> None:
+    given = Given()
+    events = given.batch(1, 2)
+    given.reader.events(given.batch(1))
+    given.reader.commit({PUBEND: 1}, 1)
+    given.reader.delete(5)
+    given.reader.end()
+    given.reader.begin(0)
+    given.reader.subscribed("b0", {PUBEND: 1}, (), 9, resumed=False, opened_us=8)
+    with pytest.raises(Violation, match=r"missed: r .* never got .*tick 2"):
+        given.records._check_reader(given.reader, PUBEND, {events.id(1): 2}, 0)
 
 
 def test_an_event_is_in_one_log_once() -> None:

@@ -60,6 +60,7 @@ class Life:
         self._told = told
         self._timer: Timer | None = None
         self.connection: int | None = None  # the last one that was opened
+        self.opened_us = 0  # when that was
 
     def start(self) -> None:
         self.perform(self.core.start(self._world.now_us))
@@ -74,7 +75,7 @@ class Life:
 
     def opened(self, connection: int, dialled: str | None) -> None:
         del dialled
-        self.connection = connection
+        self.connection, self.opened_us = connection, self._world.now_us
         self._handle(fx.Opened(connection=connection))
 
     def received(self, connection: int, frame: bytes) -> None:
@@ -434,7 +435,10 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
                 )
                 resumed = self._begun == self._number
                 self._begun = self._number
-                self.reader.subscribed(self.broker, token, missing, self.world.now_us, resumed=resumed)
+                opened_us = 0 if self.life is None else self.life.opened_us
+                self.reader.subscribed(
+                    self.broker, token, missing, self.world.now_us, resumed=resumed, opened_us=opened_us
+                )
                 for pubend, tick in token.items():
                     self._token.setdefault(pubend, tick)
                 if self._settled:  # what was said on another connection may not have arrived
@@ -485,3 +489,30 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
     def _acknowledge(self, token: dict[int, int]) -> None:
         if self.life is not None and self._number:
             self.life.perform(self.life.core.acknowledge(self._number, token=token)[1])
+
+
+class Clerk(Application):
+    """Deletes a durable name as `postroad subs NAME --delete` does: it asks one broker, once."""
+
+    def __init__(
+        self, world: World, network: Network, *, name: str, addresses: tuple[str, ...], durable: str
+    ) -> None:
+        super().__init__(world, network, name=name, addresses=addresses, window=MIB)
+        self._durable = durable
+
+    def _up(self) -> None:
+        if self.life is not None:
+            self.life.perform(self.life.core.request("subs.delete", {"name": self._durable})[1])
+
+    def _down(self) -> None:
+        self._die(silently=False)
+
+    def _hear(self, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.Answered):
+            self.world.note(
+                self.name, f"asked to delete {self._durable}, and heard: {effect.error or 'done'}"
+            )
+            self._die(silently=False)
+
+    def _back_after(self, after_us: tuple[int, int]) -> None:
+        """It does not come back."""

@@ -27,19 +27,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from postroad.broker import Input
+from postroad.broker import Input, Received
 from postroad.errors import StorageError, UnavailableError, UsageError
 from postroad.events import EventBatch
 from postroad.ids import MessageId, is_history, is_volatile, pubend_text
-from postroad.overlay.effects import Effect
+from postroad.overlay.effects import Effect, Send
 from postroad.selectors import Selector
-from postroad.sim.frames import BatchView
+from postroad.sim.frames import BatchView, split
 from postroad.sim.ledger import NEVER, Ledger, Published
 from postroad.sim.process import Core, Process
 from postroad.sim.violation import Violation
 from postroad.sim.world import World
 from postroad.storage.effects import MAX_TICK, Append, Appended, AppendFailed, Chop, Read
 from postroad.units import GIB
+from postroad.wire.frames import Kind, Reply, Request, decode
 
 _NO_TICK: Final = -1
 
@@ -68,6 +69,7 @@ class Subscribing(Protocol):
     began_us: int
     connected_us: int
     hosts: dict[str, None]
+    absent: list[tuple[int, int]]
 
     @property
     def tags(self) -> tuple[str, ...]: ...
@@ -99,6 +101,8 @@ class Reader:
         self.claim = ("", 0)  # the last broker where it began or went on, and when
         self.committed: dict[int, int] = {}  # the token that an application keeps
         self.begins: dict[int, int] = {}  # pubend -> everything after this tick is for it
+        # From when to when its name may have been deleted: NEVER while it has not begun again since.
+        self.absent: list[tuple[int, int]] = []
         # It may have begun anew: pubends of which its client may say that it missed something; 0: of others.
         self.anew: set[int] = set()
         self.repeats = 0
@@ -142,14 +146,37 @@ class Reader:
         for got in self.got.values():
             got.kept_ticks, got.kept_gaps = len(got.ticks), len(got.gaps)
 
+    @property
+    def deleted(self) -> bool:
+        """Its name was, and it may not have begun again since."""
+        return bool(self.absent) and self.absent[-1][1] == NEVER
+
+    def delete(self, now_us: int) -> None:
+        """A broker that has its name has deleted it, if it gets that on its disk before it dies."""
+        if not self.deleted:
+            self.absent.append((now_us, NEVER))
+
     def subscribed(
-        self, broker: str, token: Mapping[int, int], missing: tuple[str, ...], now_us: int, *, resumed: bool
+        self,
+        broker: str,
+        token: Mapping[int, int],
+        missing: tuple[str, ...],
+        now_us: int,
+        *,
+        resumed: bool,
+        opened_us: int,
     ) -> None:
-        """`resumed`: its client had begun with it before, and says what it missed."""
+        """`resumed`: its client had begun with it before, and says what it missed; `opened_us`: when its
+        connection was opened."""
         del missing
         self.broker, self.connected_us = broker, now_us
-        if self.ack and self._records.unheard_of(self, broker):
-            # Its name could not be known there: it may have begun anew (docs/simulator.md).
+        deleted = self.deleted
+        if deleted:
+            self.began_us, self.home = now_us, broker
+            if opened_us > self.absent[-1][0]:  # else this may have been on its way before
+                self.absent[-1] = (self.absent[-1][0], now_us)
+        if self.ack and (deleted or self._records.unheard_of(self, broker)):
+            # Its name is gone, or could not be known there: it may have begun anew (docs/simulator.md).
             self.anew = {0, *self.begins, *self.got, *self._position} if resumed else set()
             if not resumed:
                 self.began = False
@@ -166,8 +193,11 @@ class Reader:
         self._fresh = False
 
     def may_end(self, error: Exception | None) -> bool:
-        """What passes by itself; or another broker, of which this one had not heard, has the name."""
+        """What passes by itself; or another broker, of which this one had not heard, has the name; or it was
+        deleted."""
         taken = isinstance(error, UsageError) and "was taken by another connection, at broker" in str(error)
+        if isinstance(error, UsageError) and "was deleted" in str(error):
+            return self.deleted
         return taken or isinstance(error, UnavailableError | StorageError)
 
     # -- what it is given
@@ -289,6 +319,12 @@ class Records:
             if len(event.sent) == 1 and pubend not in event.sent:
                 text = f"{event.text} is in the log of {pubend_text(pubend)}, where it was not sent"
                 raise Violation("copy", text, (event.text, pubend_text(pubend)))
+
+    def deleted(self, name: str) -> None:
+        self._world.note("records", f"{name} is deleted")
+        for reader in self.readers:
+            if reader.name == name:
+                reader.delete(self._world.now_us)
 
     def chop(self, chop: Chop) -> None:
         self._chops.setdefault(chop.stream, []).append((self._world.now_us, chop.tick))
@@ -432,7 +468,7 @@ class Records:
 
 
 class Watched:
-    """A broker whose appends are written down."""
+    """A broker whose appends are written down, and what it deletes."""
 
     def __init__(self, core: Core, records: Records) -> None:
         self.core = core
@@ -448,6 +484,8 @@ class Watched:
             elif isinstance(item, AppendFailed):
                 self._under_way.pop(item.tag, None)
         effects = self.core.handle(inputs, now_us)
+        for name in _deleted(inputs, effects):
+            self._records.deleted(name)
         for effect in effects:
             if type(effect) is Append:
                 self._under_way[effect.tag] = (effect.stream, self._records.ask(effect))
@@ -469,3 +507,21 @@ class Watched:
 
     def metrics(self) -> dict[str, int | float]:
         return self.core.metrics()
+
+
+def _deleted(inputs: Sequence[Input], effects: Sequence[Effect]) -> list[str]:
+    """Names that this turn deletes: it was asked to, and did not refuse."""
+    asked: dict[tuple[int, int], str] = {}
+    for item in inputs:
+        if isinstance(item, Received) and item.frame[4] == Kind.REQUEST:
+            request = decode(item.frame)
+            if isinstance(request, Request) and request.what == "subs.delete":
+                asked[item.connection, request.number] = request.arguments["name"]
+    if not asked:
+        return []
+    for effect in effects:
+        if isinstance(effect, Send):
+            for reply in map(decode, (one for one in split(effect.data) if one[4] == Kind.REPLY)):
+                if isinstance(reply, Reply) and reply.code:
+                    asked.pop((effect.connection, reply.number), None)
+    return list(asked.values())

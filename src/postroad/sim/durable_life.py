@@ -151,12 +151,15 @@ class DurableLife:
         """Ticks that were released although a subscriber might have wanted them.
 
         By early release, but never to one that was there when they came and kept up; or because the pubend
-        could not hear of the subscription in time, since it was out of reach from its beginning on.
+        could not hear of the subscription in time, since it was out of reach from its beginning on. Or the
+        subscription was deleted meanwhile.
         """
         del start
         released_us = self.records.released_at(pubend, end)
         if released_us is None:
             return False
+        if any(since <= released_us <= to for since, to in reader.absent):
+            return True
         early = self.config.max_age_us or self.config.max_bytes
         if early and (reader.slow or end <= reader.connected_us + SKEW_US):
             return True

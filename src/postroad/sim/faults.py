@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from postroad.sim.applications import Application, DurablePublisher
+from postroad.sim.applications import Application, Clerk, DurablePublisher, DurableSubscriber
 from postroad.sim.clients import Client
 from postroad.sim.disk import CrashStyle
 from postroad.sim.network import Network, Raw
@@ -25,6 +25,7 @@ DISK_BYTES: Final = GIB  # of a disk that is not full
 SHARE: Final = 0.25  # of worlds that have a fault of those with a chance of their own
 UNHEARD_PAUSE_US: Final = 6 * SECOND_US  # between two refusals that are not heard, where there are any
 HANG_PAUSE_US: Final = 12 * SECOND_US  # the same of disks that hang
+DELETE_PAUSE_US: Final = 8 * SECOND_US  # and of names that are deleted
 
 
 class Faults:
@@ -55,6 +56,7 @@ class Faults:
         self._going_on = True
         self._left: set[str] = set()  # brokers that stopped for good
         self._failing: set[str] = set()  # those whose log takes no more until they are started anew
+        self._clerks = 0  # who came to delete a name
         self.counts: Counter[str] = Counter()
         self._kinds: list[tuple[str, int, Callable[[], bool]]] = [
             ("cut", 4, self._cut),
@@ -85,6 +87,7 @@ class Faults:
         if applications:
             self._sometimes("unheard", UNHEARD_PAUSE_US, self._refuse_unheard)
             self._sometimes("hung", HANG_PAUSE_US, self._hang_disk)
+            self._sometimes("deletion", DELETE_PAUSE_US, self._delete)
 
     def stop(self) -> None:
         """The end of all harm."""
@@ -313,6 +316,29 @@ class Faults:
 
         if kill_us:
             self._world.after(kill_us, kill)
+        return True
+
+    def _delete(self, chance: Random) -> bool:
+        """Somebody deletes the name of a subscriber, which may be away: mostly at the broker where it is."""
+        subscribers = [one for one in self._applications if isinstance(one, DurableSubscriber)]
+        subscriber, process = chance.choice(subscribers), chance.choice(self._processes)
+        there, away = chance.random() < 0.8, chance.random() < 0.5
+        host = {one.name: one for one in self._processes}.get(subscriber.reader.claim[0])
+        if there and host is not None:
+            process = host
+        if not process.running:
+            return False
+        self._clerks += 1
+        self._world.note("fault", f"{subscriber.reader.name} is to be deleted at {process.name}")
+        if away:
+            subscriber.crash()
+        Clerk(
+            self._world,
+            self._network,
+            name=f"clerk{self._clerks}",
+            addresses=(process.address,),
+            durable=subscriber.reader.name,
+        ).start()
         return True
 
     def _slow_disk(self) -> bool:

@@ -80,6 +80,7 @@ class Group:
         self.broker = self.home = ""
         self.connected_us = NEVER  # since when somebody is there, as far as they know
         self.hosts: dict[str, None] = {}
+        self.absent: list[tuple[int, int]] = []  # its name is never deleted
         self.redelivered = 0
         self._world = world
         self._records = records
