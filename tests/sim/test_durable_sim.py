@@ -32,7 +32,7 @@ from postroad.sim.violation import Violation
 from postroad.sim.world import EPOCH_US, World
 from postroad.storage.effects import Append, Appended, Chop
 from postroad.units import SECOND_US
-from postroad.wire.frames import Kind, Subscribe, Subscribed, decode, encode
+from postroad.wire.frames import Kind, Request, Subscribe, Subscribed, decode, encode
 
 SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 
@@ -239,6 +239,22 @@ def test_who_was_away_while_its_name_was_deleted_must_be_told(broken: type[Broke
     outcome = scenario.run()
     assert outcome.rule == rule, "\n".join((outcome.text, *outcome.story))
     assert all(one.reader.absent for one in kept)
+
+
+class KeepsNames(Broken):
+    """Says that a name is deleted, and has it still."""
+
+    def on_input(self, item: Input) -> Input:
+        request = decode(item.frame) if isinstance(item, Received) and item.frame[4] == Kind.REQUEST else None
+        if isinstance(item, Received) and isinstance(request, Request) and request.what == "subs.delete":
+            frame = encode(msgspec.structs.replace(request, what="subs"))
+            return Received(connection=item.connection, frame=frame)
+        return item
+
+
+def test_a_deleted_name_that_is_still_there_is_noticed() -> None:
+    outcome = Scenario(seed=19, minutes=1.2, wrap=lambda core, _: KeepsNames(core), durable=True).run()
+    assert outcome.rule == "deleted", outcome.text
 
 
 def test_a_deletion_that_is_refused_explains_nothing() -> None:
@@ -481,5 +497,5 @@ def test_every_rule_of_the_theory_is_tested_here() -> None:
     }
     assert named == {
         *("known", "match", "once", "order", "tick", "reject", "gap"),
-        *("kept", "copy", "missed", "repeated", "reclaimed"),
+        *("kept", "copy", "missed", "repeated", "reclaimed", "deleted"),
     }

@@ -133,9 +133,10 @@ class Application:
         self._window = window
         self._chance = world.random(f"habits/{name}")
         self._staying = False  # it crashes no more
+        self._left = False  # it never comes back
 
     def start(self) -> None:
-        if self.life is not None:
+        if self.life is not None or self._left:
             return
         settings = ClientSettings(addresses=self.addresses, name=self.name, window=self._window)
         self.world.note(self.name, "starts")
@@ -163,6 +164,10 @@ class Application:
     def restart(self) -> None:
         self._die(silently=False)
         self.start()
+
+    def leave(self) -> None:
+        self._left = True
+        self._die(silently=False)
 
     def _die(self, *, silently: bool) -> None:
         if self.life is not None:

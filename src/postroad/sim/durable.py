@@ -18,7 +18,8 @@ and at the end:
 - `missed`          a subscription has every matching event of every pubend after the tick it began at, or a
                     gap where it was
 - `repeated`        what was acknowledged long ago does not come again
-- `reclaimed`       storage is given back once everybody has everything
+- `reclaimed`       storage is given back once everybody has everything, or all names are deleted
+- `deleted`         a name that was deleted is at no broker
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Final
 from postroad.config import DurableConfig
 from postroad.ids import pubend_id, pubend_text
 from postroad.selectors import Selector
-from postroad.sim.applications import Application, DurablePublisher, DurableSubscriber
+from postroad.sim.applications import Application, Clerk, DurablePublisher, DurableSubscriber
 from postroad.sim.connectivity import SETTLE_US, Connectivity
 from postroad.sim.durable import Reader, Records, Subscribing, Watched
 from postroad.sim.ledger import Ledger
@@ -46,6 +46,8 @@ class DurableLife:
     ) -> None:
         """`shared`: also subscriptions with several consumers, and early release by size."""
         self._world = world
+        self._network = network
+        self._processes = processes
         self._connectivity = connectivity
         chance = world.random("durable")
         self.config = DurableConfig(
@@ -226,6 +228,28 @@ class DurableLife:
         """Nothing holds storage once everybody has everything: all tokens are kept by the brokers where the
         subscriptions always were. (Former brokers hold theirs for a minute.)"""
         return all(one.reader.ack and len(one.reader.hosts) == 1 for one in self.subscribers)
+
+    def delete_all(self) -> None:
+        """Everybody leaves for good, and somebody deletes all names: wherever they are, the others refuse."""
+        for application in self.applications:
+            application.leave()
+        names = [*(one.name for one in self.records.readers), *(one.name for one in self.groups)]
+        for process in self._processes.values():
+            for name in names:
+                Clerk(
+                    self._world,
+                    self._network,
+                    name=f"clerk-{process.name}-{name}",
+                    addresses=(process.address,),
+                    durable=name,
+                ).start()
+
+    def judge_deleted(self) -> None:
+        for name, process in self._processes.items():
+            left = process.core.metrics()["durable_subscriptions"]
+            if left:
+                raise Violation("deleted", f"{name} has {left} subscriptions that were deleted", (name,))
+        self.judge_storage()
 
     def judge_storage(self) -> None:
         """Everybody has had everything for longer than it is kept."""

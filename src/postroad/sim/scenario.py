@@ -262,6 +262,15 @@ class Scenario:
         if self.durable is not None and self.durable.reclaims and sound:
             world.run(world.now_us + self.durable.config.keep_us + RECLAIM_US)
             self.durable.judge_storage()
+        if (
+            self.durable is not None
+            and self._faults is not None
+            and self._faults.counts["deletion"]
+            and sound
+        ):
+            self.durable.delete_all()
+            world.run(world.now_us + self.durable.config.keep_us + RECLAIM_US)
+            self.durable.judge_deleted()
 
     def _judge(self) -> None:
         for publisher in self._publishers:
