@@ -209,7 +209,7 @@ class HidesThatItBegins(Broken):
     def on_frame(self, connection: int, frame: bytes) -> list[bytes]:
         message = decode(frame) if frame[4] == Kind.SUBSCRIBED else None
         if isinstance(message, Subscribed):
-            return [encode(msgspec.structs.replace(message, created=False))]
+            return [encode(msgspec.structs.replace(message, created=False, born=0))]
         return [frame]
 
 

@@ -150,6 +150,29 @@ def test_what_was_deleted_meanwhile_begins_anew_with_gaps(early: bool) -> None:
     assert script.take(fx.Missed) == [], "it was there"
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_was_deleted_begins_anew_with_gaps_although_the_first_word_of_it_was_lost(shared: bool) -> None:
+    """D8: that it was created is said once, and the connection broke before that came."""
+    script = Script()
+    script.up()
+    number = durable(script, shared=shared)
+    token = CheckpointToken({P: 90}).to_json()
+    for born, gaps in (7, []), (7, []), (8, ["" if shared else pubend_text(P)]), (8, []), (0, []), (8, []):
+        again(script)
+        script.say(wire.Subscribed(number=number, token=token if born != 7 else "", born=born))
+        assert [one.gap.pubend for one in script.take(fx.Missed)] == gaps
+
+
+def test_what_was_deleted_and_begins_again_since_a_time_has_missed_nothing() -> None:
+    script = Script()
+    script.up()
+    number = durable(script, since_us=5)
+    for born in 7, 8:
+        again(script)
+        script.say(wire.Subscribed(number=number, token=CheckpointToken({P: 90}).to_json(), born=born))
+        assert script.take(fx.Missed) == []
+
+
 def test_a_shared_one_that_was_deleted_meanwhile_begins_anew_with_a_gap() -> None:
     script = Script()
     script.up()

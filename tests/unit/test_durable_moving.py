@@ -56,6 +56,40 @@ def test_a_token_kept_by_a_broker_is_handed_over_and_back(there: int) -> None:
     assert third.got() == numbers(15, 25)
 
 
+def test_who_comes_back_can_tell_whether_it_is_the_subscription_that_it_was() -> None:
+    """D8: wherever that is, and whoever was restarted; one that was made anew is another one, to whoever asks
+    first and to all after it."""
+    net = DurableNet(3, LINE)
+
+    def born(at: int) -> int:
+        reader = Reader(net, at)
+        reader.begin("s", ack="auto")
+        net.wait(2)
+        reader.gone()
+        (begun,) = reader.begun
+        return begun.born
+
+    first = born(2)
+    assert first > 0
+    assert [born(at) for at in (2, 0, 0, 1)] == [first] * 4
+    net.kill(1)
+    net.start(1)
+    net.link(0, 1)
+    net.link(1, 2)
+    net.wait(2)
+    assert [born(at) for at in (1, 2)] == [first] * 2
+    client = DurableClient(net, 2)
+    client.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
+    net.wait(2)
+    second = born(2)
+    assert second not in (0, first)
+    assert [born(at) for at in (2, 0)] == [second] * 2
+    keeper = Reader(net, 0)
+    keeper.begin("own")
+    net.wait(2)
+    assert [message.born for message in keeper.begun] == [0], "its token says where it was"
+
+
 def test_the_former_broker_lets_go_of_storage() -> None:
     net = DurableNet(3, LINE)
     publisher, first = DurableClient(net, 0), Reader(net, 2)

@@ -54,6 +54,7 @@ class _Subscription:
     streams: Streams = field(default_factory=Streams)
     acked: CheckpointToken = field(default_factory=CheckpointToken)  # where it began, or acknowledged since
     acking: dict[int, wire.Ack] = field(default_factory=dict)  # not confirmed, by ticket
+    born: int = 0  # which one of its name it is; 0: its broker does not say
     refused_us: int | None = None  # it could not go on since then
     again_us: int | None = None  # when it is tried again
 
@@ -170,8 +171,9 @@ class Inbox:
         if not subscription.began:
             subscription.streams.go_on(token)
             subscription.acked = token
-        elif message.created and subscription.left is not None:
+        elif subscription.left is not None and _is_other(subscription, message):
             out += self._tell_anew(subscription, *subscription.left, token, at_us)
+        subscription.born = message.born or subscription.born
         subscription.left = None
         subscription.began = subscription.running = True
         return out, tuple(subscription.acking.values())
@@ -321,6 +323,13 @@ def _ack(
 ) -> wire.Ack:
     text = CheckpointToken(token).to_json() if token else ""
     return wire.Ack(number=number, token=text, events=dict(events), ticket=ticket)
+
+
+def _is_other(subscription: _Subscription, message: wire.Subscribed) -> bool:
+    """It is not the one that it was: one of the same name was created meanwhile, and began then. `created` is
+    said once, and may be lost with its connection; since a time, it began there again."""
+    other = 0 not in (subscription.born, message.born) and subscription.born != message.born
+    return message.created or (other and not subscription.request.since_us)
 
 
 def _lost_acks(subscription: _Subscription) -> list[Effect]:

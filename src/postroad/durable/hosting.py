@@ -225,6 +225,7 @@ class Hosting:
         shared: bool = False,
         key: str = "",
         late: int = 0,
+        born: int = 0,
     ) -> tuple[Attached, list[Output]]:
         """A connection takes a subscription: it goes on after `token`, or after what it acknowledged.
 
@@ -240,6 +241,7 @@ class Hosting:
             shared=shared,
             key=key,
             late=late,
+            born=born,
         )
         one = attached.subscription
         out: list[Output] = []

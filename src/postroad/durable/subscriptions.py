@@ -58,6 +58,7 @@ class _Row(msgspec.Struct, frozen=True):
     shared: bool
     key: str
     late: int = 0
+    born: int = 0  # in rows of earlier versions: created_us
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class Subscription:
     shared: bool = False
     key: str = ""  # attribute that orders a shared subscription
     late: int = 0  # it begins after this tick on pubends that its broker hears of later
+    born: int = 0  # when it was made, at whichever broker: another one, of the same name, began anew
     session: int | None = None  # the broker's handle of its connection; None: not connected
     moved_at: int | None = None  # another broker hosts it since then
     cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
@@ -167,9 +169,11 @@ class Subscriptions:
         shared: bool = False,
         key: str = "",
         late: int = 0,
+        born: int = 0,
     ) -> Attached:
         """A connection takes the subscription, which is created if there is none of that name. `late`: one
-        that is created begins after this tick on pubends that its broker hears of later.
+        that is created begins after this tick on pubends that its broker hears of later. `born`: of one that
+        comes from another broker.
 
         Where another broker has it (`owner`) its token must be known.
         """
@@ -190,6 +194,7 @@ class Subscriptions:
                 raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
             held = self._create(name, selector, now_us, shared, key)
             held.late = late if late or token is not None else max(0, now_us - LATE_US)
+        held.born = born or held.born
         created = held.epoch == 0
         held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
         self._sessions[session] = held
@@ -198,7 +203,7 @@ class Subscriptions:
         return Attached(subscription=held, created=created)
 
     def _create(self, name: str, selector: Selector, now_us: int, shared: bool, key: str) -> Subscription:
-        made = Subscription(self._next, name, selector, "", 0, now_us, shared, key)
+        made = Subscription(self._next, name, selector, "", 0, now_us, shared, key, born=now_us)
         self._next += 1
         self._by_name[name] = self._by_id[made.id] = made
         return made
@@ -432,6 +437,7 @@ class Subscriptions:
                 one.shared,
                 one.key,
                 one.late,
+                one.born,
             )
         )
 
@@ -500,6 +506,7 @@ class Subscriptions:
                 row.shared,
                 row.key,
                 row.late,
+                row.born or row.created_us,
             )
             self._by_name[held.name] = self._by_id[held.id] = held
             self._next = max(self._next, held.id + 1)

@@ -276,6 +276,7 @@ class DurableHosting:
             missing=session.missing,
             token=token.to_json(),
             created=session.created and session.token is None,
+            born=one.born if one.kept_here else 0,
         )
         self._out.append(Send(session.connection, encode(message)))
         self.moving.claim(one)
@@ -325,6 +326,7 @@ class DurableHosting:
         selector: Selector,
         token: CheckpointToken | None,
         now_us: int,
+        born: int = 0,
     ) -> list[Effect]:
         """Nobody else has it, or its token is known."""
         known = self.hosting.subscriptions.get(message.durable)
@@ -342,6 +344,7 @@ class DurableHosting:
             shared=message.shared,
             key=message.key,
             late=0 if message.token else min(message.since_us, now_us),
+            born=born,
         )
         one = attached.subscription
         session = self._sessions.open(connection, message.number, one)

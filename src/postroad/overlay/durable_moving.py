@@ -62,6 +62,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     elsewhere: int = 0
     code: str = ""
     reason: str = ""
+    born: int = 0
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
@@ -102,6 +103,7 @@ class Host(Protocol):
         selector: Selector,
         token: CheckpointToken | None,
         now_us: int,
+        born: int = 0,
     ) -> list[Effect]: ...
 
     def end(self, one: Subscription, error: PostroadError) -> list[Effect]: ...
@@ -278,7 +280,7 @@ class Moving:
         # A token that was kept here until it moved there may be ahead where that broker saw nothing.
         mine = CheckpointToken() if held is None else held.token()
         token = CheckpointToken.from_json(answer.token).maximum(mine)
-        return self._host.attach(one.connection, one.message, one.selector, token, now_us)
+        return self._host.attach(one.connection, one.message, one.selector, token, now_us, answer.born)
 
     def _refusal(self, one: _Waiting, error: Exception) -> Send:
         code = error.code if isinstance(error, PostroadError) else UnavailableError.code
@@ -394,7 +396,7 @@ class Moving:
         except UsageError as error:
             return _Answer(code=error.code, reason=str(error)), []
         out = self._host.end(one, self._taken(one.name, broker))
-        return _Answer(token=one.token().to_json()), out
+        return _Answer(token=one.token().to_json(), born=one.born), out
 
     # ---- time
 
