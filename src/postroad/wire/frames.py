@@ -183,9 +183,7 @@ class Subscribed(Message, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
     token: str = ""  # durable: the checkpoint token it goes on after
     created: bool = False  # durable: there was none of this name, and it begins now
-    born: int = (
-        0  # durable, where brokers keep the token: tells it from others of this name, before and after
-    )
+    born: int = 0  # durable, where the broker keeps the token: which one of this name it is
 
 
 class Unsubscribe(Message, frozen=True, kw_only=True):
