@@ -20,10 +20,13 @@ from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, S
 class Consumer(DurableClient):
     """One of a group; acknowledges what it is told to."""
 
-    def begin(self, name: str = "g", *, key: str = "", ack: str = "auto", shared: bool = True) -> Consumer:
-        self.send(
-            encode(Subscribe(number=1, topic="t", where="", durable=name, ack=ack, shared=shared, key=key))
+    def begin(
+        self, name: str = "g", *, key: str = "", ack: str = "auto", shared: bool = True, since_us: int = 0
+    ) -> Consumer:
+        subscribe = Subscribe(
+            number=1, topic="t", where="", durable=name, ack=ack, shared=shared, key=key, since_us=since_us
         )
+        self.send(encode(subscribe))
         return self
 
     def ack(self, *payloads: str, ticket: int = 0) -> None:
@@ -123,6 +126,29 @@ def test_the_last_consumer_leaves_without_acknowledging_anything(at: int) -> Non
         assert again.got() == ["0", "1"]
         again.gone()
     net.brokers[at].check()
+
+
+def test_what_the_last_consumer_left_unacknowledged_of_a_past_may_be_lost() -> None:
+    """D8: that past is refiltered, so the gap begins where the stream goes on, in silence or not."""
+    net = DurableNet(1, max_age_us=20_000_000)
+    publisher, since_us = DurableClient(net, 0), net.now_us
+    net.wait(3)
+    publisher.send(publisher.durable("t", *numbers(0, 3)))
+    net.wait(1)
+    first = Consumer(net, 0).begin(since_us=since_us)
+    net.wait(1)
+    assert first.got() == numbers(0, 3)
+    ticks = [tick for batch in first.batches for tick in batch.headers["tick"].tolist()]
+    first.gone()
+    net.wait(40)
+    publisher.send(publisher.durable("t", "new"))
+    for _ in range(2):
+        again = Consumer(net, 0).begin()
+        net.wait(3)
+        assert again.got() == ["GAP", "new"]
+        assert again.batches[0].start == ticks[0] - 1
+        again.gone()
+    net.brokers[0].check()
 
 
 def test_what_was_acknowledged_is_skipped_and_lets_the_token_move_on(monkeypatch: pytest.MonkeyPatch) -> None:

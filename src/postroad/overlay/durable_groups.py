@@ -120,8 +120,10 @@ class DurableGroups:
         self._carry_out(group, group.shared.leave(consumer))
         if group.consumers or group.session is None:
             return None
-        group.shared.reset()
         session, group.session = group.session, None
+        # Silence below what is open may not have been acknowledged; hosting goes on at the token it knows.
+        self._hosting.ack(session, group.shared.token())
+        group.shared.reset()
         del self._by_session[session]
         return session
 
