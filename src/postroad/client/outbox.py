@@ -100,7 +100,8 @@ class Outbox:
         if self._publisher != (publisher, broker):
             self._publisher = (publisher, broker)
             self._prefix = bytes(MessageId(publisher, broker, 0, 0))[:8]
-            self._ids = IdSource(publisher, broker)
+            # It may have had this number before: what is not above its last id would be taken for a retry.
+            self._ids = IdSource(publisher, broker, after=self._ids)
         self._limits = limits
         self._window = self._credit = credit
         # The next event always fits into the open batch, so add() need not look at its size first.
