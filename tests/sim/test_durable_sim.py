@@ -438,6 +438,18 @@ def test_who_begins_anew_where_its_name_is_not_known_is_told_so_once() -> None:
         given.reader.gap(PUBEND, 3, 4)
 
 
+def test_who_begins_anew_twice_is_told_of_what_it_heard_of_between() -> None:
+    """A pubend that only a token named."""
+    given = Given("auto")
+    other = PUBEND + 1
+    for tick, us in (5, 2), (9, 3):
+        given.reader.delete(us)
+        given.reader.subscribed("b0", {other: tick}, (), us + 1, resumed=True, opened_us=us)
+    given.reader.gap(other, 5, 9)
+    with pytest.raises(Violation, match="gap: r was told of a gap"):
+        given.reader.gap(other, 9, 11)
+
+
 def test_who_was_deleted_begins_anew() -> None:
     given = Given("auto")
     deleted = UsageError("the durable subscription 'r' was deleted")

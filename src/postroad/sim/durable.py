@@ -111,6 +111,7 @@ class Reader:
         self._records = records
         self._position: dict[int, int] = {}  # this process was given everything up to here
         self._fresh = True  # this process was not told yet where it goes on
+        self._named: set[int] = set()  # pubends of the tokens that this process was told
         self.strict = False  # nothing may be repeated any more
 
     @property
@@ -123,6 +124,7 @@ class Reader:
         del now_us
         self._position = dict(self.committed)
         self._fresh = True
+        self._named.clear()
 
     def away(self) -> None:
         """It has no broker; what comes before its subscription is confirmed again is of that time."""
@@ -178,7 +180,8 @@ class Reader:
                 self.absent[-1] = (self.absent[-1][0], now_us)
         if self.ack and (deleted or self._records.unheard_of(self, broker)):
             # Its name is gone, or could not be known there: it may have begun anew (docs/simulator.md).
-            self.anew = {0, *self.begins, *self.got, *self._position} if resumed else set()
+            known = {*self.begins, *self.got, *self._position, *self._named}
+            self.anew = {0, *known} if resumed else set()
             if not resumed:
                 self.began = False
                 self.begins.clear()
@@ -186,6 +189,7 @@ class Reader:
             self.began, self.began_us, self.home = True, now_us, broker
             self.begins.update(token)
         self.claim = (broker, now_us)
+        self._named.update(token)
         if self._fresh and (self.ack or not self.committed):
             for pubend, tick in token.items():
                 self._position[pubend] = max(tick, self._position.get(pubend, 0))
