@@ -10,7 +10,7 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 
 from postroad.broker import Closed, Input, Received
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable import hosting
+from postroad.durable import filtering, hosting
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.overlay.durable_following import Following
@@ -352,6 +352,34 @@ def test_listed_and_deleted() -> None:
     replies = [message for message in reader.messages if isinstance(message, Reply)]
     assert json.loads(replies[-1].body)["subscriptions"] == []
     net.wait(1)
+
+
+@pytest.mark.parametrize("harm", ["killed", "full"])
+def test_no_filtering_row_is_kept_of_what_was_deleted(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6: records of the tail still name it after a restart, and a full disk does not let go of its row."""
+    net = DurableNet(1)
+    publisher, keeper, reader = DurableClient(net, 0), Reader(net, 0), Reader(net, 0)
+    keeper.begin("keeper", ack="auto")
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    if harm == "full":
+        monkeypatch.setattr(filtering, "CHECKPOINT_BYTES", 0)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    net.disks[0].full = harm == "full"
+    reader.send(encode(Request(number=2, what="subs.delete", arguments={"name": "s"})))
+    net.wait(1)
+    net.disks[0].full = False
+    if harm == "killed":
+        net.kill(0)
+        net.start(0)
+        monkeypatch.setattr(filtering, "CHECKPOINT_BYTES", 0)
+        publisher = DurableClient(net, 0)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    table = net.disks[0].tables[filtering.TABLE]
+    assert sorted(map(len, table)) == [8, 12], "of the pubend, and of the keeper there"
+    net.brokers[0].check()
 
 
 def test_a_new_subscription_costs_the_same_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

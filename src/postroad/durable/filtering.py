@@ -117,7 +117,7 @@ class PersistentFiltering:
         self._totals: dict[int, int] = {}  # subscriber -> events it ever matched
         self._dirty: dict[int, None] = {}  # subscribers that changed since the last checkpoint
         self._uncounted: dict[tuple[int, ...], int] = {}  # members of groups -> events not in `_totals` yet
-        self._saving: dict[int, tuple[int, ...]] = {}  # tag of a checkpoint on its way -> its subscribers
+        self._saving: dict[int, tuple[int, ...]] = {}  # tag of a save on its way -> its subscribers
         self._urgent = False  # there is a hole that no checkpoint knows
         self._synced = start  # the end of the newest record on disk
         self._pending: dict[int, tuple[int, int]] = {}  # tag of an append on its way -> its end and size
@@ -459,11 +459,24 @@ class PersistentFiltering:
         """The subscription is deleted."""
         self.cancel(subscriber)
         self._count()
-        self._last_index.pop(subscriber, None)
-        self._dirty.pop(subscriber, None)
-        if self._totals.pop(subscriber, None) is None:
+        return self._drop([subscriber] if subscriber in self._totals else [])
+
+    def forget_others(self, known: Callable[[int], object]) -> list[StorageEffect]:
+        """After a restart: records of the tail name subscriptions that were deleted since."""
+        self._count()
+        return self._drop([one for one in self._totals if not known(one)])
+
+    def _drop(self, subscribers: list[int]) -> list[StorageEffect]:
+        for one in subscribers:
+            del self._totals[one]
+            self._last_index.pop(one, None)
+            self._dirty.pop(one, None)
+        if not subscribers:
             return []
-        return [Save(table=TABLE, rows=((self._key(subscriber), None),), tag=self._new_tag())]
+        rows = tuple((self._key(one), None) for one in subscribers)
+        save = Save(table=TABLE, rows=rows, tag=self._new_tag())
+        self._saving[save.tag] = tuple(subscribers)
+        return [save]
 
     def checkpoint(self) -> list[StorageEffect]:
         """Save what a restart needs, if enough was written since the last time or there is a new hole.
@@ -473,17 +486,18 @@ class PersistentFiltering:
         if self._unsaved_bytes < CHECKPOINT_BYTES and not self._urgent:
             return []
         self._count()
-        rows = [(self._key(), _META.pack(self.last_timestamp, self.doubt))]
-        rows += [
-            (self._key(one), _ROW.pack(self._last_index.get(one, 0), self._totals[one]))
-            for one in self._dirty
-        ]
+        meta = (self._key(), _META.pack(self.last_timestamp, self.doubt))
+        rows = [meta, *((self._key(one), self._row(one)) for one in self._dirty)]
         save = Save(table=TABLE, rows=tuple(rows), tag=self._new_tag())
         self._saving[save.tag] = tuple(self._dirty)
         self._dirty.clear()
         self._unsaved_bytes = 0
         self._urgent = False
         return [save]
+
+    def _row(self, subscriber: int) -> bytes | None:
+        total = self._totals.get(subscriber)
+        return None if total is None else _ROW.pack(self._last_index.get(subscriber, 0), total)
 
     def saved(self, tag: int) -> bool:
         return self._saving.pop(tag, None) is not None
@@ -493,7 +507,7 @@ class PersistentFiltering:
         again = self._saving.pop(tag, None)
         if again is None:
             return False
-        self._dirty.update(dict.fromkeys(one for one in again if one in self._totals))
+        self._dirty.update(dict.fromkeys(again))
         self._urgent = True
         return True
 

@@ -186,8 +186,8 @@ class Hosting:
 
     def _opened(self, held: Followed, now_us: int) -> list[Output]:
         """The pubend can be followed from now on: those who have been waiting for it begin."""
-        out: list[Output] = []
         pubend, live, filtering = held.constream.pubend, held.constream.live, held.filtering
+        out = self._mine(pubend, list(filtering.forget_others(self.subscriptions.find)))
         for number, tick in self.subscriptions.consumed(pubend).items():
             if tick >= filtering.tail:
                 matched = filtering.matched(number) - filtering.remaining(number)
@@ -320,8 +320,8 @@ class Hosting:
         self._index.remove(one.id)
         self._disconnect(one.id)
         out: list[Output] = []
-        for held in self._pubends.values():
-            out += held.filtering.forget(one.id)
+        for pubend, held in self._pubends.items():
+            out += self._mine(pubend, list(held.filtering.forget(one.id)))
         return one.id, out
 
     def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
