@@ -354,6 +354,18 @@ def test_listed_and_deleted() -> None:
     net.wait(1)
 
 
+def test_a_time_before_1970_is_refused() -> None:
+    """Tokens and reports have no tick below 0: neighbours would end the link for one."""
+    net = DurableNet(1)
+    reader = Reader(net, 0)
+    reader.begin("s", ack="auto", since_us=-5)
+    net.wait(1)
+    assert reader.ended() == ["usage"]
+    host = net.brokers[0]._host
+    assert host is not None
+    assert list(host.hosting.subscriptions) == []
+
+
 @pytest.mark.parametrize("harm", ["killed", "full"])
 def test_no_filtering_row_is_kept_of_what_was_deleted(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D6: records of the tail still name it after a restart, and a full disk does not let go of its row."""

@@ -400,6 +400,8 @@ class DurableHosting:
             raise UsageError("the token of a shared subscription is kept by the broker: choose an `ack`")
         if message.key and not message.shared:
             raise UsageError("only a shared subscription is ordered by a key")
+        if message.since_us < 0:
+            raise UsageError(f"a subscription cannot begin before 1970: `since_us` is {message.since_us}")
         if message.since_us > now_us + AHEAD_US:
             raise UsageError(
                 "a subscription cannot begin in the future: `since` is "
@@ -407,7 +409,7 @@ class DurableHosting:
             )
         one = self.hosting.subscriptions.get(message.durable)
         if not message.token:
-            if one is not None or message.since_us <= 0:
+            if one is not None or not message.since_us:
                 return None
             since_us = min(message.since_us, now_us)
             concerned = filter(selector.concerns, self._routing.durable_streams())
