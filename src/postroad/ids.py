@@ -94,16 +94,15 @@ class IdSource:
     """Assigns strictly increasing message ids to one publisher.
 
     A clock that steps back, or more than 65,536 events in one millisecond, moves the id's time ahead of
-    the clock instead of repeating an id; the clock catches up. `after`: whose times these ids are above, for
-    one that has several numbers and comes back to them.
+    the clock instead of repeating an id; the clock catches up.
     """
 
     __slots__ = ("_counter", "_prefix", "_time_ms")
 
-    def __init__(self, publisher: int, broker: int, *, after: IdSource | None = None) -> None:
+    def __init__(self, publisher: int, broker: int) -> None:
         self._prefix = int.from_bytes(bytes(MessageId(publisher, broker, 0, 0)), "big")
-        self._time_ms = 0 if after is None else after._time_ms
-        self._counter = _MAX_COUNTER if after is None else after._counter
+        self._time_ms = 0
+        self._counter = _MAX_COUNTER
 
     def next(self, now_ms: int) -> bytes:
         if now_ms > self._time_ms:

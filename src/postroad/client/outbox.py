@@ -24,6 +24,7 @@ from postroad.wire.frames import Kind, Limits
 
 # A batch of this size costs the broker next to nothing per event already; a larger one only waits longer.
 CUT_BYTES: Final = 128 * KIB
+MAX_SOURCES: Final = 256  # numbers that it may come back to: one at each of its brokers
 CUT_EVENTS: Final = 1024
 # Bytes of a batch that are not events' own: the frame header, and one event header with some slack.
 _OVERHEAD_BYTES: Final = 256
@@ -62,6 +63,7 @@ class Outbox:
         self._publisher: tuple[int, int] | None = None
         self._prefix = b""  # of the ids of this client's own making
         self._ids: IdSource | None = None
+        self._sources: dict[tuple[int, int], IdSource] = {}  # by number and broker, the last used last
         self._limits: Limits | None = None
         self._cut_bytes = CUT_BYTES
         self._cut_events = CUT_EVENTS
@@ -101,7 +103,10 @@ class Outbox:
             self._publisher = (publisher, broker)
             self._prefix = bytes(MessageId(publisher, broker, 0, 0))[:8]
             # It may have had this number before: what is not above its last id would be taken for a retry.
-            self._ids = IdSource(publisher, broker, after=self._ids)
+            self._ids = self._sources.pop(self._publisher, None) or IdSource(publisher, broker)
+            self._sources[self._publisher] = self._ids
+            if len(self._sources) > MAX_SOURCES:
+                del self._sources[next(iter(self._sources))]
         self._limits = limits
         self._window = self._credit = credit
         # The next event always fits into the open batch, so add() need not look at its size first.
