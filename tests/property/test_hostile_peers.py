@@ -1,19 +1,22 @@
 """Peers that say anything at all: the broker refuses or ignores it, never breaks, and serves the others.
 
 Each peer has shaken hands properly, so every handler is reached. Then it sends well-formed frames of every
-kind with values from the edges, batch frames with any header, and frames with a few bytes changed. An
+kind with values from the edges, batch frames with any header, and frames with a few bytes changed; brokers
+ask, and answer what they are asked, with bodies of every kind, many of them with bytes changed. An
 exception out of `Broker.handle` would end a real process, so there must be none; `check()` must hold; and an
-honest client must still get what it publishes.
+honest client must still get what it publishes, also on a durable subscription where there is a disk.
 """
 
 from __future__ import annotations
 
 import random
+import types
 import typing
 from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.test_durable_broker import MemoryDisk
 
 from postroad.broker import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
@@ -21,6 +24,11 @@ from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId
 from postroad.overlay.effects import Close, Effect, Send
+from postroad.storage.effects import StorageEffect
+from postroad.tracking.effects import FiltersRead, ReadFilters
+from postroad.tracking.messages import TraceAnswer, TraceQuestion
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import make_tracking
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import BATCH_KINDS, CONTROL, Kind
@@ -30,6 +38,7 @@ KINDS = {
         Kind.PUBLISH,
         Kind.SUBSCRIBE,
         Kind.UNSUBSCRIBE,
+        Kind.ACK,
         Kind.REQUEST,
         Kind.CREDIT,
         Kind.PING,
@@ -42,19 +51,31 @@ KINDS = {
         Kind.DETACH,
         Kind.NACK,
         Kind.STAMP,
+        Kind.RELEASE,
         Kind.TOPOLOGY,
         Kind.DIGEST,
         Kind.INTEREST,
         Kind.INTEREST_PULL,
+        Kind.QUERY,
+        Kind.ANSWER,
         Kind.PING,
     ],
+}
+# What brokers ask each other -> the bodies of the question and of its answer, as they are on the wire.
+BODIES: dict[str, tuple[Any, Any]] = {
+    "handover": (tuple[str, str, str, bool, str], tuple[str, int, str, str]),
+    "claims": (list[str], list[tuple[str, int, int, int]]),
+    "deleted": (list[tuple[str, int]], list[str]),
+    "trace": (TraceQuestion, TraceAnswer),
+    "retire": (bytes, bytes),
+    "restate": (bytes, bytes),
 }
 START_US = 1_800_000_000_000_000
 HONEST = 1
 ME = Identity(number=7, node=b"n" * 16, name="b7", boot=1, starts=1)
 # The broker itself, the honest client's neighbourhood, the peers' own numbers, and the edges of every width.
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
-LIKELY = (0, 1, 2, 3, 7, 8, 9, 7 << 32 | 1 << 31 | 1, 8 << 32 | 1 << 31 | 1, 1 << 32 | 1, START_US)
+LIKELY = (0, 1, 2, 3, 7, 8, 9, 7 << 32, 7 << 32 | 1 << 31 | 1, 8 << 32 | 1 << 31 | 1, 1 << 32 | 1, START_US)
 WIDE = (
     7 << 32 | 1 << 31 | 1,
     8 << 32 | 1 << 31 | 1,
@@ -77,6 +98,9 @@ TEXTS = (
     "drop",
     "disconnect",
     "status",
+    "auto",
+    "manual",
+    '{"00000007-00000000": 1800000000000000}',
     "é" * 300,
     "\0" * 300_000,  # repr() of it is longer than a frame
 )
@@ -100,7 +124,8 @@ def honest_hello(role: str, number: int, time_us: int) -> bytes:
 
 
 def honest_beginning(number: int, sequence: int) -> list[bytes]:
-    """What makes a broker's streams believable: its link state, and the filters they are made with."""
+    """What makes a broker's streams believable: its link state, and the filters they are made with; and a
+    durable name that it has."""
     advertisement = frames.Advertisement(
         broker=number,
         node=bytes([number]) * 16,
@@ -111,9 +136,15 @@ def honest_beginning(number: int, sequence: int) -> list[bytes]:
         pubends=(number << 32 | 1 << 31 | 1,),
     )
     versions = dict.fromkeys((7, 8, 9, 10), 9 << 32)
+    claim = frames.InterestClaim(entry=1, name="d3", epoch=START_US + sequence)
     return [
         frames.encode(frames.TopologyUpdate(advertisements=(advertisement,))),
         frames.encode(frames.Stamp(number=1, versions=versions)),
+        frames.encode(
+            frames.InterestUpdate(
+                owner=number, base=0, version=1 << 32 | sequence, added=(), removed=(), claims=(claim,)
+            )
+        ),
     ]
 
 
@@ -124,6 +155,10 @@ def anything(kind: Any, draw: random.Random) -> Any:
         return tuple(anything(arguments[0], draw) for _ in range(draw.randrange(4)))
     if origin is tuple:
         return tuple(anything(one, draw) for one in arguments)
+    if origin is list:
+        return [anything(arguments[0], draw) for _ in range(draw.randrange(4))]
+    if origin is types.UnionType:
+        return anything(draw.choice(arguments), draw)
     if origin is dict:
         return {anything(arguments[0], draw): anything(arguments[1], draw) for _ in range(draw.randrange(4))}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -135,8 +170,12 @@ def anything(kind: Any, draw: random.Random) -> Any:
         if draw.random() < 0.7:
             return draw.choice(LIKELY)
         return draw.choice((*NUMBERS, *WIDE, -1, -(1 << 63)))
+    if kind is float:
+        return draw.choice((0.0, 0.5, 1.0, 1e-300, -1.0, 1e300, float("inf"), float("nan")))
+    if kind is types.NoneType:
+        return None
     if kind is bytes:
-        return draw.choice([b"", bytes(16), b"n" * 16, bytes([8]) * 16, draw.randbytes(16)])
+        return draw.choice([b"", bytes(4), bytes(16), b"n" * 16, bytes([8]) * 16, draw.randbytes(16)])
     assert kind is str
     return draw.choice(TEXTS)
 
@@ -147,6 +186,79 @@ def control_frame(draw: random.Random, kind: Kind) -> bytes:
             return frames.encode(anything(CONTROL[kind], draw))
         except BugError:  # several long texts do not fit together
             continue
+
+
+def changed(data: bytes, draw: random.Random, first: int = 0) -> bytes:
+    """With a few bytes of it changed, from `first` on."""
+    held = bytearray(data)
+    for _ in range(draw.randrange(1, 4) if len(held) > first else 0):
+        held[draw.randrange(first, len(held))] = draw.randrange(256)
+    return bytes(held)
+
+
+def hostile_body(draw: random.Random, kind: Any) -> bytes:
+    made = anything(kind, draw)
+    while len(body := made if kind is bytes else msgspec.msgpack.encode(made)) > frames.MAX_BODY_BYTES:
+        made = anything(kind, draw)
+    match draw.randrange(8):
+        case 0:
+            return body + b"\x91" * 5_000
+        case 1:
+            return body[: draw.randrange(len(body) + 1)]
+        case 2 | 3 | 4:
+            return changed(body, draw)
+    return body
+
+
+def question(draw: random.Random, source: int) -> bytes:
+    what = draw.choice([*BODIES, "else"])
+    body = hostile_body(draw, BODIES.get(what, (bytes,))[0])
+    if draw.random() < 0.1:
+        source = draw.choice(NUMBERS)
+    target = ME.number if draw.random() < 0.9 else draw.choice(NUMBERS)
+    return frames.encode(
+        frames.Query(
+            source=source, target=target, number=1, hops=draw.choice((0, 5, -1)), what=what, body=body
+        )
+    )
+
+
+def answer(draw: random.Random, asked: frames.Query) -> bytes:
+    _, kind = BODIES.get(asked.what) or BODIES[draw.choice([*BODIES])]
+    return frames.encode(
+        frames.Answer(
+            source=asked.target,
+            target=asked.source,
+            number=asked.number,
+            hops=5,
+            body=hostile_body(draw, kind),
+        )
+    )
+
+
+def durable_frame(draw: random.Random) -> bytes:
+    """Of a client that says mostly what can be: it has durable subscriptions, and others are asked for it."""
+    number = draw.choice((1, 2, 3))
+    if draw.random() < 0.2:
+        identity = MessageId(1, draw.choice((7, 8, 9)), START_US // 1000, 1)
+        return frames.encode(frames.Request(number=number, what="trace", arguments={"id": str(identity)}))
+    if draw.random() < 0.6:
+        tick = draw.choice((0, 1, START_US, START_US + 5, (1 << 63) - 1))
+        token = msgspec.json.encode({draw.choice(("00000007-00000000", "00000008-00000000")): tick}).decode()
+        ticks = anything(dict[int, tuple[int, ...]], draw)
+        ticket = draw.choice((0, 1, 1 << 63))
+        return frames.encode(frames.Ack(number=number, token=token, events=ticks, ticket=ticket))
+    return frames.encode(
+        frames.Subscribe(
+            number=number,
+            topic=draw.choice(("a", "kept", "#")),
+            where="",
+            durable=draw.choice(("d1", "d2", "d3")),
+            ack=draw.choice(("auto", "manual", "")),
+            shared=draw.random() < 0.4,
+            since_us=draw.choice((0, 1, START_US)),
+        )
+    )
 
 
 def batch_frame(draw: random.Random, kind: Kind) -> bytes:
@@ -179,30 +291,43 @@ def hostile_frame(draw: random.Random, role: str) -> bytes:
     """Mostly of kinds that the role may send, since anything else is refused at the door."""
     kind = draw.choice(KINDS[role] if draw.random() < 0.97 else list(Kind))
     data = batch_frame(draw, kind) if kind in BATCH_KINDS else control_frame(draw, kind)
-    if draw.random() < 0.1:
-        changed = bytearray(data)
-        for _ in range(draw.randrange(1, 4)):
-            changed[draw.randrange(4, len(changed))] = draw.randrange(256)
-        data = bytes(changed)
-    return data
+    return changed(data, draw, 4) if draw.random() < 0.1 else data
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, durable: bool) -> None:
         self.draw = random.Random(seed)
         self.now_us = START_US
-        self.broker = Broker(BrokerConfig(), ME, draw=self.draw.randrange, now_us=self.now_us)
+        self.disk = MemoryDisk()
+        config = TrackingConfig()
+        self.broker = Broker(
+            BrokerConfig(tracking=config),
+            ME,
+            draw=self.draw.randrange,
+            now_us=self.now_us,
+            tracking=make_tracking(config, me=ME.number, stored=(), changes=(), now_us=self.now_us)
+            if durable
+            else None,
+            stored=self.disk.stored() if durable else None,
+        )
+        self.durable = durable
         self.open: dict[int, str] = {}
+        self.numbers: dict[int, int] = {}  # by connection: of a broker
+        self.asked: dict[int, list[frames.Query]] = {}  # by connection: what it has not answered
         self.last = HONEST
         self.publisher = 0
         self.delivered: list[bytes] = []
         self.turn(Opened(HONEST), Received(HONEST, honest_hello("client", 0, self.now_us)))
         self.turn(Received(HONEST, frames.encode(frames.Subscribe(number=1, topic="honest", where=""))))
+        kept = frames.Subscribe(number=2, topic="kept", where="", durable="mine", ack="auto")
+        self.turn(Received(HONEST, frames.encode(kept)))
 
     def turn(self, *inputs: Any) -> None:
         self.now_us += self.draw.choice((1, 50, MILLISECOND_US, 300 * MILLISECOND_US))
         self.perform(self.broker.handle(inputs, self.now_us))
         self.broker.check()
+        if self.disk.waiting:
+            self.turn(*self.disk.sync())
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -210,20 +335,29 @@ class World:
                 assert effect.connection != HONEST, effect.error
                 if self.open.pop(effect.connection, None) is not None:
                     self.turn(Closed(effect.connection))
+            elif isinstance(effect, StorageEffect):
+                self.disk.waiting.append(effect)
+            elif isinstance(effect, ReadFilters):
+                records = dict.fromkeys(effect.sequences, b"")
+                self.turn(FiltersRead(tag=effect.tag, records=records))
             elif isinstance(effect, Send) and effect.connection == HONEST:
-                if frames.frame_kind(effect.data) == Kind.DELIVERY:
-                    self.delivered.append(effect.data)
-                elif frames.frame_kind(effect.data) == Kind.WELCOME:
-                    welcome = frames.decode(effect.data)
-                    assert isinstance(welcome, frames.Welcome)
-                    self.publisher = welcome.publisher
-                elif frames.frame_kind(effect.data) == Kind.PING:
-                    self.now_us += 1
-                    self.perform(
-                        self.broker.handle(
-                            [Received(HONEST, frames.encode(frames.Pong(time_us=1, at_us=1)))], self.now_us
-                        )
-                    )
+                self.hear(effect.data)
+            elif isinstance(effect, Send) and frames.frame_kind(effect.data) == Kind.QUERY:
+                query = frames.decode(effect.data)
+                assert isinstance(query, frames.Query)
+                self.asked.setdefault(effect.connection, []).append(query)
+
+    def hear(self, frame: bytes) -> None:
+        """What the honest client is told."""
+        match frames.frame_kind(frame):
+            case Kind.DELIVERY:
+                self.delivered.append(frame)
+            case Kind.WELCOME:
+                welcome = frames.decode(frame)
+                assert isinstance(welcome, frames.Welcome)
+                self.publisher = welcome.publisher
+            case Kind.PING:
+                self.turn(Received(HONEST, frames.encode(frames.Pong(time_us=1, at_us=1))))
 
     def attack(self) -> None:
         if len(self.open) < 3:
@@ -231,6 +365,7 @@ class World:
             role = self.draw.choice(["client", "broker"])
             number = 8 + self.last % 3 if role == "broker" else 0
             self.open[self.last] = role
+            self.numbers[self.last] = number
             self.turn(Opened(self.last), Received(self.last, honest_hello(role, number, self.now_us)))
             if role == "broker" and self.last in self.open:
                 self.turn(*(Received(self.last, frame) for frame in honest_beginning(number, self.last)))
@@ -240,19 +375,25 @@ class World:
             del self.open[connection]
             self.turn(Closed(connection))
             return
-        self.turn(
-            *(
-                Received(connection, hostile_frame(self.draw, self.open[connection]))
-                for _ in range(self.draw.randrange(1, 4))
-            )
-        )
+        said = [self.hostile_frame(connection) for _ in range(self.draw.randrange(1, 4))]
+        self.turn(*(Received(connection, frame) for frame in said))
 
-    def honest_round_trip(self) -> None:
+    def hostile_frame(self, connection: int) -> bytes:
+        role, asked = self.open[connection], self.asked.get(connection)
+        if role == "broker" and asked and self.draw.random() < 0.5:
+            return answer(self.draw, asked.pop())
+        if role == "broker" and self.draw.random() < 0.2:
+            return question(self.draw, self.numbers[connection])
+        if role == "client" and self.draw.random() < 0.3:
+            return durable_frame(self.draw)
+        return hostile_frame(self.draw, role)
+
+    def honest_round_trip(self, topic: str, *, durable: bool) -> None:
         builder = BatchBuilder()
         identity = MessageId(self.publisher, ME.number, self.now_us // 1000, 0)
-        builder.add(bytes(identity), "honest", {}, b"here", DEFAULT_LIMITS)
+        builder.add(bytes(identity), topic, {}, b"here", DEFAULT_LIMITS)
         self.delivered.clear()
-        self.turn(Received(HONEST, builder.finish(channel=1)))
+        self.turn(Received(HONEST, builder.finish(channel=1 + durable, durable=durable)))
         events = [
             event
             for data in self.delivered
@@ -262,9 +403,12 @@ class World:
         assert [event.payload for event in events] == [b"here"]
 
 
+@pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_nothing_a_peer_says_breaks_the_broker(seed: int) -> None:
-    world = World(seed)
+def test_nothing_a_peer_says_breaks_the_broker(seed: int, durable: bool) -> None:
+    world = World(seed, durable=durable)
     for _ in range(250):
         world.attack()
-    world.honest_round_trip()
+    world.honest_round_trip("honest", durable=False)
+    if durable:
+        world.honest_round_trip("kept", durable=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -113,8 +115,16 @@ def test_topology() -> None:
     assert [(link.broker, link.cost) for link in found.links] == [("00000007", 1), ("00000010", 20)]
     older = decode_topology(b'{"broker":"0000002a","name":"b1","boot":3,"at_us":99,"links":[]}')
     assert (older.skew_us, older.jitter_us, older.routing) == (None, None, None)
-    with pytest.raises(PeerError, match="cannot be read"):
-        decode_topology(b'{"broker":1}')
+    for unreadable in (b'{"broker":1}', b'{"broker":"\xff"}', b'{"else":' + b"[" * 5_000):
+        with pytest.raises(PeerError, match="cannot be read"):
+            decode_topology(unreadable)
+
+
+def test_a_change_that_cannot_be_read_ends_what_is_read() -> None:
+    before = encode_changes([Change(what="attach", at_us=1)])
+    for body in (b"\x92\xa1\xff\x01", b"\x99\xa4stop\x01\xa0\xa0\x00\x00\xc0\x00" + b"\x91" * 5_000):
+        whole = before + struct.pack("<II", len(body), google_crc32c.value(body)) + body
+        assert decode_changes(whole) == ([Change(what="attach", at_us=1)], len(before))
 
 
 def test_numbers_go_on_over_starts() -> None:

@@ -477,6 +477,19 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("body", ["no JSON", "[" * 100_000, "[]"])
+def test_an_answer_that_cannot_be_read_is_the_brokers_fault(body: str) -> None:
+    async def test(broker: FakeBroker) -> None:
+        async with postroad.connect(broker.address) as client:
+            asking = asyncio.ensure_future(client.request("status"))
+            await asyncio.sleep(0.05)
+            broker.say(wire.Reply(number=1, code="", body=body))
+            with pytest.raises(postroad.PeerError, match="the broker's answer to 'status' is not"):
+                await asking
+
+    run(test)
+
+
 def test_a_final_refusal_fails_everything_with_its_reason() -> None:
     async def test(broker: FakeBroker) -> None:
         async with postroad.connect(broker.address) as client:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from tests.unit.test_broker import numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
+from tests.unit.test_stream_protocol import Fake
 
-from postroad.wire.frames import Ended, Reply, Request, Unsubscribe, encode
+from postroad.wire.frames import Answer, Ended, Query, Reply, Request, Unsubscribe, encode
 
 P = 1 << 32
 LINE = [(0, 1), (1, 2)]
@@ -462,3 +464,61 @@ def test_a_retired_broker_that_comes_back_gets_gaps() -> None:
     publisher.send(publisher.durable("t", "more"))
     net.wait(15)
     assert net.disks[0].chopped[P] < net.disks[0].records[P][-1][1], "it is an owner again"
+
+
+NO_TEXT = b"\xa1\xff"  # of one byte, which is not UTF-8
+DEEP = b"\x91" * 5_000  # lists in lists
+
+
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        ("handover", b"\x95" + NO_TEXT + b"\xa0\xa0\xc2\xa0"),
+        ("handover", b"\x96\xa0\xa0\xa0\xc2\xa0" + DEEP),
+        ("claims", b"\x91" + NO_TEXT),
+        ("deleted", b"\x91\x92" + NO_TEXT + b"\x01"),
+        ("trace", b"\x92\x90" + DEEP),
+    ],
+)
+def test_a_question_that_cannot_be_read_has_no_answer(what: str, body: bytes) -> None:
+    """Nor does it end the broker, nor the link to whoever passed it on."""
+    net = DurableNet(1)
+    other = Fake(net, 0, 9)
+    other.advertise()
+    for number, asked in enumerate([body, msgspec.msgpack.encode([])], 1):
+        other.say(Query(source=9, target=1, number=number, hops=5, what=what, body=asked))
+    other.say(Query(source=9, target=1, number=3, hops=5, what="claims", body=msgspec.msgpack.encode(["s"])))
+    answers = other.of(Answer)
+    assert (answers[-1].number, answers[-1].body) == (3, msgspec.msgpack.encode([]))
+    assert 1 not in [message.number for message in answers]
+
+
+@pytest.mark.parametrize("body", [b"\x91" + NO_TEXT, b"\x95\xa0\x00\xa0\xa0" + DEEP])
+def test_a_token_that_cannot_be_read_is_none(body: bytes) -> None:
+    """Its subscriber hears so, and may try again."""
+    net = DurableNet(2, [(0, 1)])
+    first, second = Reader(net, 1), Reader(net, 0)
+    first.begin("s", ack="auto")
+    net.wait(1)
+    net.cut(0, 1)
+    other = Fake(net, 0, 2)  # in its place
+    other.advertise()
+    second.begin("s", ack="auto")
+    net.wait(0.1)
+    (query,) = other.of(Query)
+    other.say(Answer(source=2, target=1, number=query.number, hops=5, body=body))
+    assert second.ended() == ["unavailable"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x91\x94" + NO_TEXT + b"\x01\x02\x03", b"\x91\x95\xa0\x01\x02\x03" + DEEP]
+)
+def test_who_answers_what_cannot_be_read_knows_of_no_claims(body: bytes) -> None:
+    net = DurableNet(1)
+    other, reader = Fake(net, 0, 9), Reader(net, 0)
+    other.advertise()
+    reader.begin("s", ack="auto")
+    (query,) = other.of(Query)
+    other.say(Answer(source=9, target=1, number=query.number, hops=5, body=body))
+    net.wait(1)
+    assert "s" in names(net, 0)

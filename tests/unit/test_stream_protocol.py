@@ -6,12 +6,10 @@ hands, advertises itself and says whatever the test wants.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.unit.test_broker import Client, Net
 
 from postroad.broker import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
@@ -44,17 +42,6 @@ from postroad.wire.frames import (
     encode,
     frame_kind,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.test_broker import Client, Net
-else:
-    _SPEC = importlib.util.spec_from_file_location(
-        "broker_harness", Path(__file__).with_name("test_broker.py")
-    )
-    _HARNESS = importlib.util.module_from_spec(_SPEC)
-    sys.modules[_SPEC.name] = _HARNESS
-    _SPEC.loader.exec_module(_HARNESS)
-    Client, Net = _HARNESS.Client, _HARNESS.Net
 
 MAX_I64 = (1 << 63) - 1
 MAX_U64 = (1 << 64) - 1

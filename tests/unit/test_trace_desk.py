@@ -87,7 +87,9 @@ def test_an_answer_that_cannot_be_read_is_none() -> None:
             Finding(published=0.0, lost="gone\rcomplete"),
         )
     ]
-    for body in (b"nonsense", two, absurd, *texts):
+    no_text = msgspec.msgpack.encode(TraceAnswer(findings=(Finding(lost="?"),))).replace(b"?", b"\xff")
+    deep = b"\x92\x91\x90" + b"\x91" * 5_000
+    for body in (b"nonsense", no_text, deep, two, absurd, *texts):
         made = desk_of()
         _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
         (ask,) = the(Inquire, out)
@@ -181,7 +183,9 @@ def test_a_question_that_makes_no_sense_has_no_answer() -> None:
     """Nor does it end the link to whoever passed it on, nor a process that tracks nothing."""
     tracking, _ = stored()
     many = question(*[identity(0)] * 257)
-    for absurd in (b"", b"nonsense", question(), question(b"short"), many, question(*[b""] * 200_000)):
+    no_text, deep = b"\x91\x91\x92\xa1\xff\x00", b"\x92\x90" + b"\x91" * 5_000
+    absurd_ones = (b"", b"nonsense", no_text, deep, question(), question(b"short"), many)
+    for absurd in (*absurd_ones, question(*[b""] * 200_000)):
         for made in (desk_of(tracking), desk_of(NoTracking())):
             assert made.asked(OTHER, 1, absurd, NOW_US) == []
 

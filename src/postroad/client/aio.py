@@ -430,7 +430,7 @@ class Client:
             self._requests.pop(number, None)
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PeerError(f"the broker's answer to {what!r} is not JSON") from None
         if not isinstance(answer, dict):
             raise PeerError(f"the broker's answer to {what!r} is not an object")

@@ -28,7 +28,7 @@ import msgspec
 from postroad.durable.claims import NOBODY
 from postroad.durable.subscriptions import Subscription, Subscriptions
 from postroad.durable.token import CheckpointToken
-from postroad.errors import PostroadError, UnavailableError, UsageError, from_wire
+from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError, from_wire
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Heard, Interest
@@ -36,7 +36,7 @@ from postroad.overlay.interest_entries import MAX_EPOCH
 from postroad.overlay.topology import Topology
 from postroad.selectors import Selector
 from postroad.units import SECOND_US
-from postroad.wire.frames import Ended, InterestUpdate, Subscribe, encode
+from postroad.wire.frames import Ended, InterestUpdate, Subscribe, decode_body, encode
 
 HANDOVER: Final = "handover"
 CLAIMS: Final = "claims"
@@ -198,8 +198,8 @@ class Moving:
     def _told_deleted(self, broker: int, number: int, body: bytes, now_us: int) -> list[Effect]:
         """Below these epochs they were deleted, where they had moved to."""
         try:
-            names = msgspec.msgpack.decode(body, type=list[tuple[str, int]])
-        except msgspec.DecodeError:
+            names = decode_body(body, list[tuple[str, int]])
+        except PeerError:
             return []
         out: list[Effect] = []
         for name, epoch in names[:MAX_NAMES]:
@@ -243,8 +243,8 @@ class Moving:
             if not self._take(one):
                 return []
             try:
-                return self._answered(one, msgspec.msgpack.decode(body, type=_Answer), now_us)
-            except (PostroadError, msgspec.DecodeError) as error:
+                return self._answered(one, body, now_us)
+            except PostroadError as error:
                 return [self._refusal(one, error)]
 
         asked = self._inquiries.ask(one.broker, HANDOVER, msgspec.msgpack.encode(request), answered)
@@ -258,8 +258,13 @@ class Moving:
             f"{self._topology.name(one.broker)!r}, which cannot be reached: it comes from there once it can"
         )
 
-    def _answered(self, one: _Waiting, answer: _Answer, now_us: int) -> list[Effect]:
+    def _answered(self, one: _Waiting, body: bytes, now_us: int) -> list[Effect]:
         name, subscriptions = one.message.durable, self._subscriptions
+        try:
+            answer = decode_body(body, _Answer)
+        except PeerError as error:
+            broker = self._topology.name(one.broker)
+            raise UnavailableError(f"broker {broker!r} answered what cannot be read: {error}") from None
         if answer.code:
             raise from_wire(answer.code, answer.reason)
         if answer.elsewhere:
@@ -282,9 +287,8 @@ class Moving:
         token = CheckpointToken.from_json(answer.token).maximum(mine)
         return self._host.attach(one.connection, one.message, one.selector, token, now_us, answer.born)
 
-    def _refusal(self, one: _Waiting, error: Exception) -> Send:
-        code = error.code if isinstance(error, PostroadError) else UnavailableError.code
-        ended = Ended(number=one.message.number, code=code, reason=str(error))
+    def _refusal(self, one: _Waiting, error: PostroadError) -> Send:
+        ended = Ended(number=one.message.number, code=error.code, reason=str(error))
         return Send(one.connection, encode(ended))
 
     def has(self, connection: int, number: int) -> bool:
@@ -340,8 +344,8 @@ class Moving:
     def _learn(self, names: Collection[str], body: bytes, now_us: int) -> None:
         """What another broker knows. Those in reach have said themselves what they claim."""
         try:
-            known = msgspec.msgpack.decode(body, type=list[_Known])
-        except msgspec.DecodeError:
+            known = decode_body(body, list[_Known])
+        except PeerError:
             return
         for one in known:
             away = not self.reachable(one.broker) and not self._retired(one.broker)
@@ -364,8 +368,8 @@ class Moving:
 
     def _asked_claims(self, broker: int, number: int, body: bytes, _now_us: int) -> list[Effect]:
         try:
-            names = msgspec.msgpack.decode(body, type=list[str])
-        except msgspec.DecodeError:
+            names = decode_body(body, list[str])
+        except PeerError:
             return []
         known = []
         for name in names[:MAX_NAMES]:
@@ -378,8 +382,8 @@ class Moving:
 
     def _asked(self, broker: int, number: int, body: bytes, _now_us: int) -> list[Effect]:
         try:
-            request = msgspec.msgpack.decode(body, type=_Request)
-        except msgspec.DecodeError:
+            request = decode_body(body, _Request)
+        except PeerError:
             return []
         answer, out = self._hand_over(broker, request)
         return out + self._inquiries.respond(broker, number, msgspec.msgpack.encode(answer))

@@ -108,7 +108,7 @@ def _change_at(data: bytes, position: int) -> tuple[Change, int] | None:
         return None
     try:
         return _CHANGES.decode(body), position + _FRAME.size + length
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -198,7 +198,7 @@ def topology_bulletin(
 def decode_topology(payload: bytes) -> Links:
     try:
         return _LINKS.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"a topology bulletin that cannot be read: {error}") from None
 
 

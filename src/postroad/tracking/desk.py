@@ -22,7 +22,7 @@ from postroad.tracking.messages import Finding, TraceAnswer, TraceItem, TraceQue
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import Ask, Trace
 from postroad.tracking.verdict import TraceResult
-from postroad.wire.frames import MAX_BODY_BYTES
+from postroad.wire.frames import MAX_BODY_BYTES, decode_body
 
 MAX_TRACES: Final = 64  # under way at once
 MAX_QUESTIONS: Final = 256  # under way, or waiting for stored filters
@@ -110,8 +110,8 @@ class TraceDesk:
     def asked(self, broker: int, number: int, body: bytes, now_us: int) -> list[Output]:
         """Another broker's question. One that makes no sense has no answer: its bearer is not to blame."""
         try:
-            question = msgspec.msgpack.decode(body, type=TraceQuestion)
-        except msgspec.DecodeError:
+            question = decode_body(body, TraceQuestion)
+        except PeerError:
             return []
         if not question.makes_sense:
             return []
@@ -128,9 +128,8 @@ class TraceDesk:
         ticket, broker = held
         trace = self.traces[ticket]
         try:
-            answer = msgspec.msgpack.decode(body, type=TraceAnswer)
-            asks = trace.answered(broker, answer, now_us)
-        except (msgspec.DecodeError, PeerError) as error:
+            asks = trace.answered(broker, decode_body(body, TraceAnswer), now_us)
+        except PeerError as error:
             asks = trace.failed(broker, f"answered what cannot be read: {error}", now_us)
         return self._go_on(ticket, asks, now_us)
 

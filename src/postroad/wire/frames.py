@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -24,6 +24,9 @@ MAX_BODY_BYTES: Final = MAX_CONTROL_BYTES - 1024  # of a message that carries on
 HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever sends it
 _DEFAULTS_BYTES: Final = 64  # more than the fields a sender may leave out take
 _PREFIX: Final = struct.Struct("<IB")
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
+
+_Body = TypeVar("_Body")
 
 
 class Kind(IntEnum):
@@ -414,13 +417,21 @@ def decode(frame: bytes | memoryview) -> Message:
         raise PeerError(f"a {Kind(kind).name} frame with flags, a control frame has none")
     try:
         message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
     spare = MAX_CONTROL_BYTES - len(frame)
     # Sent on, it has the fields that its sender left out, and must still fit.
     if spare < _DEFAULTS_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
         raise PeerError(f"a {Kind(kind).name} frame that leaves no room for all of its fields")
     return message
+
+
+def decode_body(body: bytes, kind: type[_Body]) -> _Body:
+    """What a QUERY or an ANSWER carries; PeerError if it is not that. Its bearer is not to blame."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except _UNREADABLE as error:
+        raise PeerError(f"malformed body: {error}") from None
 
 
 def json_within_frame(values: Mapping[str, object]) -> str:
