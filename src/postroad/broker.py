@@ -373,7 +373,7 @@ class Broker:
         for gone in self._topology.take_gone():
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)
-            self._releasing.forget_origin(gone)
+            self._releasing.forget_broker(gone)
         self._out += self._durable.tick(now_us)
         self._out += self._routing.settle(now_us)
         heard = self._interest.take_heard()

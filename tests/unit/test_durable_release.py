@@ -9,7 +9,9 @@ import pytest
 from tests.unit.test_broker import SECOND_US, Client, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
+from tests.unit.test_stream_protocol import Fake
 
+from postroad.broker import Closed
 from postroad.durable import release
 from postroad.durable.filtering import filtering_stream
 from postroad.durable.release import ReleaseRoot, Report, RetentionPolicy
@@ -269,6 +271,65 @@ def test_hostile_reports_cost_only_their_sender() -> None:
         with pytest.raises(Exception, match="a report"):
             broker._releasing.received(Release(reports=(row,)))
     assert Kind.RELEASE == 38
+
+
+def reports(owners: range, pubends: range) -> Release:
+    """Of brokers without durable subscriptions, on pubends of the first broker."""
+    return Release(reports=tuple((P + one, owner, 1, 0, 0, 1) for one in pubends for owner in owners))
+
+
+def check_is_held_for(net: DurableNet, at: int) -> None:
+    """A durable subscription at this broker is reported to the first."""
+    publisher, reader = DurableClient(net, 0), Reader(net, at)
+    reader.begin("s", ack="manual")
+    net.wait(12)  # a peer that does not say what it knows of the name, or follow it, is waited for
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(20)
+    assert reader.got() == ["a"]
+    holding = net.brokers[0]._releasing._pubends[P][1]._holding()
+    assert list(holding) == [at + 1]
+    assert chopped(net) < last_tick(net)
+
+
+def test_reports_that_a_peer_makes_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "MAX_REPORTS", 4)
+    net = DurableNet(3, LINE)
+    peer = Fake(net, 1, 9)
+    peer.advertise()
+    peer.say(reports(range(100, 200), range(1)), reports(range(9, 10), range(1, 200)))
+    assert not peer.refused()
+    check_is_held_for(net, 2)
+
+
+def test_the_own_report_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "MAX_REPORTS", 2)
+    net = DurableNet(1)
+    peer = Fake(net, 0, 9)
+    for broker in (9, 10, 11):
+        peer.advertise(broker=broker)
+    peer.say(reports(range(9, 11), range(1)))
+    assert not peer.refused()
+    peer.say(reports(range(11, 12), range(1)))
+    assert "more reports" in peer.refused()
+    check_is_held_for(net, 0)
+
+
+def test_reports_go_with_the_broker_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is forgotten, after an hour out of reach."""
+    monkeypatch.setattr(release, "MAX_REPORTS", 4)
+    net = DurableNet(3, LINE)
+    peer = Fake(net, 1, 9)
+    for broker in range(9, 13):
+        peer.advertise(broker=broker)
+    peer.say(reports(range(9, 13), range(1)))
+    net.wait(1)
+    assert net.brokers[0]._releasing._pubends[P][1].owners == 4
+    del net.ends[1, peer.connection]
+    net.give(1, [Closed(peer.connection)])
+    for _ in range(900):
+        net.now_us += 5 * SECOND_US
+        net.wait(0.1)
+    check_is_held_for(net, 2)
 
 
 class Root:

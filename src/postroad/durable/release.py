@@ -102,14 +102,16 @@ class ReleaseMerger:
         self._reports: dict[tuple[int, int], Report] = {}  # (pubend, owner) -> its newest report
         self._due: dict[tuple[int, int], None] = {}  # those that the parent was not told
 
+    def room(self, pubend: int, owner: int) -> bool:
+        """Whether such a report of another broker can be held."""
+        return (pubend, owner) in self._reports or len(self._reports) < MAX_REPORTS
+
     def report(self, pubend: int, report: Report) -> bool:
         """True if it is news."""
         key = (pubend, report.owner)
         held = self._reports.get(key)
         if held is not None and held.serial >= report.serial:
             return False
-        if held is None and len(self._reports) >= MAX_REPORTS:
-            raise PeerError(f"more than {MAX_REPORTS} reports of brokers on pubends")
         self._reports[key] = report
         self._due[key] = None
         return True

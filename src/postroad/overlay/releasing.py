@@ -2,8 +2,10 @@
 
 Every report of every owner is kept at each broker on its way, the newest one, and sent on to the parent in
 the tree of the pubend's origin; when that parent, or the connection to it, is another one, all are sent
-again. So no report is lost with a link or a broker in between. At the origin they reach `ReleaseRoot`, which
-says how far the pubend may forget, and the pubend makes its floor of it. Whoever asks below it is told L.
+again. So no report is lost with a link or a broker in between. Those of brokers that link state does not know
+are neither taken nor kept: a neighbour could make up any number of them. At the origin they reach
+`ReleaseRoot`, which says how far the pubend may forget, and the pubend makes its floor of it. Whoever asks
+below it is told L.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class Releasing:
                 raise PeerError("a report with ticks out of range, or on a plain pubend")
             origin = pubend >> 32
             known = pubend in self._mine if origin == self._me else bool(self._topology.pubends(origin))
-            if known and owner != self._me:
+            known = known and owner != self._me and owner in self._topology
+            if known and self._has_room(pubend, owner):
                 report = Report(
                     owner=owner,
                     serial=serial,
@@ -102,10 +105,25 @@ class Releasing:
                 )
                 self._merger.report(pubend, report)
 
-    def forget_origin(self, origin: int) -> None:
-        """A broker is gone for good: nobody takes reports on its pubends."""
-        self._merger.forget(lambda pubend, _: pubend >> 32 == origin)
-        self._parents.pop(origin, None)
+    def _has_room(self, pubend: int, owner: int) -> bool:
+        """Where there is no more, reports on pubends that nobody advertises go, and no others of these are
+        taken: a neighbour may make up any number of them."""
+        if self._merger.room(pubend, owner):
+            return True
+        topology = self._topology
+        if pubend not in self._mine and pubend not in topology.pubends(pubend >> 32):
+            return False
+        there = {*self._mine, *(one for broker in topology.names() for one in topology.own_pubends(broker))}
+        self._merger.forget(lambda one, other: one not in there and other != self._me)
+        if not self._merger.room(pubend, owner):
+            raise PeerError("more reports of brokers on pubends than there is room for")
+        return True
+
+    def forget_broker(self, gone: int) -> None:
+        """It was out of reach for long: nobody takes reports on its pubends. Its own count where they have
+        arrived, and should it be back, it makes them again."""
+        self._merger.forget(lambda pubend, owner: gone in (pubend >> 32, owner))
+        self._parents.pop(gone, None)
 
     def retire(self, owner: int) -> int:
         """A broker will not come back: on how many own pubends it held something."""

@@ -436,6 +436,10 @@ class Topology:
 
     # -- facts -------------------------------------------------------------------------------------
 
+    def __contains__(self, broker: int) -> bool:
+        """Whether it is known, reachable or not."""
+        return broker in self._ads
+
     def names(self) -> dict[int, str]:
         """The names of all brokers known, reachable or not."""
         return {broker: ad.name for broker, ad in self._ads.items()}
