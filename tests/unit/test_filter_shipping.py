@@ -87,7 +87,7 @@ class Shipped:
             ids = [bytes(MessageId(1, ME, time_ms, self.serial + number)) for number in range(20)]
             self.serial += 20
             self.tracking.published(b"".join(ids), self.now_us)
-            for effect in self.tracking.tick(self.now_us + 100_000):
+            for effect in self.tracking.tick(self.now_us + SECOND_US):
                 if isinstance(effect, StoreFilter):
                     self.folder[effect.sequence] = effect.record
 
