@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from postroad.spark.compact import MAX_SPAN_MS, join
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import ROUTING, HistoryKey
+from postroad.tracking.moments import Spans
 from postroad.tracking.record import FilterMeta
 
 LIMIT = 0.001
@@ -86,3 +87,34 @@ def test_only_what_fits_is_joined() -> None:
     strict = join([part(1, 40, 1), part(2, 40, 2)], 1e-9)
     assert [meta.count for meta, _ in strict] == [40, 40]
     assert join([], LIMIT) == []
+
+
+def test_a_union_matches_no_time_between_those_of_its_parts() -> None:
+    """T9: filters of messages out of their time have hundreds of spans, which a union must not widen."""
+
+    def part(sequence: int, singles: Spans, lo_ms: int = 1 << 60, hi_ms: int = -1) -> FilterMeta:
+        return FilterMeta(
+            key=KEY,
+            sequence=sequence,
+            m=1600,
+            n=100,
+            k=10,
+            count=10,
+            lo_ms=lo_ms,
+            hi_ms=hi_ms,
+            singles=singles,
+        )
+
+    day_ms = 86_400_000
+    wild = [tuple((at * day_ms, at * day_ms) for at in range(first, 400, 2)) for first in (1, 2)]
+    held = [
+        part(1, (), 1000, 1010),
+        part(2, wild[0]),
+        part(3, (), 1011, 1020),
+        part(4, wild[1]),
+        part(5, ((5, 5),)),
+    ]
+    done = join([(meta, BloomFilter(1600, 100, 10, count=10)) for meta in held], LIMIT)
+    assert sorted((meta.sequence, meta.count) for meta, _ in done) == [(2, 10), (3, 20), (5, 20)]
+    for time_ms in (1005, 1015, 5, day_ms, 2 * day_ms, 2 * day_ms + 1, 1021):
+        assert any(meta.matches(time_ms) for meta, _ in done) == any(meta.matches(time_ms) for meta in held)

@@ -94,6 +94,92 @@ def identity(at_us: int, number: int = 0) -> bytes:
     return bytes(MessageId(9, 1, at_us // MILLISECOND_US, number))
 
 
+# ---- publishers that bring any times
+
+DAY_MS = 86_400_000
+
+
+def wild_ids(now_us: int, publisher: int) -> bytes:
+    """Ids of hundreds of times, the least gap between two being two months round now."""
+    now_ms = now_us // MILLISECOND_US
+    past = [now_ms - 30 * DAY_MS - at * 70 * DAY_MS for at in range(130)]
+    coming = [now_ms + 30 * DAY_MS + at * 70 * DAY_MS for at in range(400)]
+    times = [time_ms for time_ms in past + coming if time_ms > 0]
+    return b"".join(bytes(MessageId(publisher, 1, time_ms, 0)) for time_ms in times)
+
+
+def spread(disk: Disk, tracking: Tracking, seconds: int, every: int) -> tuple[list[bytes], list[bytes]]:
+    """Two honest messages a second, and every so many seconds wild ones; returns some of both."""
+    honest: list[bytes] = []
+    wild: list[bytes] = []
+    for second in range(seconds):
+        now_us = NOW_US + second * SECOND_US
+        for number in range(2):
+            honest.append(identity(now_us, number))
+            tracking.published(honest[-1], now_us)
+            tracking.delivered(1, ("s",), honest[-1], now_us)
+        if second % every == 0:
+            ids = wild_ids(now_us, 1000 + second)
+            tracking.published(ids, now_us)
+            tracking.delivered(1, ("s",), ids, now_us)
+            wild += [ids[:16], ids[-16:]]
+        disk.keep(tracking.tick(now_us + SECOND_US // 2))
+    return honest[:: len(honest) // 50], wild[:: len(wild) // 50 or 1]
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_wild_times_do_not_come_between_honest_ones(retain: bool) -> None:
+    """Theorem 1, T9: whatever times a publisher gives, filters of now match no more times than they did."""
+    disk, config = Disk(), TrackingConfig(retain=retain)
+    tracking = disk.start(NOW_US, config)
+    tracking.attached("s", NOW_US)
+    honest, wild = spread(disk, tracking, 600, 10)
+    tracking.check()
+    ranged = [meta for meta in disk.metas if meta.ranged]
+    assert all(not meta.singles for meta in ranged)
+    assert all(meta.hi_ms - meta.lo_ms < DAY_MS for meta in ranged)
+    for one in honest:
+        found = disk.find(tracking, one)
+        assert found.published is not None
+        assert found.published < 0.001
+        assert [(got.subscriber, got.fpp < 0.001) for got in found.delivered] == [("s", True)]
+    for one in wild:
+        found = disk.find(tracking, one)
+        assert found.published is not None
+        assert [got.subscriber for got in found.delivered] == ["s"]
+    strangers = [identity(NOW_US + at * SECOND_US, 7) for at in range(0, 600, 2)]
+    assert sum(disk.find(tracking, one).published is not None for one in strangers) <= 3
+
+
+@pytest.mark.parametrize("every", [3, 40, 150])
+def test_filters_of_wild_times_are_few(every: int) -> None:
+    """However often they come, also with pauses in which a history is idle, they make one in `renew`."""
+    disk, config = Disk(), TrackingConfig(renew_us=500 * SECOND_US)
+    tracking = disk.start(NOW_US, config)
+    tracking.attached("s", NOW_US)
+    spread(disk, tracking, 900, every)
+    late = [meta for meta in disk.metas if not meta.ranged]
+    assert sorted(meta.key.kind for meta in late) == ["delivery", "delivery", "publish", "publish"]
+    assert sum(meta.final for meta in late) == 2
+    disk.keep(tracking.close(NOW_US + 900 * SECOND_US))
+    assert tracking.metrics()["tracking_memory_bytes"] == 0
+
+
+def test_many_wild_times_take_no_more_memory_than_the_greatest_filter() -> None:
+    """A late filter that is full begins anew, with half the keys and all the bits of the greatest."""
+    disk, config = Disk(), TrackingConfig(bits=160_000, capacity=10_000, least_capacity=16)
+    tracking = disk.start(NOW_US, config)
+    for second in range(100):
+        now_us = NOW_US + second * SECOND_US
+        tracking.published(wild_ids(now_us, 1000 + second), now_us)
+        disk.keep(tracking.tick(now_us + SECOND_US // 2))
+        assert tracking.metrics()["tracking_memory_bytes"] <= 2 * 160_000 // 8
+    done = [meta for meta in disk.metas if meta.final]
+    keys = 100 * len(wild_ids(NOW_US, 1)) // 16
+    assert len(done) == keys // 5000
+    assert all((meta.m, meta.count) == (160_000, 5000) for meta in done)
+
+
 # ---- clocks that are ahead
 
 

@@ -140,9 +140,10 @@ def test_pages_are_added_as_if_at_their_end() -> None:
     tracking.published(identity(1), NOW_US)
     tracking.published(identity(2, NOW_US - 600 * SECOND_US), NOW_US)
     stored = [one for one in tracking.close(NOW_US + 900 * SECOND_US) if isinstance(one, StoreFilter)]
-    meta = decode_meta(stored[0].record)
-    assert (meta.lo_ms, meta.hi_ms) == (NOW_US // 1000, NOW_US // 1000)
-    assert meta.singles == ((NOW_US // 1000 - 600_000, NOW_US // 1000 - 600_000),)
+    now, late = (decode_meta(one.record) for one in stored)
+    assert (now.lo_ms, now.hi_ms, now.singles) == (NOW_US // 1000, NOW_US // 1000, ())
+    assert not late.ranged
+    assert late.singles == ((NOW_US // 1000 - 600_000, NOW_US // 1000 - 600_000),)
 
 
 def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:

@@ -23,7 +23,7 @@ from postroad.spark.trace import current
 from postroad.spark.trace_tasks import decoded
 from postroad.tracking.bloom import BloomFilter, filter_rate
 from postroad.tracking.keys import LOG
-from postroad.tracking.moments import joined
+from postroad.tracking.moments import MAX_SPANS, joined
 from postroad.tracking.record import FilterMeta, encode_record, filter_of
 
 if TYPE_CHECKING:
@@ -107,16 +107,24 @@ def _merger(limit: float) -> Callable[[pa.Table], pa.Table]:
 
 
 def join(filters: list[tuple[FilterMeta, BloomFilter]], limit: float) -> list[tuple[FilterMeta, BloomFilter]]:
-    """Filters of one history and shape, joined in order of time while they fit."""
+    """Filters of one history and shape, joined in order of time while they fit.
+
+    Those without a range stay by themselves, and spans are not joined beyond what is in either: else the
+    union would match times that neither has.
+    """
     done: list[tuple[FilterMeta, BloomFilter]] = []
-    for meta, one in sorted(filters, key=lambda each: each[0].sequence):
-        if done:
+    for meta, one in sorted(filters, key=lambda each: (each[0].ranged, each[0].sequence)):
+        if done and _alike(done[-1][0], meta):
             union = _union(*done[-1], meta, one)
             if union[1].count <= min(done[-1][0].n, meta.n) and _fits(*union, limit):
                 done[-1] = union
                 continue
         done.append((meta, one))
     return done
+
+
+def _alike(first: FilterMeta, second: FilterMeta) -> bool:
+    return first.ranged == second.ranged and len(first.singles) + len(second.singles) <= MAX_SPANS
 
 
 def _fits(meta: FilterMeta, one: BloomFilter, limit: float) -> bool:

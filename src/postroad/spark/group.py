@@ -122,6 +122,7 @@ class Group:
         self._fpp = np.array([one.fpp for one in self._filters], np.float64)
         self._counts = np.array([one.meta.count for one in filters], np.float64)
         self._spans_ms = np.array([one.meta.span_ms for one in filters], np.float64)
+        self._ranged = np.array([one.meta.ranged for one in filters], np.bool_)
         self.histories: dict[int, dict[HistoryKey, History]] = {number: {} for number in self.views}
         for at, stored in enumerate(filters):
             of = self.histories.setdefault(stored.broker, {})
@@ -387,9 +388,11 @@ class Group:
     def _density(self, history: History) -> Rates:
         """Per class, keys for a millisecond of message time in the filters that match."""
         matching = self._matching[:, history.members]
-        spans = matching @ self._spans_ms[history.members]
-        counts: Rates = matching @ self._counts[history.members]
-        return counts / np.maximum(spans, 1.0)
+        spans, counts = self._spans_ms[history.members], self._counts[history.members]
+        ranged = self._ranged[history.members]
+        beside = np.where(ranged, 0.0, counts / np.maximum(spans, 1.0))
+        found: Rates = matching @ (counts * ranged) / np.maximum(matching @ (spans * ranged), 1.0)
+        return found + matching @ beside
 
 
 def _reaches(meta: FilterMeta, first_ms: int, last_ms: int) -> bool:

@@ -87,14 +87,16 @@ def _statistics(records: DataFrame) -> DataFrame:
 
     span = f"greatest(hi_ms - lo_ms + 1, {LEAST_SPAN_MS})"
     apart = f"opened_us - lo_ms * {MILLISECOND_US}"
-    observed = records.filter(f"hi_ms >= lo_ms AND kind <> '{LOG}'").selectExpr(
+    ranged = "hi_ms >= lo_ms"
+    observed = records.filter(f"kind <> '{LOG}'").selectExpr(
         *("broker", "name", "singles"),
         "hash(kind, origin, neighbour, subscriber) AS history",
-        f"count * 1000.0D / {span} AS rate",
-        "CASE WHEN final THEN count / n END AS fill",
-        f"CASE WHEN kind = '{PUBLISH}' THEN greatest(hi_ms * {MILLISECOND_US} - stored_us,"
+        f"CASE WHEN {ranged} THEN count * 1000.0D / {span} END AS rate",
+        f"CASE WHEN {ranged} AND final THEN count / n END AS fill",
+        f"CASE WHEN {ranged} AND kind = '{PUBLISH}' THEN greatest(hi_ms * {MILLISECOND_US} - stored_us,"
         f" {apart} - {GATHER_US}, 0) END AS skew_us",
-        f"CASE WHEN kind <> '{PUBLISH}' THEN greatest({apart} - {GATHER_US}, 0) END AS jitter_us",
+        f"CASE WHEN {ranged} AND kind <> '{PUBLISH}' THEN greatest({apart} - {GATHER_US}, 0) END"
+        " AS jitter_us",
     )
     figures = {
         "name": "max(name)",

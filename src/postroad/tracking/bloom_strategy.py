@@ -4,6 +4,12 @@ Which histories there are, `keys` says. Only the current filter of each is in me
 the least recently used makes room, its filter stored. A history whose filter is stored and that stayed idle
 gives its memory back too.
 
+Messages of another time than that at which they are handled are in filters of their own (`LATE`), which have
+no range. So the other filters match the times of Theorem 1 and Corollary 2 only, whatever times publishers
+give. Of hundreds of times far apart a late filter remembers wide spans, and may be in M(H, t) for any t.
+Therefore late filters are few, and rarely wrong: each lasts for `renew`, or has half as many keys as the
+greatest filter, in as many bits. It grows where others end, and is not given up when idle.
+
 Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
 subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
 
@@ -20,8 +26,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
@@ -56,7 +66,11 @@ MAX_NOTED_BYTES: Final = 1 << 20  # of ids noted and not added
 MANY_NOTED_BYTES: Final = 1 << 17  # pages do not wait for more
 MAX_HOLD_US: Final = SECOND_US  # how long pages wait to be added, or a tenth of the persistence interval
 
+ON_TIME: Final = 0  # of which times a filter has keys: of about when they were added,
+LATE: Final = 1  # or of others, also of those to come
+
 _Name = tuple[str, int, int, str]  # a HistoryKey's fields: as a plain tuple it hashes quicker
+_Place = tuple[str, int, int, str, int]  # and ON_TIME or LATE
 
 
 class _Pending:
@@ -120,10 +134,11 @@ class BloomTracking(Recorder):
         self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
         self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)
         self._pace = Pace(persist_us=config.persist_us, retain=config.retain, retain_us=config.renew_us)
+        self._late_pace = replace(self._pace, retain=True, young_us=config.renew_us)
         # Least recently used first; each that has something to store is in `_due`, then or earlier.
-        self._histories: OrderedDict[_Name, FilterHistory] = OrderedDict()
-        self._due: list[tuple[int, _Name]] = []  # heap, each name once
-        self._waiting: set[_Name] = set()  # those in it
+        self._histories: OrderedDict[_Place, FilterHistory] = OrderedDict()
+        self._due: list[tuple[int, _Place]] = []  # heap, each once
+        self._waiting: set[_Place] = set()  # those in it
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
@@ -286,40 +301,56 @@ class BloomTracking(Recorder):
         return tag
 
     def _add(self, name: _Name, keys: bytes, times: Times, page: _Page) -> None:
-        history = self._histories.get(name)
+        first_ms, after_ms = self._window(name[0]).bounds_ms(page.last_us)
+        if first_ms <= times.lo_ms and times.hi_ms < after_ms:
+            self._add_to((*name, ON_TIME), keys, times, page)
+            return
+        all_ms = times.all_ms()
+        inside = (all_ms >= first_ms) & (all_ms < after_ms)
+        for when, rows in ((ON_TIME, inside), (LATE, ~inside)):
+            if rows.any():
+                self._add_to((*name, when), _picked(keys, rows), Times(_picked(times.ids, rows)), page)
+
+    def _window(self, kind: str) -> Window:
+        return self._own if kind == PUBLISH else self._others
+
+    def _add_to(self, place: _Place, keys: bytes, times: Times, page: _Page) -> None:
+        history = self._histories.get(place)
         if history is None:
-            history = self._open(name, page.last_us)
+            history = self._open(place, page.last_us)
         else:
-            self._histories.move_to_end(name)
+            self._histories.move_to_end(place)
         self._keys += len(keys) // ID_BYTES
         for filled in history.add(keys, times, page.first_us, page.last_us):
             self._keep(filled)
-        self._await(name, history)
+        self._await(place, history)
 
-    def _await(self, name: _Name, history: FilterHistory) -> None:
-        if history.due_us is not None and name not in self._waiting:
-            self._waiting.add(name)
-            heapq.heappush(self._due, (history.due_us, name))
+    def _await(self, place: _Place, history: FilterHistory) -> None:
+        if history.due_us is not None and place not in self._waiting:
+            self._waiting.add(place)
+            heapq.heappush(self._due, (history.due_us, place))
 
-    def _open(self, name: _Name, now_us: int) -> FilterHistory:
+    def _open(self, place: _Place, now_us: int) -> FilterHistory:
         if len(self._histories) >= self._config.max_histories:
             _, oldest = self._histories.popitem(last=False)
             self._keep(oldest.retire(now_us))
         config = self._config
+        kind, origin, neighbour, subscriber, when = place
+        shape = config.shape
         sizing = Sizing(
-            config.shape,
+            shape._replace(n=max(1, shape.n // 2)) if when == LATE else shape,
             least=config.least_capacity,
-            persist_us=config.persist_us,
-            adaptive=config.adaptive,
+            persist_us=config.renew_us if when == LATE else config.persist_us,
+            adaptive=config.adaptive or when == LATE,
         )
         opened = FilterHistory(
-            HistoryKey(*name),
+            HistoryKey(kind, origin, neighbour, subscriber),
             sizing=sizing,
-            window=self._own if name[0] == PUBLISH else self._others,
-            pace=self._pace,
+            window=self._window(kind),
+            pace=self._late_pace if when == LATE else self._pace,
             next_sequence=self.next_sequence,
         )
-        self._histories[name] = opened
+        self._histories[place] = opened
         return opened
 
     def _keep(self, filled: Filled | None) -> None:
@@ -340,19 +371,19 @@ class BloomTracking(Recorder):
         if now_us >= self._expire_us:
             self._release_idle(now_us)
         while self._due and self._due[0][0] <= now_us:
-            _, name = heapq.heappop(self._due)
-            self._waiting.discard(name)
-            history = self._histories.get(name)
+            _, place = heapq.heappop(self._due)
+            self._waiting.discard(place)
+            history = self._histories.get(place)
             if history is not None:
                 self._keep(history.tick(now_us))
-                self._await(name, history)  # it was stored meanwhile, and is due later
+                self._await(place, history)  # it was stored meanwhile, and is due later
         return self._collect(now_us)
 
     def _release_idle(self, now_us: int) -> None:
-        bound_us = now_us - IDLE_INTERVALS * self._pace.persist_us
-        idle = [name for name, held in self._histories.items() if held.used_us < bound_us]
-        for name in idle:
-            self._keep(self._histories.pop(name).retire(now_us))
+        after_us = IDLE_INTERVALS * self._pace.persist_us
+        idle = [place for place, held in self._histories.items() if held.idle(now_us, after_us)]
+        for place in idle:
+            self._keep(self._histories.pop(place).retire(now_us))
 
     def _clean(self) -> bool:
         return not self._pages and all(held.dirty_us is None for held in self._histories.values())
@@ -374,12 +405,17 @@ class BloomTracking(Recorder):
 
     # ---- looking up
 
-    def _current(self, key: HistoryKey, time_ms: int) -> Current:
-        live = self._histories.get((key.kind, key.origin, key.neighbour, key.subscriber))
-        return Current() if live is None else Current(live.matching(time_ms), live.span_ms, live.stored)
+    def _current(self, key: HistoryKey, time_ms: int) -> list[Current]:
+        places = [(key.kind, key.origin, key.neighbour, key.subscriber, when) for when in (ON_TIME, LATE)]
+        held = [self._histories[place] for place in places if place in self._histories]
+        return [Current(one.matching(time_ms), one.span_ms, one.ranged, one.stored) for one in held]
 
     def _current_keys(self, kind: str) -> list[HistoryKey]:
-        return [HistoryKey(*name) for name in self._histories if name[0] == kind]
+        return [
+            HistoryKey(kind, origin, neighbour, subscriber)
+            for of, origin, neighbour, subscriber, _ in self._histories
+            if of == kind
+        ]
 
     def _tag(self, subscriber: str) -> bytes:
         return self._tags.get(subscriber) or subscriber_tag(subscriber)
@@ -396,15 +432,20 @@ class BloomTracking(Recorder):
 
     def check(self) -> None:
         super().check()
-        waiting = {name: due_us for due_us, name in self._due}
+        waiting = {place: due_us for due_us, place in self._due}
         if len(waiting) != len(self._due) or waiting.keys() != self._waiting:
             raise BugError("a history waits twice to be stored")
-        for name, history in self._histories.items():
+        for place, history in self._histories.items():
             history.check()
-            if history.due_us is not None and waiting.get(name, history.due_us + 1) > history.due_us:
-                raise BugError(f"history {name} has something to store and no deadline")
+            if history.due_us is not None and waiting.get(place, history.due_us + 1) > history.due_us:
+                raise BugError(f"history {place} has something to store and no deadline")
         if set(self._tags) != {who for kind, who in self._map if kind == SUBSCRIBER}:
             raise BugError("the tags are not those of the subscribers attached")
         groups = {group_name(members) for members in self._groups.members()}
         if groups != {who for kind, who in self._map if kind == GROUP}:
             raise BugError("the groups in use are not those attached")
+
+
+def _picked(keys: bytes, rows: npt.NDArray[np.bool_]) -> bytes:
+    """Those in these rows."""
+    return np.frombuffer(keys, np.uint64).reshape(-1, 2)[rows].tobytes()

@@ -6,11 +6,11 @@ persistence interval Tp passes first, it is stored part-full; then either the ne
 paper's 3.1, or the filter is retained, goes on filling, and each later state replaces the stored one (4.3).
 
 A time enters the range only if it lies in [now - behind, now + ahead) of the broker's clock as the key is
-added; else it is a single. Let every filter last at least Tn. All of B_i was added by the time t' at which
-B_(i+1) began, so its range ends before t' + ahead. B_(i+w+1) began at t' + w Tn or later, so its range
-begins at t' + w Tn - behind or later. Hence, if ahead + behind <= w Tn, no time is in the ranges of more
-than w + 1 filters. With ahead = behind = Ts that is Theorem 1; with ahead = Ts and behind = Ts + Tj,
-Corollary 2, where Tj is the longest way of a message.
+added; else it is a single (which `bloom_strategy` has in filters of their own). Let every filter last at
+least Tn. All of B_i was added by the time t' at which B_(i+1) began, so its range ends before t' + ahead.
+B_(i+w+1) began at t' + w Tn or later, so its range begins at t' + w Tn - behind or later. Hence, if ahead +
+behind <= w Tn, no time is in the ranges of more than w + 1 filters. With ahead = behind = Ts that is Theorem
+1; with ahead = Ts and behind = Ts + Tj, Corollary 2, where Tj is the longest way of a message.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ class Window:
     def length_us(self) -> int:
         return self.ahead_us + self.behind_us
 
+    def bounds_ms(self, now_us: int) -> tuple[int, int]:
+        """The first whole millisecond inside, and the first after it."""
+        # `ahead` is exclusive and `behind` inclusive: that is what makes the bound hold with equality.
+        first_ms = -((self.behind_us - now_us) // MILLISECOND_US)
+        return first_ms, -(-(now_us + self.ahead_us) // MILLISECOND_US)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -50,6 +56,7 @@ class Pace:
     persist_us: int  # Tp
     retain: bool
     retain_us: int  # a retained filter ends at the first store after this age
+    young_us: int = 0  # so long it is young at least, and grows rather than ends (see `adaptive`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +78,7 @@ class Range:
         self.singles: list[tuple[int, int]] = []
 
     def include(self, times: Times, window: Window, now_us: int) -> None:
-        # The first whole millisecond inside the window, and the first after it. `ahead` is exclusive and
-        # `behind` inclusive: that is what makes the bound hold with equality.
-        first_ms = -((window.behind_us - now_us) // MILLISECOND_US)
-        after_ms = -(-(now_us + window.ahead_us) // MILLISECOND_US)
+        first_ms, after_ms = window.bounds_ms(now_us)
         lo_ms, hi_ms = times.lo_ms, times.hi_ms
         if lo_ms < first_ms or hi_ms >= after_ms:
             all_ms = times.all_ms()
@@ -105,6 +109,7 @@ class FilterHistory:
         "_stored",
         "_window",
         "_young",
+        "_young_us",
         "dirty_us",
         "key",
         "used_us",
@@ -117,6 +122,7 @@ class FilterHistory:
         self._sizing = sizing
         self._window = window
         self._pace = pace
+        self._young_us = max(window.length_us, pace.young_us)
         self._next_sequence = next_sequence
         self._filter: BloomFilter | None = None
         self._young: list[bytes] | None = None  # its keys, while it may have to grow (see `adaptive`)
@@ -161,7 +167,7 @@ class FilterHistory:
         return opened
 
     def _grow_up(self, now_us: int) -> None:
-        if self._young is not None and now_us - self._opened_us >= self._window.length_us:
+        if self._young is not None and now_us - self._opened_us >= self._young_us:
             self._young = None
 
     def _grown(self, current: BloomFilter, young: list[bytes], piece: bytes) -> BloomFilter:
@@ -193,6 +199,12 @@ class FilterHistory:
     def flush(self, now_us: int) -> Filled | None:
         """The current filter, if anything in it is not stored; the broker stops."""
         return None if self.dirty_us is None else self.end(now_us)
+
+    def idle(self, now_us: int, after_us: int) -> bool:
+        """Whether no key came for so long, and the filter need not be kept for its youth."""
+        return now_us - self.used_us > after_us and (
+            self._filter is None or now_us - self._opened_us >= self._young_us
+        )
 
     def retire(self, now_us: int) -> Filled | None:
         """The current filter leaves the memory. It is stored for the last time also if that is done but for
@@ -237,6 +249,10 @@ class FilterHistory:
     def span_ms(self) -> int:
         """Of message time in the current filter."""
         return covered(self._range.lo_ms, self._range.hi_ms, self._range.singles)
+
+    @property
+    def ranged(self) -> bool:
+        return self._range.lo_ms <= self._range.hi_ms
 
     def matching(self, time_ms: int) -> BloomFilter | None:
         """The current filter, if it is in M(H, t)."""

@@ -64,11 +64,12 @@ class Tested(NamedTuple):
 
 
 class Current(NamedTuple):
-    """The filter of a history that is in memory."""
+    """A filter of a history that is in memory."""
 
-    filter: BloomFilter | None = None  # None: it is not in M(H, t)
-    span_ms: int = 0  # of message time in it
-    stored: int | None = None  # the sequence of an earlier state of it
+    filter: BloomFilter | None  # None: it is not in M(H, t)
+    span_ms: int  # of message time in it
+    ranged: bool  # as of `FilterMeta`
+    stored: int | None  # the sequence of an earlier state of it
 
 
 class Deliveries:
@@ -145,8 +146,8 @@ class Lookup:
         """The body of a record that the driver has not seen yet."""
         return None
 
-    def _current(self, key: HistoryKey, time_ms: int) -> Current:  # noqa: ARG002
-        return Current()
+    def _current(self, key: HistoryKey, time_ms: int) -> list[Current]:  # noqa: ARG002
+        return []
 
     def _current_keys(self, kind: str) -> list[HistoryKey]:  # noqa: ARG002
         """The histories with a filter in memory."""
@@ -249,8 +250,7 @@ class Lookup:
         """M(H, t), as far as it can be read."""
         found: list[Tested] = []
         current = self._current(key, look.time_ms)
-        if current.filter is not None:
-            found.append(Tested(current.filter, current.filter.fpp))
+        found += [Tested(one.filter, one.filter.fpp) for one in current if one.filter is not None]
         for meta in self._stored(look, key, current):
             tested = look.opened.get(meta.sequence)
             if tested is None:
@@ -263,9 +263,11 @@ class Lookup:
             found.append(tested)
         return found
 
-    def _stored(self, look: Look, key: HistoryKey, current: Current) -> Iterator[FilterMeta]:
-        """Those of M(H, t) that are stored, without earlier states of the current one."""
-        return (meta for meta in self._shelf.matching(key, look.time_ms) if meta.sequence != current.stored)
+    def _stored(self, look: Look, key: HistoryKey, current: Sequence[Current]) -> list[FilterMeta]:
+        """Those of M(H, t) that are stored, without earlier states of the current ones."""
+        self.looked += self._shelf.wide(key)
+        earlier = {one.stored for one in current}
+        return [meta for meta in self._shelf.matching(key, look.time_ms) if meta.sequence not in earlier]
 
     def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
         """Which of the tags some filter claims for the message, and the rate at which it claims others."""
@@ -370,10 +372,12 @@ class Lookup:
     def _density(self, look: Look, key: HistoryKey) -> float:
         """Keys for a millisecond of message time, in M(H, t)."""
         current = self._current(key, look.time_ms)
-        held = [(meta.count, meta.span_ms) for meta in self._stored(look, key, current)]
-        if current.filter is not None:
-            held.append((current.filter.count, current.span_ms))
-        return sum(count for count, _ in held) / sum(span for _, span in held) if held else 0.0
+        held = [(meta.count, meta.span_ms, meta.ranged) for meta in self._stored(look, key, current)]
+        held += [(one.filter.count, one.span_ms, one.ranged) for one in current if one.filter is not None]
+        # Ranges follow each other; what came at other times came beside that.
+        beside = sum(count / span for count, span, ranged in held if not ranged)
+        spans = sum(span for _, span, ranged in held if ranged)
+        return beside + (sum(count for count, _, ranged in held if ranged) / spans if spans else 0.0)
 
     # ---- in the exact log
 

@@ -8,7 +8,9 @@ make a filter match for more times than it should, never for fewer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -19,6 +21,7 @@ from postroad.ids import ID_BYTES
 
 MAX_SPANS: Final = 256
 _FEW: Final = 8 * ID_BYTES  # below this, numpy's fixed cost is more than a loop's
+_FIRST: Final = itemgetter(0)
 
 Spans = tuple[tuple[int, int], ...]  # inclusive, disjoint, increasing
 
@@ -46,8 +49,9 @@ class Times:
         return (np.frombuffer(self.ids, ">u8")[1::2] >> np.uint64(16)).astype(np.int64)
 
 
-def holds(spans: Iterable[tuple[int, int]], time_ms: int) -> bool:
-    return any(lo <= time_ms <= hi for lo, hi in spans)
+def holds(spans: Sequence[tuple[int, int]], time_ms: int) -> bool:
+    at = bisect_right(spans, time_ms, key=_FIRST)
+    return at > 0 and time_ms <= spans[at - 1][1]
 
 
 def covered(lo_ms: int, hi_ms: int, singles: Iterable[tuple[int, int]]) -> int:

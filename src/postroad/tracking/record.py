@@ -56,6 +56,11 @@ class FilterMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return self.lo_ms <= time_ms <= self.hi_ms or holds(self.singles, time_ms)
 
     @property
+    def ranged(self) -> bool:
+        """Whether it holds keys of about when they were added, and not only of other times."""
+        return self.lo_ms <= self.hi_ms
+
+    @property
     def span_ms(self) -> int:
         return covered(self.lo_ms, self.hi_ms, self.singles)
 

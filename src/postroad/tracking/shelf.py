@@ -109,6 +109,10 @@ class Shelf:
         wide = self._by_time.get((key, _ANY_TIME), {})
         return [meta for held in (near, wide) for meta in held.values() if meta.matches(time_ms)]
 
+    def wide(self, key: HistoryKey) -> int:
+        """How many are looked at for every time."""
+        return len(self._by_time.get((key, _ANY_TIME), ()))
+
     def body(self, meta: FilterMeta, records: Mapping[int, bytes]) -> bytes | None:
         """The bits of a filter, from memory or from what the driver read; None if it could not."""
         held = self._cache.get(meta.sequence)
