@@ -209,6 +209,8 @@ class FilterShipping:
 
 
 def _sound(sequence: int, record: bytes) -> bool:
+    """Whether its description is. One whose bits are damaged is published: else nobody who reads the history
+    would know that something of its times is missing."""
     try:
         return decode_meta(record).sequence == sequence
     except StorageError:

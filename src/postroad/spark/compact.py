@@ -98,9 +98,12 @@ def _merger(limit: float) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
         listed = table.to_pylist()
         broker, name = int(listed[0]["broker"], 16), listed[-1]["name"]
-        found = [decoded(broker, row["record"]) for row in listed]
-        done = join([(meta, filter_of(meta, body)) for meta, body in found], limit)
-        records = [(meta, encode_record(meta, one.bits, compress=True, fill=one.fill)) for meta, one in done]
+        found = [(*decoded(row["record"]), row["record"]) for row in listed]
+        sound = [(meta, filter_of(meta, body)) for meta, body, _ in found if body is not None]
+        # Of what is damaged it must stay known which times it was for.
+        records = [(meta, record) for meta, body, record in found if body is None]
+        for meta, one in join(sound, limit):
+            records.append((meta, encode_record(meta, one.bits, compress=True, fill=one.fill)))
         return rows.filters(broker, name, records)
 
     return merge

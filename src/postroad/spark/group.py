@@ -51,7 +51,7 @@ class Stored:
 
     broker: int
     meta: FilterMeta
-    body: bytes
+    body: bytes | None  # None: it cannot be read
 
 
 @dataclass(slots=True)
@@ -114,11 +114,20 @@ class Group:
         self.views: dict[int, BrokerView] = {
             number: network.brokers[number].within(first, last) for number in sorted(network.brokers)
         }
-        filters = [one for one in records if one.meta.key.kind != LOG and _reaches(one.meta, first, last)]
-        filters.sort(key=lambda one: (one.broker, one.meta.key, one.meta.sequence))
-        self._logs = [one for one in records if one.meta.key.kind == LOG]
+        filters: list[Stored] = []
+        bits: list[Bits] = []
+        self._logs: list[tuple[Stored, bytes]] = []  # and their entries
+        for one in sorted(records, key=lambda one: (one.broker, one.meta.key, one.meta.sequence)):
+            if one.body is None:
+                if one.broker in self.views:
+                    self.views[one.broker] = self.views[one.broker].without(one.meta)
+            elif one.meta.key.kind == LOG:
+                self._logs.append((one, one.body))
+            elif _reaches(one.meta, first, last):
+                filters.append(one)
+                bits.append(Bits(one.meta.m, one.meta.k, one.body))
         self._classify(filters)
-        self._filters = [Bits(one.meta.m, one.meta.k, one.body) for one in filters]
+        self._filters = bits
         self._fpp = np.array([one.fpp for one in self._filters], np.float64)
         self._counts = np.array([one.meta.count for one in filters], np.float64)
         self._spans_ms = np.array([one.meta.span_ms for one in filters], np.float64)
@@ -199,8 +208,8 @@ class Group:
         texts = self.keys.view("S16").ravel()
         order = np.argsort(texts, kind="stable")
         ordered = texts[order]
-        for one in self._logs:
-            entries = np.frombuffer(one.body, ENTRY)
+        for one, body in self._logs:
+            entries = np.frombuffer(body, ENTRY)
             wanted = np.ascontiguousarray(entries["id"]).view("S16")
             at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
             hit = ordered[at] == wanted

@@ -17,7 +17,7 @@ from postroad.spark.paths import ANSWERS, listed_ids, trace_group
 from postroad.spark.trace_ids import Batches, homes_and_times
 from postroad.spark.views import NetworkView
 from postroad.tracking.keys import ENTRY
-from postroad.tracking.record import FilterMeta, decode_record, encode_record
+from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_record
 
 SHARED: Final = -2  # in place of the origin of a record: it concerns the ids of every home
 MOST_AT_ONCE: Final = 65_536  # ids that are traced at once,
@@ -39,7 +39,7 @@ def tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.Ta
         keys = _unique_keys(left["keys"])
         columns = (right[name].to_pylist() for name in ("origin", "broker", "record"))
         records = [
-            (origin, Stored(broker, *decoded(broker, record)))
+            (origin, Stored(broker, *decoded(record)))
             for origin, broker, record in zip(*columns, strict=True)
         ]
         homes, _ = homes_and_times(keys)
@@ -100,7 +100,12 @@ def log_splitter(bucket_ms: int, low: int, high: int) -> Callable[[Batches], Bat
 def _split(
     broker: int, record: bytes, bucket_ms: int, low: int, high: int
 ) -> Iterator[tuple[int, int, bytes, int]]:
-    meta, body = decoded(broker, record)
+    meta, body = decoded(record)
+    if body is None:
+        spans = ((max(lo // bucket_ms, low), min(hi // bucket_ms, high)) for lo, hi in meta.spans)
+        for bucket in sorted({bucket for first, last in spans for bucket in range(first, last + 1)}):
+            yield SHARED, broker, record, bucket
+        return
     entries = np.frombuffer(body, ENTRY)
     ids = np.ascontiguousarray(entries["id"]).view(np.uint8).reshape(-1, ID_BYTES)
     homes, times = homes_and_times(ids)
@@ -121,10 +126,9 @@ def _as_batch(rows: Sequence[tuple[int, int, bytes, int]]) -> pa.RecordBatch:
     )
 
 
-def decoded(broker: int, record: bytes) -> tuple[FilterMeta, bytes]:
+def decoded(record: bytes) -> tuple[FilterMeta, bytes | None]:
+    """What it is about, and its body; None if that was damaged on its broker's disk before it came here."""
     try:
         return decode_record(record)
-    except StorageError as error:
-        raise StorageError(
-            f"a stored filter of broker {broker:08x} in the lake is damaged: {error}"
-        ) from None
+    except StorageError:
+        return decode_meta(record), None

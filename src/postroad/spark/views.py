@@ -8,7 +8,7 @@ The answers are the map's: a property test compares them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
 from postroad.tracking.attachment_log import Change
+from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import SETTLE_US
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US
@@ -24,6 +25,7 @@ Times = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 FOREVER: Final = 1 << 60
 NOT_LANDED: Final = "the lake does not have all of that time from this broker"
+UNREAD: Final = "a stored filter of that time is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Spans:
             np.array([first for _, first, _ in found], np.int64),
             np.array([last for _, _, last in found], np.int64),
         )
+
+    def plus(self, name: str, spans: Iterable[tuple[int, int]]) -> Spans:
+        held = zip(self.who.tolist(), self.first.tolist(), self.last.tolist(), strict=True)
+        found = [(self.names[who], first, last) for who, first, last in held]
+        return Spans.of([*found, *((name, first, last) for first, last in spans)])
 
     def within(self, first_ms: int, last_ms: int) -> Spans:
         """Only what concerns these times."""
@@ -144,6 +151,10 @@ class BrokerView:
             self.routings.within(first_ms, last_ms),
             self.lost.within(first_ms, last_ms),
         )
+
+    def without(self, record: FilterMeta) -> BrokerView:
+        """What it knows if that cannot be read."""
+        return replace(self, lost=self.lost.plus(UNREAD, record.spans))
 
     def edges(self) -> Times:
         """The times at which any answer of this broker can change."""

@@ -61,6 +61,11 @@ class FilterMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return self.lo_ms <= self.hi_ms
 
     @property
+    def spans(self) -> Spans:
+        """All times it is for; the range may be among the others."""
+        return (*self.singles, (self.lo_ms, self.hi_ms)) if self.ranged else self.singles
+
+    @property
     def span_ms(self) -> int:
         return covered(self.lo_ms, self.hi_ms, self.singles)
 
