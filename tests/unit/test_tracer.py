@@ -43,7 +43,7 @@ def replied(effects: list[Effect]) -> list[tuple[int, str]]:
 
 def test_one_client_does_not_keep_the_others_waiting() -> None:
     made = make()
-    for _ in range(MAX_WAITING):
+    for _ in range(MAX_EACH + MAX_WAITING):
         assert ask(made, GREEDY) == []
     assert replied(ask(made, GREEDY)) == [(GREEDY, "unavailable")]
     assert ask(made, MODEST) == []
@@ -58,6 +58,22 @@ def test_one_client_does_not_keep_the_others_waiting() -> None:
     made.closed(GREEDY)
     assert made.next_deadline() is None
     assert made.tick(NOW_US + 10 * PACE_US) == []
+
+
+def test_as_many_wait_however_many_are_under_way() -> None:
+    """Those that a client asks for in one turn are no fewer than those it may ask for over many."""
+    tracking = make_tracking(TrackingConfig(cache_bytes=0), me=7, stored=(), changes=(), now_us=NOW_US)
+    tracking.published(bytes(MessageId(1, 7, NOW_US // 1000, 0)), NOW_US)
+    tracking.close(NOW_US + SECOND_US)  # on a disk that does not answer
+    made = make(tracking)
+    for _ in range(MAX_WAITING):
+        assert ask(made, GREEDY) == []
+    for _ in range(2 * MAX_EACH):
+        made.tick(NOW_US + 2 * SECOND_US)
+    assert made.metrics()["traces"] == MAX_EACH
+    for _ in range(MAX_EACH):
+        assert ask(made, GREEDY) == []
+    assert replied(ask(made, GREEDY)) == [(GREEDY, "unavailable")]
 
 
 def test_traces_that_are_much_work_begin_further_apart() -> None:

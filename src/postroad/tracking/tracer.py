@@ -21,7 +21,7 @@ from postroad.wire.frames import MAX_BODY_BYTES, Reply, Request, encode
 
 TRACE: Final = "trace"
 MAX_EACH: Final = 8  # traces of one connection that are under way at once,
-MAX_WAITING: Final = 64  # and that wait for their turn
+MAX_WAITING: Final = 64  # and further ones that wait for their turn
 PACE_US: Final = 5 * MILLISECOND_US  # from one trace that begins to the next,
 BURST_US: Final = MAX_EACH * PACE_US  # after a few at once;
 WORK_US: Final = 1  # and for each key and the like that they looked for, a few times what that takes
@@ -51,9 +51,10 @@ class Tracer:
             if set(message.arguments) != {"id"}:
                 raise UsageError("a trace takes one argument, the message's id")
             ids = parse_ids([message.arguments["id"]])
-            waiting = self._waiting.get(connection, ())
-            if len(waiting) >= MAX_WAITING:
-                raise UnavailableError(f"{len(waiting)} traces of this client wait for their turn: try again")
+            # Those that come in one turn all wait for its end, also the first few.
+            asked = len(self._waiting.get(connection, ())) + self._under_way()[connection]
+            if asked >= MAX_EACH + MAX_WAITING:
+                raise UnavailableError(f"{asked} traces of this client are under way or wait: try again")
         except PostroadError as error:
             reply = Reply(number=message.number, code=error.code, body=str(error))
             return [Send(connection, encode(reply))]
@@ -64,8 +65,12 @@ class Tracer:
         """The connection whose turn it is, None while there is no room for its traces."""
         if len(self._desk.traces) >= MAX_TRACES:
             return None
-        under_way = Counter(connection for connection, _ in self._askers.values())
+        under_way = self._under_way()
         return next((one for one in self._waiting if under_way[one] < MAX_EACH), None)
+
+    def _under_way(self) -> Counter[int]:
+        """How many of each connection."""
+        return Counter(connection for connection, _ in self._askers.values())
 
     def _begin(self, now_us: int) -> list[Effect]:
         connection = self._next()
