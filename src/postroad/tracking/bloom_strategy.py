@@ -340,7 +340,8 @@ class BloomTracking(Recorder):
         sizing = Sizing(
             shape._replace(n=max(1, shape.n // 2)) if when == LATE else shape,
             least=config.least_capacity,
-            persist_us=config.renew_us if when == LATE else config.persist_us,
+            # A late one that is full grows, to eight times its size: it has some room left instead.
+            persist_us=config.renew_us * 4 // 3 if when == LATE else config.persist_us,
             adaptive=config.adaptive or when == LATE,
         )
         opened = FilterHistory(
