@@ -403,7 +403,7 @@ class Broker:
         out += self._routing.close(now_us)
         if self._host is not None:
             out.append(Save(table=ENDS_TABLE, rows=self._routing.ends.rows(), tag=self._new_tag()))
-        out += self._tracer.close(now_us)
+        out += self._tracer.close(now_us, self._durable.untold_us)
         out += self._history.close(now_us)
         for connection in self._peers:
             out += self._links.refuse(connection, UnavailableError(SHUTTING_DOWN))

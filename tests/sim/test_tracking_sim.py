@@ -6,14 +6,21 @@ nothing, and a crash costs no more than one persistence interval.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.sim.test_rules import Broken
 
+from postroad.broker import Input
+from postroad.ids import is_history
+from postroad.overlay.effects import Effect
+from postroad.sim.process import Core
 from postroad.sim.scenario import Scenario
 from postroad.sim.tracking import QUICK, Histories, Inquirer
-from postroad.sim.world import World
+from postroad.sim.world import EPOCH_US, World
+from postroad.storage.effects import Append
 from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.strategies import Tracking
@@ -51,6 +58,48 @@ def test_traces_name_durable_subscribers_whatever_happens(seed: int, strategy: s
     assert outcome.durable_deliveries > 0
     assert scenario.trails is not None
     assert scenario.trails.receivers > 0
+    assert scenario.trails.verdicts["complete"] > 100
+
+
+class Watched(Broken):
+    """Tells when durable events are on their way to the disk."""
+
+    def __init__(self, core: Core, busy: Callable[[], None]) -> None:
+        super().__init__(core)
+        self._busy = busy
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
+        effects = super().handle(inputs, now_us)
+        if any(isinstance(one, Append) and not is_history(one.stream) for one in effects):
+            self._busy()
+        return effects
+
+
+@pytest.mark.parametrize("strategy", ["exact", "bloom"])
+def test_a_stop_in_good_order_while_the_disk_is_busy(strategy: str) -> None:
+    """Durable events reach the log after tracking has said that it is whole, and are sent seconds later."""
+    stops: list[int] = []
+
+    def busy(name: str) -> None:
+        world = scenario.world
+        if len(stops) < 4 and world.now_us >= (stops[-1] if stops else EPOCH_US) + 10 * SECOND_US:
+            stops.append(world.now_us)
+            world.after(1, scenario.processes[name].stop)
+            world.after(8 * SECOND_US, scenario.processes[name].start)
+
+    scenario = Scenario(
+        seed=1,
+        minutes=1.6,
+        brokers=3,
+        faults=False,
+        wrap=lambda core, name: Watched(core, lambda: busy(name)),
+        tracking=replace(QUICK, strategy=strategy),
+        durable=True,
+    )
+    outcome = scenario.run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert len(stops) == 4
+    assert scenario.trails is not None
     assert scenario.trails.verdicts["complete"] > 100
 
 

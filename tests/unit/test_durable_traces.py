@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_stop import stop
 from tests.unit.test_durable_subscribers import Reader
+from tests.unit.test_tracking_bounds import Disk
 from tests.unit.test_tracking_broker import trace
 
 from postroad.broker import Broker
 from postroad.config import BrokerConfig, Identity
 from postroad.durable.subscriptions import SUBSCRIPTIONS
-from postroad.tracking.effects import TrackingEffect
+from postroad.tracking.attachment_log import Change
+from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
+from postroad.tracking.record import FilterMeta
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import SECOND_US
@@ -30,6 +34,7 @@ class TracedNet(DurableNet):
     def start(self, at: int) -> None:
         self.boots[at] += 1
         self.disks[at].waiting.clear()
+        stored, changes = self.history(at)
         self.brokers[at] = Broker(
             BrokerConfig(tracking=self.tracking_config, durable=self.config.durable),
             Identity(
@@ -42,11 +47,15 @@ class TracedNet(DurableNet):
             draw=random.Random(at).randrange,
             now_us=self.now_us,
             tracking=make_tracking(
-                self.tracking_config, me=at + 1, stored=(), changes=(), now_us=self.now_us
+                self.tracking_config, me=at + 1, stored=stored, changes=changes, now_us=self.now_us
             ),
             stored=self.disks[at].stored(),
         )
         self.give(at, [])
+
+    def history(self, at: int) -> tuple[list[FilterMeta], list[Change]]:  # noqa: ARG002
+        """What the processes before stored of it."""
+        return [], []
 
     def perform(self, at: int, effects: list[Any]) -> None:
         super().perform(at, [effect for effect in effects if not isinstance(effect, TrackingEffect)])
@@ -114,3 +123,64 @@ def test_nobody_takes_the_name_of_a_plain_subscription(settings: dict[str, str],
     assert plain.got() == ["a", "b"]
     assert len(receivers(trace(publisher, plain.batches[1].id(0)))) == 1
     net.wait(5)
+
+
+class KeptNet(TracedNet):
+    """Brokers that store what they track, at once."""
+
+    def __init__(self, count: int, links: list[tuple[int, int]], strategy: str) -> None:
+        self.histories = [Disk() for _ in range(count)]
+        super().__init__(count, links, strategy)
+
+    def history(self, at: int) -> tuple[list[FilterMeta], list[Change]]:
+        return self.histories[at].metas, self.histories[at].changes
+
+    def perform(self, at: int, effects: list[Any]) -> None:
+        for effect in effects:
+            if isinstance(effect, Keep):
+                self.histories[at].keep(effect.effects)
+            elif isinstance(effect, ReadFilters):
+                found = {one: self.histories[at].records.get(one, b"") for one in effect.sequences}
+                self.queue.append((at, [FiltersRead(tag=effect.tag, records=found)]))
+        super().perform(at, effects)
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("late_s", [0, 60])
+@pytest.mark.parametrize("then", ["goes on", "stops before the log is read", "dies"])
+def test_what_reaches_the_log_after_a_stop_in_good_order_is_traced(
+    strategy: str, late_s: int, then: str
+) -> None:
+    """T4: appends that are under way when a broker stops are done before it ends, but nobody is told of them
+    any more; the next process records them, or the one after that."""
+    net = KeptNet(2, [(0, 1)], strategy)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "before"))
+    net.slow.add(0)
+    publisher.send(publisher.durable("t", "x"))
+    net.wait(late_s)
+    stop(net, 0)
+    net.wait(60)
+    if then != "goes on":
+        if then != "dies":
+            net.slow.add(0)
+        net.start(0)
+        net.wait(1)
+        if then == "dies":
+            net.kill(0)
+        else:
+            stop(net, 0)
+        net.wait(60)
+    net.start(0)
+    net.link(0, 1)
+    net.wait(2)
+    assert reader.got() == ["before", "x"]
+    for batch in reader.batches:
+        found = trace(DurableClient(net, 1), batch.id(0))
+        # A process that dies after it recorded something of another time does not know what else it did then.
+        assert found["verdict"] == "complete" or then == "dies"
+        assert found["origin"] == "b0"
+        assert receivers(found) == [("s", "b1")]
+        assert all(one["doubt"] < 1e-3 for one in [*found["route"], *found["receivers"]])

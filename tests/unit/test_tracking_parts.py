@@ -36,6 +36,7 @@ from postroad.tracking.planner import (
 from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.skew import SkewCheck
+from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import parse_ids
 from postroad.tracking.verdict import Delivered, RouteStep, TraceResult
@@ -141,6 +142,34 @@ def test_what_is_recorded_again_at_a_start_is_wanted_again_if_that_process_dies_
     log += held.stopped(11 * SECOND_US)
     ended, _ = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=12 * SECOND_US)
     assert ended.unrecorded_us is None
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_stop_says_since_when_events_are_not_recorded(anew: bool) -> None:
+    """T4: those on their way to the log. What the next process records of them is wanted again if it dies."""
+    held, log = started(SECOND_US)
+    log += held.stopped(9 * SECOND_US, 3 * SECOND_US)
+    held, news = AttachmentMap.restored(log, last_stored_us=8 * SECOND_US, now_us=20 * SECOND_US)
+    assert (held.unrecorded_us, held.lost) == (3 * SECOND_US, [])
+    log = list(held.snapshot(20 * SECOND_US)) if anew else log + news
+    again, _ = AttachmentMap.restored(log, last_stored_us=0, now_us=40 * SECOND_US)
+    assert again.unrecorded_us == 3 * SECOND_US
+    stored, _ = AttachmentMap.restored(log, last_stored_us=30 * SECOND_US, now_us=40 * SECOND_US)
+    assert stored.unrecorded_us == 30 * SECOND_US
+
+
+def test_a_process_that_does_not_track_passes_on_what_is_not_recorded(tmp_path: Path) -> None:
+    held, log = started(SECOND_US)
+    store = TrackingStore(tmp_path, sync=False)
+    store.load()
+    record = encode_changes([*log, *held.stopped(9 * SECOND_US, 3 * SECOND_US)])
+    store.apply([StoreAttachments(record=record)])
+    for now_us in (20 * SECOND_US, 30 * SECOND_US):
+        TrackingStore(tmp_path, sync=False).untracked(now_us)
+    changes = TrackingStore(tmp_path, sync=False).load().changes
+    tracked, _ = AttachmentMap.restored(changes, last_stored_us=0, now_us=40 * SECOND_US)
+    assert tracked.unrecorded_us == 3 * SECOND_US
+    assert tracked.lost == [(20 * SECOND_US, 40 * SECOND_US)]
 
 
 def test_a_long_catch_up_costs_few_changes() -> None:

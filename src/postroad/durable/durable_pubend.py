@@ -577,6 +577,14 @@ class DurablePubend:
     def recovered(self) -> bool:
         return self._recovering is None
 
+    @property
+    def untold(self) -> int | None:
+        """Events above this tick are on disk, or may come there, and were not handed out; None: all were."""
+        if not self.recovered:
+            return self._again
+        first = next(iter(self._staged.values()), None)
+        return None if first is None else max(first.segment.start, self.start)
+
     # ---- inspection
 
     @property

@@ -396,6 +396,13 @@ class DurablePublishing:
         """The process ends."""
         return [effect for pubend in self._pubends.values() for effect in pubend.close()]
 
+    @property
+    def untold_us(self) -> int | None:
+        """The log has, or may have, events since then of which neither `room.spread` nor `room.recovered` was
+        told; None if there are none."""
+        found = [pubend.untold for number, pubend in self._pubends.items() if number != HISTORY]
+        return min((tick for tick in found if tick is not None), default=None)
+
     def next_deadline(self) -> int | None:
         return self._tick_at if self._pubends else None
 

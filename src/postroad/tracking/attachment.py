@@ -113,7 +113,7 @@ class AttachmentMap:
         self._clock_us = 0  # the latest that the clock was seen at
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
         self._unwritten: list[Noted] = []  # likewise, of any times: what a disk lost, or was handled late
-        # What the process before this one recorded since then may have died with it; None if nothing did.
+        # What happened since then, before this process began, may not be recorded; None if all is.
         self.unrecorded_us: int | None = None
 
     @classmethod
@@ -145,17 +145,20 @@ class AttachmentMap:
         """
         made = cls()
         running_us: int | None = None  # when the last process began, if it has not said goodbye
+        unrecorded_us = 0  # what it said of that
         seen_us = 0  # the latest that its clock was seen at
         for change in changes:
             made._apply(change)
             if change.what in ("start", "stop"):
                 running_us = change.at_us if change.what == "start" else None
+                unrecorded_us = change.until_us
             if change.what == "start" and change.who != SNAPSHOT:
                 seen_us = change.at_us
             elif change.what in ("start", "attach", "settled"):
                 seen_us = max(seen_us, change.at_us)
         if running_us is None:
             news = made._end_all(now_us)
+            made.unrecorded_us = unrecorded_us or None
         else:
             lost_us = max(running_us, last_stored_us, made.settled_us)
             seen_us = max(seen_us, lost_us)
@@ -163,22 +166,28 @@ class AttachmentMap:
             until_us = now_us if seen_us <= now_us else seen_us + 2 * again_us + LATE_ROUND_US
             made.unrecorded_us = min(lost_us, now_us)
             # What a process recorded again at its start is lost with it if it stored nothing after that.
-            for from_us, to_us in reversed(made._crashes):
-                if to_us < made.unrecorded_us:
-                    break
-                made.unrecorded_us = min(from_us, made.unrecorded_us)
+            if unrecorded_us and lost_us == running_us:
+                made.unrecorded_us = min(unrecorded_us, made.unrecorded_us)
             news = made._end_all(until_us)
             news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=until_us)))
             for one in made._handled:
                 if one.noted_us >= lost_us - again_us:
                     news += made.lose(one.at_us, one.until_us, now_us)
-        started = Change(what="start", at_us=now_us, kind=routing, promise=promise, sequence=sequence)
+        started = Change(
+            what="start",
+            at_us=now_us,
+            kind=routing,
+            until_us=made.unrecorded_us or 0,
+            promise=promise,
+            sequence=sequence,
+        )
         news.append(made._apply(started))
         return made, news
 
-    def stopped(self, now_us: int) -> list[Change]:
-        """The process ends in order, with everything stored."""
-        return [*self._end_all(now_us), self._apply(Change(what="stop", at_us=now_us))]
+    def stopped(self, now_us: int, unrecorded_us: int | None = None) -> list[Change]:
+        """The process ends in order, with everything stored that is recorded."""
+        stop = Change(what="stop", at_us=now_us, until_us=unrecorded_us or 0)
+        return [*self._end_all(now_us), self._apply(stop)]
 
     def _end_all(self, now_us: int) -> list[Change]:
         news: list[Change] = []
@@ -487,6 +496,7 @@ class AttachmentMap:
             at_us=start_us,
             kind=routings[-1][1],
             who=SNAPSHOT,
+            until_us=self.unrecorded_us or 0,
             promise=self._promise,
             sequence=self._sequence,
         )

@@ -395,14 +395,14 @@ class BloomTracking(Recorder):
             deadline_us = min(deadline_us, self._pages[0].first_us + self._hold_us)
         return deadline_us if self._page is None else min(deadline_us, self._page.ends_us)
 
-    def close(self, now_us: int) -> list[TrackingEffect]:
+    def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:
         self._add_pages()
         for history in self._histories.values():
             self._keep(history.flush(now_us))
         self._histories.clear()
         self._due.clear()
         self._waiting.clear()
-        return self._stop(now_us)
+        return self._stop(now_us, unrecorded_us)
 
     # ---- looking up
 

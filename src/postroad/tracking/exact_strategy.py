@@ -146,9 +146,9 @@ class ExactTracking(Recorder):
             return self._expire_us
         return min(self._opened_us + self._config.persist_us, self._expire_us)
 
-    def close(self, now_us: int) -> list[TrackingEffect]:
+    def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:
         self._flush(now_us)
-        return self._stop(now_us)
+        return self._stop(now_us, unrecorded_us)
 
     # ---- looking up
 

@@ -113,12 +113,12 @@ class Recorder(Lookup):
     def unlinked(self, neighbour: int, now_us: int) -> None:
         self._changed(self._map.detached(NEIGHBOUR, str(neighbour), now_us))
 
-    def _stop(self, now_us: int) -> list[TrackingEffect]:
+    def _stop(self, now_us: int, unrecorded_us: int | None) -> list[TrackingEffect]:
         """The process ends in order, with everything stored: that is said once it is."""
         if self._rewrite_us is not None:
             self._rewrite_map()
         out = self._collect(now_us)
-        stopped = encode_changes(self._map.stopped(now_us))
+        stopped = encode_changes(self._map.stopped(now_us, unrecorded_us))
         return [*out, StoreAttachments(record=stopped, last=True)]
 
     def _changed(self, changes: list[Change]) -> None:

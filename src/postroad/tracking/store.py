@@ -234,10 +234,13 @@ class TrackingStore:
         so that nobody takes its time for one in which nothing happened."""
         try:
             loaded = self.load()
-            said = (one.what for one in reversed(loaded.changes) if one.what in ("start", "stop"))
-            if next(said, "stop") == "stop":
+            said = (one for one in reversed(loaded.changes) if one.what in ("start", "stop"))
+            last = next(said, Change(what="stop", at_us=0))
+            if last.what == "stop":
                 sequence = max((meta.sequence for meta in loaded.filters), default=0)
-                started = Change(what="start", at_us=now_us, promise=Promise(), sequence=sequence)
+                started = Change(
+                    what="start", at_us=now_us, until_us=last.until_us, promise=Promise(), sequence=sequence
+                )
                 self._say(encode_changes([started]))
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be used: {error}") from error

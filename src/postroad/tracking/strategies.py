@@ -53,8 +53,9 @@ class Tracking(Protocol):
     def not_kept(self, item: NotKept, now_us: int) -> None:
         """The driver could not do these: what they held is lost, and that is to be known."""
 
-    def close(self, now_us: int) -> list[TrackingEffect]:
-        """The process ends: everything that is not stored yet."""
+    def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:
+        """The process ends: everything that is not stored yet. Events that are synced since then may not be
+        recorded; None if all are."""
 
     def answer(
         self, question: TraceQuestion, records: Mapping[int, bytes]
@@ -77,7 +78,7 @@ class Tracking(Protocol):
 
     @property
     def unrecorded_us(self) -> int | None:
-        """What was recorded since then may have died with the process before; None if nothing did."""
+        """What happened since then, before this process began, may not be recorded; None if all is."""
 
     def attachment_parts(self, now_us: int) -> Iterator[bytes]:
         """The whole attachment map of this moment as encoded changes: all that `tick` returned until now.
@@ -128,7 +129,7 @@ class NoTracking:
     def not_kept(self, item: NotKept, now_us: int) -> None:
         pass
 
-    def close(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
+    def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:  # noqa: ARG002
         return []
 
     def answer(

@@ -111,9 +111,9 @@ class Tracer:
         # After all questions, which may fill filters: whoever reads those in this turn finds them kept.
         return _kept(self.tracking.tick(now_us)) + effects
 
-    def close(self, now_us: int) -> list[Effect]:
-        """The process ends: keep all that is not kept yet."""
-        return _kept(self.tracking.close(now_us))
+    def close(self, now_us: int, unrecorded_us: int | None) -> list[Effect]:
+        """The process ends: keep all that is not kept yet. The log may have more events since then."""
+        return _kept(self.tracking.close(now_us, unrecorded_us))
 
     def next_deadline(self) -> int | None:
         if not self._desk.busy and not self._waiting:
