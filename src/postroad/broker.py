@@ -76,6 +76,10 @@ from postroad.wire.frames import (
 __all__ = ["Broker", "Closed", "DialFailed", "Input", "Opened", "Received"]
 
 MAX_STATUS_ROWS: Final = 1_000
+SET_BACK: Final = (
+    "others know this broker from a start of which its data folder knows nothing, so that is of a backup:"
+    " what it did since then is lost"
+)
 COUNTERS: Final = ("bytes_in_total", "frames_in_total", "refused_frames_total", "turns_total")
 
 
@@ -108,7 +112,9 @@ class Broker:
         me = identity.number
         tables = {} if stored is None else stored.tables
         self._publishers = Publishers(identity)
-        self._topology = Topology(me=me, node=identity.node, name=identity.name, boot=identity.boot)
+        self._topology = Topology(
+            me=me, node=identity.node, name=identity.name, boot=identity.boot, before=identity.before
+        )
         self._links = self._make_links(draw)
         for address in config.dial:
             self._links.dial(address, now_us)
@@ -370,6 +376,9 @@ class Broker:
         own = self._topology.take_own()
         if own is not None:
             self._flooding.topology((own,))
+        if self._topology.take_set_back():
+            self._tracer.tracking.set_back(now_us)
+            self._out.append(Note("warning", SET_BACK))
         for gone in self._topology.take_gone():
             self._interest.forget(gone)
             self._out += self._routing.forget_origin(gone, now_us)

@@ -41,6 +41,7 @@ class Identity:
     name: str
     boot: int  # higher at every start, also after one of a folder that was restored from a backup
     starts: int  # how many there were, with this one
+    before: int | None = None  # the boot number before this one, 0 at the first start; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
 import pytest
-from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.unit.test_durable_broker import DurableClient, DurableNet, MemoryDisk
 from tests.unit.test_durable_stop import stop
 from tests.unit.test_durable_subscribers import Reader
 from tests.unit.test_tracking_bounds import Disk
@@ -28,6 +29,7 @@ class TracedNet(DurableNet):
     """Disks in memory; tracking stores nothing within a test."""
 
     def __init__(self, count: int, links: list[tuple[int, int]], strategy: str, **settings: Any) -> None:
+        self.before: dict[int, int] = {}  # the boot that a backup knows of, where one was put back
         self.tracking_config = TrackingConfig(strategy=strategy, persist_us=3_600 * SECOND_US, **settings)
         super().__init__(count, links)
 
@@ -43,6 +45,7 @@ class TracedNet(DurableNet):
                 name=f"b{at}",
                 boot=self.boots[at],
                 starts=self.boots[at],
+                before=self.before.pop(at, self.boots[at] - 1),
             ),
             draw=random.Random(at).randrange,
             now_us=self.now_us,
@@ -184,3 +187,52 @@ def test_what_reaches_the_log_after_a_stop_in_good_order_is_traced(
         assert found["origin"] == "b0"
         assert receivers(found) == [("s", "b1")]
         assert all(one["doubt"] < 1e-3 for one in [*found["route"], *found["receivers"]])
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("restored", [0, 1, 2])
+def test_a_broker_that_is_restored_from_a_backup_knows_that_it_does_not_know(
+    strategy: str, restored: int
+) -> None:
+    """T4: what it did since then is gone, and its last word was that nothing happened after it."""
+    net = KeptNet(3, [(0, 1), (1, 2)], strategy)
+
+    def message() -> bytes:
+        """From the first broker to the last."""
+        writer, reader = DurableClient(net, 0), DurableClient(net, 2)
+        reader.subscribe(1, "t")
+        net.wait(1)
+        writer.publish("t", "x")
+        identity = reader.batches[0].id(0)
+        found = trace(DurableClient(net, 0), identity)
+        assert found["verdict"] == "complete"
+        assert [step["broker"] for step in found["route"]] == ["b0", "b1", "b2"]
+        return identity
+
+    def stopped() -> tuple[MemoryDisk, Disk, int]:
+        stop(net, restored)
+        return copy.deepcopy((net.disks[restored], net.histories[restored], net.boots[restored]))
+
+    def go_on() -> None:
+        net.wait(5)
+        net.start(restored)
+        for one, other in [(0, 1), (1, 2)]:
+            if restored in (one, other):
+                net.link(one, other)
+        net.wait(5)
+
+    before = message()
+    net.wait(5)
+    backup = stopped()
+    go_on()
+    since = message()
+    stopped()
+    net.disks[restored], net.histories[restored], net.before[restored] = backup
+    go_on()
+    for asked in range(3):
+        found = trace(DurableClient(net, asked), since)
+        assert found["verdict"] == "partial"
+        assert f"b{restored}: its record of that time is not whole" in str(found)
+        assert len(found["route"]) >= 2, "what the others know"
+        assert trace(DurableClient(net, asked), before)["verdict"] == "complete"
+    message()

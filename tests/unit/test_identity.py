@@ -54,7 +54,7 @@ def test_boot_numbers_do_not_go_back_with_a_folder(tmp_path: Path) -> None:
     shutil.rmtree(data)
     backup.rename(data)
     restored = started_at(data, 2001)
-    assert (restored.boot, restored.starts) == (2001, 2)
+    assert (restored.boot, restored.starts, restored.before) == (2001, 2, 1000)
 
 
 def test_boot_numbers_whatever_the_clock_says(tmp_path: Path) -> None:

@@ -182,6 +182,34 @@ def test_a_time_without_tracking_is_not_taken_for_silence(tmp_path: Path, ending
     assert bool(finding(50).lost) is (ending == "died")
 
 
+def test_who_puts_a_backup_back_can_say_so(tmp_path: Path) -> None:
+    """docs/operations.md: `echo >>` the log. What happened between the backup and now is not known."""
+    hour_us, began_us = 3_600 * SECOND_US, 1_700_000_000 * SECOND_US
+
+    def process(at_us: int) -> tuple[TrackingStore, Tracking]:
+        store = TrackingStore(tmp_path, sync=False)
+        loaded = store.load()
+        made = make_tracking(
+            TrackingConfig(), me=7, stored=loaded.filters, changes=loaded.changes, now_us=at_us
+        )
+        store.apply(made.tick(at_us))
+        return store, made
+
+    store, first = process(began_us)
+    first.published(bytes(MessageId(5, 7, began_us // 1000, 0)), began_us)
+    for at_us in range(began_us, began_us + 60 * SECOND_US, SECOND_US):
+        store.apply(first.tick(at_us))
+    store.apply(first.close(began_us + 10 * hour_us))
+    with (tmp_path / LOG).open("a") as file:
+        file.write("\n")
+    _, last = process(began_us + 20 * hour_us)
+    lost = []
+    for hours in (1, 8, 11, 19, 21):
+        item = TraceItem(id=bytes(MessageId(5, 7, (began_us + hours * hour_us) // 1000, 0)), origin=7)
+        lost.append(last.answer(TraceQuestion(items=(item,)), {})[0].findings[0].lost != "")
+    assert lost == [False, False, True, True, False]
+
+
 def test_the_map_is_read_as_widely_as_it_was_written(tmp_path: Path) -> None:
     """T11: jitter is less than it was: who came three seconds after a message had it all the same."""
     now_us = 1_700_000_000 * SECOND_US

@@ -157,25 +157,41 @@ class Topology:
 
     __slots__ = (
         "_ads",
+        "_before",
+        "_boot",
         "_cache",
         "_costs",
         "_dirty",
         "_expire_us",
         "_gone",
         "_me",
+        "_set_back",
         "_sweep_at_us",
         "_unreachable_since",
         "contested",
         "generation",
     )
 
-    def __init__(self, *, me: int, node: bytes, name: str, boot: int, expire_us: int = EXPIRE_US) -> None:
+    def __init__(
+        self,
+        *,
+        me: int,
+        node: bytes,
+        name: str,
+        boot: int,
+        before: int | None = None,
+        expire_us: int = EXPIRE_US,
+    ) -> None:
+        """`before`: the last boot that this broker knows of."""
         own = Advertisement(broker=me, node=node, name=name, boot=boot, sequence=1, neighbours=(), pubends=())
         try:
             check_advertisement(own)
         except PeerError as error:
             raise UsageError(f"this broker cannot advertise itself: {error}") from None
         self._me = me
+        self._boot = boot
+        self._before = boot if before is None else before
+        self._set_back = False  # others know of a boot in between, or above
         # broker -> newest advertisement known, own included; of two node ids under one number the lower
         self._ads: dict[int, Advertisement] = {me: own}
         # broker -> its neighbours and costs: the same as in _ads, for lookup
@@ -249,9 +265,20 @@ class Topology:
         own = self._ads[self._me]
         if ad.node != own.node:
             self.contested = ad.node
-        elif (ad.boot, ad.sequence) >= (own.boot, own.sequence) and ad != own:
+            return
+        outranked = (ad.boot, ad.sequence) >= (own.boot, own.sequence) and ad != own
+        if outranked:
             self._store(_above(own, ad))
             self._dirty = True
+        if outranked or self._before < ad.boot < self._boot:
+            self._set_back = True
+            self._before = self._boot  # it is known now
+
+    def take_set_back(self) -> bool:
+        """Whether it was found since this was last asked that this broker has said things of which it knows
+        nothing: its data went back in time."""
+        found, self._set_back = self._set_back, False
+        return found
 
     def _store(self, ad: Advertisement) -> None:
         old = self._ads.get(ad.broker)

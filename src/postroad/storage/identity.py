@@ -111,7 +111,9 @@ class DataFolder:
                 row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0, 0)
                 database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?, ?)", row)
             boot, starts = max(row[3] + 1, min(now_s, LAST_CLOCK)), row[4] + 1
-            identity = Identity(number=row[0], node=row[1], name=name or row[2], boot=boot, starts=starts)
+            identity = Identity(
+                number=row[0], node=row[1], name=name or row[2], boot=boot, starts=starts, before=row[3]
+            )
             if identity.boot > MAX_BOOT:
                 raise StorageError(f"{self.path} has no boot number left; begin with a new data folder")
             database.execute(

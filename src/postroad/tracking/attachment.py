@@ -37,7 +37,8 @@ from postroad.units import MIB, MILLISECOND_US, SECOND_US
 SUBSCRIBER: Final = "subscriber"
 NEIGHBOUR: Final = "neighbour"
 LOST: Final = (
-    "its record of that time is not whole: a process died, or the disk failed, or nothing was tracked"
+    "its record of that time is not whole: a process died, or the disk failed, or nothing was tracked,"
+    " or it is of a backup"
 )
 GROUP: Final = "group"  # a set of subscribers that is recorded with one key
 AHEAD: Final = "ahead"  # the kind of a `handled` of long ago, of times ahead of the clock
@@ -93,6 +94,7 @@ class AttachmentMap:
         "begins_us",
         "forgot_us",
         "settled_us",
+        "stopped_us",
         "unrecorded_us",
         "widest",
     )
@@ -115,6 +117,7 @@ class AttachmentMap:
         self._unwritten: list[Noted] = []  # likewise, of any times: what a disk lost, or was handled late
         # What happened since then, before this process began, may not be recorded; None if all is.
         self.unrecorded_us: int | None = None
+        self.stopped_us: int | None = None  # when the process before this one stopped in order, if it did
 
     @classmethod
     def of(cls, changes: Iterable[Change]) -> AttachmentMap:
@@ -151,6 +154,7 @@ class AttachmentMap:
             made._apply(change)
             if change.what in ("start", "stop"):
                 running_us = change.at_us if change.what == "start" else None
+                made.stopped_us = change.at_us if change.what == "stop" else None
                 unrecorded_us = change.until_us
             if change.what == "start" and change.who != SNAPSHOT:
                 seen_us = change.at_us

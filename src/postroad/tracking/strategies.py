@@ -80,6 +80,9 @@ class Tracking(Protocol):
     def unrecorded_us(self) -> int | None:
         """What happened since then, before this process began, may not be recorded; None if all is."""
 
+    def set_back(self, now_us: int) -> None:
+        """What is stored is of a backup: there were processes after it of which nothing is known."""
+
     def attachment_parts(self, now_us: int) -> Iterator[bytes]:
         """The whole attachment map of this moment as encoded changes: all that `tick` returned until now.
         They are made as they are taken."""
@@ -154,6 +157,9 @@ class NoTracking:
     @property
     def unrecorded_us(self) -> int | None:
         return None
+
+    def set_back(self, now_us: int) -> None:
+        pass
 
     def attachment_parts(self, now_us: int) -> Iterator[bytes]:  # noqa: ARG002
         return iter(())
