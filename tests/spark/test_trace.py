@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,22 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.networks import World
 from tests.spark.test_paths import COARSE, FINE, as_row, same, unknown
+from tests.unit.test_tracking_bounds import NOW_US, Disk
+from tests.unit.test_tracking_bounds import identity as identity_of
 
 from postroad.errors import UsageError
 from postroad.ids import MessageId
+from postroad.spark import rows
 from postroad.spark import trace as bulk_trace
 from postroad.spark.compact import compact
 from postroad.spark.lake import Lake
 from postroad.spark.trace import read_ids, trace
 from postroad.spark.views import UNREAD
+from postroad.tracking.attachment_log import decode_changes
+from postroad.tracking.bulletins import running_number
+from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
+from postroad.units import SECOND_US
 
 
 def lake_of(spark: SparkSession, path: Path, world: World) -> Lake:
@@ -127,6 +135,44 @@ def test_what_is_damaged_is_missing_at_its_broker(spark: SparkSession, tmp_path:
             assert row["missing"] == [{"broker": "b2", "why": UNREAD}]
         assert any(row["origin"] == "b1" for row in rows.values())
         compact(lake, "filters")
+
+
+def test_what_a_broker_did_before_a_backup_was_put_back(spark: SparkSession, tmp_path: Path) -> None:
+    """P5: the lake has filters of a time of which the broker knows nothing any more, nor who was there."""
+    config, disk = TrackingConfig(), Disk()
+    disk.keep(disk.start(NOW_US, config).close(NOW_US + SECOND_US))
+    backup = copy.deepcopy(disk)
+    told: list[pa.Table] = []
+
+    def life(disk: Disk, boot: int, who: str) -> tuple[bytes, bytes]:
+        began_us = NOW_US + 100 * boot * SECOND_US
+        tracking = disk.start(began_us, config)
+        tracking.resume_after(running_number(boot, 0))
+        whole = decode_changes(b"".join(tracking.attachment_parts(began_us)))[0]
+        told.append(rows.attachments(1, "a", running_number(boot, 1), whole, whole=True))
+        said = len(disk.log)
+        tracking.attached(who, began_us + SECOND_US)
+        ids = identity_of(began_us + 2 * SECOND_US), identity_of(began_us + 40 * SECOND_US)
+        for one, at_us in zip(ids, (began_us + 2 * SECOND_US, began_us + 40 * SECOND_US), strict=True):
+            tracking.published(one, at_us)
+            tracking.delivered(1, (who,), one, at_us)
+            disk.keep(tracking.tick(at_us + 15 * SECOND_US))
+        disk.keep(tracking.close(began_us + 60 * SECOND_US))
+        changes = decode_changes(disk.log[said:])[0]
+        told.append(rows.attachments(1, "a", running_number(boot, 2), changes, whole=False))
+        return ids
+
+    gone, since = life(disk, 5, "s"), life(backup, 6, "s2")
+    later = life(backup, 7, "s3")
+    records = [(decode_meta(one), one) for one in [*disk.records.values(), *backup.records.values()]]
+    lake = Lake(spark, tmp_path / "lake")
+    lake.append("filters", spark.createDataFrame(rows.filters(1, "a", records)), "land-1")
+    lake.append("attachments", spark.createDataFrame(pa.concat_tables(told)), "land-1")
+    found = rows_of(lake, ids_file(tmp_path / "ids", [*gone, *since, *later]), config)
+    verdicts = [found[str(MessageId.from_bytes(one))]["verdict"] for one in (*gone, *since, *later)]
+    assert verdicts == ["partial"] * 2 + ["complete"] * 4
+    for one in gone:
+        assert found[str(MessageId.from_bytes(one))]["route"], "what the lake still has"
 
 
 @pytest.mark.parametrize(("brokers", "messages"), [(3, 50), pytest.param(4, 150, marks=pytest.mark.soak)])

@@ -68,6 +68,7 @@ class Shipped:
         return FilterShipping(
             table="history",
             author=Author(broker=ME, name="b7"),
+            boot=0,
             publisher=9,
             press=cast(Press, self.press),
             tracking=self.tracking,

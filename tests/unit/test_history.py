@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -472,6 +473,33 @@ def test_a_restart_begins_anew_and_says_what_is_acknowledged() -> None:
     assert [change.what for change in changes if change.what in ("lost", "start")][:2] == ["start", "lost"]
     assert links(again, 0)[0].boot == 2
     assert not reported(again, 0, "s")
+
+
+def test_sequences_are_not_given_out_again_after_a_backup_is_put_back() -> None:
+    """P4: a state of the new line would else replace a filter of the old one, in a lake that has both."""
+    net = HistoryNet(2, [(0, 1)])
+    pipeline = Reader(net, 1)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(2)
+
+    def live() -> None:
+        for _ in range(3):
+            Client(net, 0).publish("t", "x")
+            net.wait(2 * PERSIST_S)
+
+    live()
+    backup = copy.deepcopy((net.disks[0], net.folders[0]))
+    live()
+    before = filters([pipeline], 0)
+    net.kill(0)
+    net.disks[0], net.folders[0] = backup
+    net.start(0)
+    net.link(0, 1)
+    live()
+    found = filters([pipeline], 0)  # each comes once, or this says so
+    assert len(before) > 4
+    assert len(found) > len(before) + 2
+    assert min(set(found) - set(before)) > max(before)
 
 
 def test_a_failing_disk_drops_counts_says_and_makes_good() -> None:

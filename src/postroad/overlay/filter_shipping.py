@@ -21,7 +21,7 @@ from postroad.ids import IdSource
 from postroad.overlay.effects import Effect
 from postroad.overlay.press import Press
 from postroad.storage.effects import Save, Saved, SaveFailed, StorageInput
-from postroad.tracking.bulletins import Author, Bulletin, filter_bulletins
+from postroad.tracking.bulletins import Author, Bulletin, filter_bulletins, running_number
 from postroad.tracking.effects import FiltersRead, ReadFilters
 from postroad.tracking.record import decode_meta
 from postroad.tracking.strategies import Tracking
@@ -51,6 +51,7 @@ class FilterShipping:
         *,
         table: str,
         author: Author,
+        boot: int,
         publisher: int,
         press: Press,
         tracking: Tracking,
@@ -73,7 +74,8 @@ class FilterShipping:
         self._retry_us = 0
         if ROW in rows:
             self._mark = read_mark(rows[ROW])
-        tracking.resume_after(self._last)
+        # What was published before a backup was put back is not known here: each start has its own sequences.
+        tracking.resume_after(max(self._last, running_number(boot, 0)))
 
     @property
     def _last(self) -> int:

@@ -101,6 +101,7 @@ class History:
         self._filters = FilterShipping(
             table=TABLE,
             author=author,
+            boot=boot,
             publisher=filters_publisher,
             press=press,
             tracking=tracking,

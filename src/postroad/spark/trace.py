@@ -15,7 +15,7 @@ second, smaller pass has groups of all origins for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,7 +32,7 @@ from postroad.spark.rows import change
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
-from postroad.tracking.attachment_log import Change
+from postroad.tracking.attachment_log import DISK, SNAPSHOT, Change
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig
 
@@ -136,8 +136,8 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     views: dict[int, BrokerView] = {}
     said: dict[str, list[Change]] = {}
     names: dict[str, str] = {}
-    by_broker = ((text, _landed_from(list(told))) for text, told in groupby(rows, lambda row: row.broker))
-    landed = {text: at_us for text, at_us in by_broker if at_us is not None}
+    by_broker = {text: list(told) for text, told in groupby(rows, lambda row: row.broker)}
+    landed = {text: _landed_from(told) for text, told in by_broker.items()}
     for row in rows:
         if row.whole and row.position == 0:
             said[row.broker] = []
@@ -148,10 +148,10 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
         views[number] = BrokerView.of(
             number,
             names[text],
-            changes,
+            [*_set_back(by_broker[text]), *changes],
             config=config,
             stored_us=stored.get(text, 0),
-            landed_us=landed.get(text, FOREVER),
+            landed_us=landed[text] or FOREVER,
             told_us=told.get(text, 0),
         )
     return NetworkView(views, config), totals
@@ -166,6 +166,20 @@ def _landed_from(told: Sequence[Any]) -> int | None:
     if rest and rest[0].number == whole[0].number:
         return next((int(row.at_us) for row in rest if row.what == "start"), None)
     return int(heads[-1].at_us) if heads else None
+
+
+def _set_back(told: Sequence[Any]) -> Iterator[Change]:
+    """What is lost of a broker that went on from a backup: a process of it told its map after the one had
+    stopped that the next knows as the last before it."""
+    before_us = 0
+    for _, rows in groupby(told, lambda row: row.number >> 32):
+        start = next((row for row in rows if row.what == "start" and row.who == SNAPSHOT), None)
+        if start is None:
+            continue
+        stopped_us = start.noted_us or 0
+        if 0 < stopped_us < before_us:
+            yield Change(what="lost", kind=DISK, at_us=stopped_us, until_us=start.at_us, noted_us=start.at_us)
+        before_us = start.at_us
 
 
 def _bucket_ms(totals: Sequence[Any]) -> int:

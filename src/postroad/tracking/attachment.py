@@ -182,6 +182,7 @@ class AttachmentMap:
             at_us=now_us,
             kind=routing,
             until_us=made.unrecorded_us or 0,
+            noted_us=made.stopped_us or 0,
             promise=promise,
             sequence=sequence,
         )
@@ -501,6 +502,7 @@ class AttachmentMap:
             kind=routings[-1][1],
             who=SNAPSHOT,
             until_us=self.unrecorded_us or 0,
+            noted_us=self.stopped_us or 0,
             promise=self._promise,
             sequence=self._sequence,
         )

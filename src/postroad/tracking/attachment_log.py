@@ -46,12 +46,12 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     what: attach or detach (who, at), late (who, message times from at to until, noted then), start and stop
     of the process (at; durable events since until may not be recorded, of processes before or, of a stop, of
-    this one; 0 if all are. Of a start, `kind` is the setting `routing`, `promise` what else counts,
-    `sequence` that of the last filter stored before it, and `who` SNAPSHOT if nothing starts and only the
-    changes before it are one), lost (from at to until nothing is known; of DISK, noted then), begin (nothing
-    older than at is kept), handled (message times from at to until, out of their time, noted then), damaged
-    (changes from at on are missing), settled (what was recorded before at is stored), seen (the clock had
-    shown at, in a snapshot).
+    this one; 0 if all are. Of a start, noted is when the process before it stopped, 0 if that died, `kind`
+    the setting `routing`, `promise` what else counts, `sequence` that of the last filter stored before it,
+    and `who` SNAPSHOT if nothing starts and only the changes before it are one), lost (from at to until
+    nothing is known; of DISK, noted then), begin (nothing older than at is kept), handled (message times from
+    at to until, out of their time, noted then), damaged (changes from at on are missing), settled (what was
+    recorded before at is stored), seen (the clock had shown at, in a snapshot).
     """
 
     what: str

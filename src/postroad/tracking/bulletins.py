@@ -9,8 +9,9 @@ Four topics, each an ordinary durable event; docs/tracking.md has the layouts.
 | `$postroad/topology` | the broker's own links, JSON | number |
 | `$postroad/deliveries` | what durable subscribers were sent | number |
 
-A filter's sequence increases over the life of a broker, so (broker, sequence, part) names a bulletin. The
-others are numbered by `running_number`: a hole within a start is a bulletin that was dropped.
+A filter's sequence increases over the life of a broker, also if that goes on from a backup, since it is above
+the `running_number` of its start; so (broker, sequence, part) names a bulletin. The others are numbered by
+`running_number`: a hole within a start is a bulletin that was dropped.
 """
 
 from __future__ import annotations
