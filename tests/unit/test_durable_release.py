@@ -12,12 +12,12 @@ from tests.unit.test_durable_subscribers import Reader
 from tests.unit.test_stream_protocol import Fake
 
 from postroad.broker import Closed
-from postroad.durable import release
+from postroad.durable import hosting, release
 from postroad.durable.filtering import filtering_stream
 from postroad.durable.release import ReleaseRoot, Report, RetentionPolicy
 from postroad.errors import UnavailableError
 from postroad.storage.effects import Save
-from postroad.wire.frames import Kind, Refuse, Release, Request, encode
+from postroad.wire.frames import Attach, Kind, Refuse, Release, Request, encode
 
 P = 1 << 32  # the durable pubend of the first broker
 LINE = [(0, 1), (1, 2)]
@@ -560,3 +560,37 @@ def test_a_pubend_that_opens_later_is_held_by_those_who_hold_its_siblings() -> N
     reader.ack()
     net.wait(30)
     assert net.disks[0].chopped[history] >= held[0][1], "once it reports, it counts as any other"
+
+
+def test_more_pubends_than_can_be_followed_end_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers come and go, or a neighbour makes them up: who reads here goes on with those that it has."""
+    monkeypatch.setattr(hosting, "MAX_FOLLOWED", 4)
+    net = DurableNet(1)
+    publisher, reader = DurableClient(net, 0), Reader(net, 0)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    fake = Fake(net, 0, 20)
+    pubends = tuple(20 << 32 | number for number in range(6))
+    fake.advertise(pubends=pubends)
+    fake.say(Attach(origin=20, known=dict.fromkeys(pubends, 1)))
+    net.wait(1)
+    publisher.send(publisher.durable("t", *numbers(0, 3)))
+    net.wait(1)
+    assert reader.got() == numbers(0, 3)
+    later = Reader(net, 0)
+    later.begin("later", ack="auto")
+    net.wait(20)
+    publisher.send(publisher.durable("t", *numbers(3, 5)))
+    net.wait(1)
+    assert later.got() == numbers(3, 5)
+    for again in range(2):
+        net.kill(0)
+        net.start(0)
+        net.wait(1)
+        reader = Reader(net, 0)
+        reader.begin("s", ack="auto")
+        net.wait(1)
+        publisher = DurableClient(net, 0)
+        publisher.send(publisher.durable("t", str(again)))
+        net.wait(1)
+        assert reader.got()[-1:] == [str(again)]

@@ -145,6 +145,11 @@ class Hosting:
         """Its broker was out of reach for so long that what is on its way there was dropped."""
         self._reporter.forget(pubend)
 
+    @property
+    def full(self) -> bool:
+        """No further pubend can be followed."""
+        return len(self._pubends) >= MAX_FOLLOWED
+
     def followed_before(self) -> dict[int, int]:
         """Pubend -> latestDelivered as saved."""
         return dict(self._ledger.saved)
@@ -164,7 +169,7 @@ class Hosting:
         `last`, `chopped`, `suspect`: what the log says of the pubend's filtering stream. When `position`
         answers, knowledge is to be handed to `learn` from that tick on.
         """
-        if pubend in self._pubends or len(self._pubends) >= MAX_FOLLOWED:
+        if pubend in self._pubends or self.full:
             raise BugError("this pubend is followed already, or too many are")
         delivered = self._ledger.saved.get(pubend, start)
         filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from postroad.durable.filtering import filtering_stream
-from postroad.durable.hosting import Hosting
+from postroad.durable.hosting import MAX_FOLLOWED, Hosting
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import Output
 from postroad.ids import is_volatile
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from postroad.overlay.routing import Routing
 
 PULL_SEGMENTS: Final = 256
+FULL: Final = (
+    f"more than {MAX_FOLLOWED} durable pubends were met: durable subscriptions at this broker get nothing of"
+    " further ones"
+)
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
@@ -33,7 +37,8 @@ class Following:
     """The durable pubends that this broker has durable subscriptions for.
 
     `streams`: what a start found of the log; `need`: what knowledge must be filtered with; `perform` carries
-    out what hosting asks; `answered` sees what arrives out of order, too; `take`: effects made on the way.
+    out what hosting asks; `answered` sees what arrives out of order, too; `take`: effects made on the way;
+    `tell`: what an operator must hear.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Following:
         perform: Callable[[list[Output]], None],
         answered: Callable[[Stream, list[Segment]], None],
         take: Callable[[], list[Effect]],
+        tell: Callable[[str], None],
         now: Callable[[], int],
     ) -> None:
         self._hosting = hosting
@@ -55,10 +61,12 @@ class Following:
         self._perform = perform
         self._answered = answered
         self.take = take
+        self._tell = tell
         self._now = now
         self.active = False  # there are, or were, durable subscriptions
         self._behind: dict[int, Stream] = {}  # streams whose horizon is ahead of what hosting has learned
         self._reached: dict[int, Stream] = {}  # those whose horizon hosting has reached once
+        self._said_full = False
 
     def met(self, stream: Stream) -> None:
         """Routing has a stream of a durable pubend."""
@@ -69,6 +77,11 @@ class Following:
             return
         position = self._hosting.position(stream.id)
         if position is not None and position >= stream.horizon and self._reached.get(stream.id) is stream:
+            return
+        if position is None and self._hosting.full:
+            if not self._said_full:
+                self._said_full = True
+                self._tell(FULL)
             return
         if position is None:
             end = self._streams.get(filtering_stream(stream.id), _NEVER_USED)

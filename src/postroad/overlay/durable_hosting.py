@@ -34,7 +34,7 @@ from postroad.overlay.durable_following import Following
 from postroad.overlay.durable_groups import DurableGroups
 from postroad.overlay.durable_moving import Moving
 from postroad.overlay.durable_sessions import Session, Sessions
-from postroad.overlay.effects import Effect, Send
+from postroad.overlay.effects import Effect, Note, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.links import Links
@@ -150,6 +150,7 @@ class DurableHosting:
             perform=lambda outputs: self._perform(outputs, self.now_us),
             answered=self._answered,
             take=self.take,
+            tell=lambda text: self._out.append(Note("error", text)),
             now=lambda: self.now_us,
         )
         self._following.active = bool(len(self.hosting.subscriptions))
