@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 # been logged after it (15, 57): tests/unit/test_refusals.py.
 FOUND = (5, 6, 8, 15, 16, 57)
 
+LATE = (5, 22)  # some come later, and ask for a past
+
 PUBEND = 7 << 32
 
 
@@ -59,14 +62,29 @@ def test_every_rule_holds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_was_found_stays_repaired(seed: int) -> None:
-    outcome = Scenario(seed=seed, minutes=1.6, durable=True).run()
+    outcome = Scenario(seed=seed, minutes=1.6, durable=True, late=False).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+
+
+@pytest.mark.parametrize("seed", LATE)
+def test_who_comes_late_gets_the_past_that_it_asks_for(seed: int) -> None:
+    scenario = Scenario(seed=seed, minutes=1.6, durable=True, late=True)
+    outcome = scenario.run()
+    assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
+    assert scenario.durable is not None
+    assert any(
+        tick <= one.comes_us
+        for one in scenario.durable.subscribers
+        if one.reader.since_us
+        for got in one.reader.got.values()
+        for tick in got.ticks
+    )
 
 
 def test_who_could_not_attach_in_time_may_be_told_a_gap() -> None:
     """A raw link lost the attach of a broker, and the pubend released before it heard from there."""
     tracking = replace(QUICK, strategy="exact", routing="neighbours")
-    outcome = Scenario(seed=9400061, minutes=1.6, durable=True, tracking=tracking).run()
+    outcome = Scenario(seed=9400061, minutes=1.6, durable=True, late=False, tracking=tracking).run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
 
 
@@ -239,6 +257,47 @@ def test_who_was_away_while_its_name_was_deleted_must_be_told(broken: type[Broke
     outcome = scenario.run()
     assert outcome.rule == rule, "\n".join((outcome.text, *outcome.story))
     assert all(one.reader.absent for one in kept)
+
+
+class ForgetsThePast(Broken):
+    """A durable subscription begins when it is created, whatever it asks for."""
+
+    shared = False  # whether this is so of shared ones
+
+    def on_input(self, item: Input) -> Input:
+        message = (
+            decode(item.frame) if isinstance(item, Received) and item.frame[4] == Kind.SUBSCRIBE else None
+        )
+        if isinstance(item, Received) and isinstance(message, Subscribe) and message.shared == self.shared:
+            frame = encode(msgspec.structs.replace(message, since_us=0))
+            return Received(connection=item.connection, frame=frame)
+        return item
+
+
+class ForgetsThePastOfGroups(ForgetsThePast):
+    shared = True
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule", "text"),
+    [
+        (Broken, "", ""),
+        (ForgetsThePast, "missed", "-durable .* never got"),
+        (ForgetsThePastOfGroups, "missed", "-shared .* never got"),
+    ],
+)
+def test_a_past_that_is_not_delivered_is_noticed(broken: type[Broken], rule: str, text: str) -> None:
+    outcome = Scenario(
+        seed=7,
+        minutes=0.3,
+        brokers=3,
+        faults=False,
+        wrap=lambda core, _: broken(core),
+        shared=True,
+        late=True,
+    ).run()
+    assert outcome.rule == rule, "\n".join((outcome.text, *outcome.story))
+    assert re.search(text, outcome.text)
 
 
 class KeepsNames(Broken):
@@ -484,6 +543,32 @@ def test_who_keeps_its_token_goes_on_after_its_name_was_deleted() -> None:
     given.reader.subscribed("b0", {PUBEND: 1}, (), 9, resumed=False, opened_us=8)
     with pytest.raises(Violation, match=r"missed: r .* never got .*tick 2"):
         given.records._check_reader(given.reader, PUBEND, {events.id(1): 2}, 0)
+
+
+@pytest.mark.parametrize("ack", ["", "auto"])
+def test_who_asked_for_a_past_is_owed_it_whatever_its_token_says(ack: str) -> None:
+    given = Given(ack)
+    given.reader.since_us = 2
+    given.reader.begins = {PUBEND: 3}
+    events = given.batch(1, 2, 3, 4)
+    owed = {events.id(row): row + 1 for row in range(4)}
+    given.reader.events(given.batch(4))
+    with pytest.raises(Violation, match=r"missed: r .* never got .*tick 3"):
+        given.records._check_reader(given.reader, PUBEND, owed, 0)
+
+
+def test_a_past_that_was_released_before_somebody_asked_for_it_is_a_gap() -> None:
+    durable = Scenario(seed=3, minutes=0.3, brokers=1, faults=False, durable=True, late=True).durable
+    assert durable is not None
+    reader, (pubend, *_) = durable.records.readers[0], durable.records.pubends
+    reader.home, reader.since_us, reader.began_us = durable.records.pubends[pubend], 1, EPOCH_US + SECOND_US
+    assert not durable._explains(reader, pubend, 1, 5)
+    durable.records.chop(Chop(stream=pubend, tick=5))
+    assert durable._explains(reader, pubend, 1, 5)
+    reader.began_us = EPOCH_US - 1
+    assert not durable._explains(reader, pubend, 1, 5)
+    reader.since_us, reader.began_us = 0, EPOCH_US + SECOND_US
+    assert not durable._explains(reader, pubend, 1, 5)
 
 
 def test_an_event_is_in_one_log_once() -> None:

@@ -65,6 +65,11 @@ def test_what_was_found_stays_repaired(seed: int, minutes: float) -> None:
     assert holds(Scenario(seed=seed, minutes=minutes, shared=True))
 
 
+def test_a_past_that_its_last_consumer_only_looked_at_may_be_lost() -> None:
+    """Its broker failed: tests/unit/test_durable_shared.py has the cause."""
+    assert holds(Scenario(seed=1056, minutes=1.0, shared=True, late=True))
+
+
 def holds(scenario: Scenario) -> bool:
     outcome = scenario.run()
     assert outcome.rule == "", "\n".join((outcome.text, *outcome.story))
@@ -315,6 +320,18 @@ def test_everything_is_acknowledged_in_the_end_or_lies_in_a_gap() -> None:
         given.group.check(PUBEND, events | {bytes(MessageId(1, 7, 4, 0)): 4}, 0)
     with pytest.raises(Violation, match="match"):
         given.give(0, given.batch(5, topic="other"))
+
+
+def test_who_asked_for_a_past_is_owed_it_whatever_the_token_says() -> None:
+    given = Given()
+    given.group.since_us = 2
+    given.group._begins = {PUBEND: 3}
+    given.give(0, given.batch(4))
+    given.acknowledge(0, 4)
+    given.batch(2, 3)
+    events = {bytes(MessageId(1, 7, tick, 0)): tick for tick in (2, 3, 4)}
+    with pytest.raises(Violation, match=r"missed: g .* never got .*, tick 3"):
+        given.group.check(PUBEND, events, 0)
 
 
 def test_every_rule_of_the_theory_is_tested_here() -> None:

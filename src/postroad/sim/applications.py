@@ -130,6 +130,7 @@ class Application:
         self.life: Life | None = None
         self.broker = ""  # the one it is connected to
         self.addresses = addresses
+        self.comes_us = 0  # it does not start before
         self._window = window
         self._chance = world.random(f"habits/{name}")
         self._staying = False  # it crashes no more
@@ -137,6 +138,9 @@ class Application:
 
     def start(self) -> None:
         if self.life is not None or self._left:
+            return
+        if self.world.now_us < self.comes_us:
+            self.world.at(self.comes_us, self.start)
             return
         settings = ClientSettings(addresses=self.addresses, name=self.name, window=self._window)
         self.world.note(self.name, "starts")
@@ -302,7 +306,14 @@ class Worker(Application, Generic[Item]):
         self._number = 0  # of the subscription in this process; 0: none
         self._queue: deque[tuple[Item, int]] = deque()  # with the bytes they took
         self._working = False
+        self.looks = False  # until it leaves it acknowledges only what it must to get more
         self._finished = False  # it leaves nothing unacknowledged any more
+
+    def leave_until(self, back_us: int) -> None:
+        """Its process ends, whatever it has, and the next one begins then."""
+        self._die(silently=False)
+        self.looks, self.comes_us = False, back_us
+        self.start()
 
     def hurry(self) -> None:
         self._consume = 0
@@ -345,7 +356,7 @@ class Worker(Application, Generic[Item]):
         life.core.consumed(size)
         if self._finished:
             self._say()
-        else:
+        elif not self.looks:
             self._perhaps_say()
         if life is self.life:
             life.perform(life.core.flush())
@@ -428,6 +439,7 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
             durable=reader.name,
             token=token,
             ack=reader.ack,
+            since_us=reader.since_us,
         )
         life.perform(effects)
 

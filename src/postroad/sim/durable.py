@@ -66,6 +66,7 @@ class Subscribing(Protocol):
     name: str
     selector: Selector
     slow: bool
+    since_us: int
     home: str
     began_us: int
     connected_us: int
@@ -96,6 +97,7 @@ class Reader:
         self.began_us = 0
         self.connected_us = NEVER  # since when it is, as far as it knows
         self.slow = False
+        self.since_us = 0  # it begins after this time; 0: when it is created
         self.broker = ""  # where it was told last that it had begun
         self.hosts: dict[str, None] = {}  # brokers that it ever asked
         self.home = ""  # the first where it began
@@ -181,8 +183,9 @@ class Reader:
         if self.ack and (deleted or self._records.unheard_of(self, broker)):
             # Its name is gone, or could not be known there: it may have begun anew (docs/simulator.md).
             known = {*self.begins, *self.got, *self._position, *self._named}
-            self.anew = {0, *known} if resumed else set()
-            if not resumed:
+            told = resumed and not self.since_us  # else it begins there again, and has missed nothing
+            self.anew = {0, *known} if told else set()
+            if not told:
                 self.began = False
                 self.begins.clear()
         if not self.began:
@@ -450,7 +453,7 @@ class Records:
                 raise Violation("kept", text, (event.text, self.pubends[home], pubend_text(home)))
 
     def _check_reader(self, reader: Reader, pubend: int, events: Mapping[bytes, int], rest_us: int) -> int:
-        got, begins = reader.got.get(pubend, _Got()), reader.begins.get(pubend)
+        got, begins = reader.got.get(pubend, _Got()), reader.since_us or reader.begins.get(pubend)
         owed = 0
         for id, tick in events.items():
             event = self._ledger.events[id]

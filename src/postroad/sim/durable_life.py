@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -26,6 +26,8 @@ from postroad.units import KIB, MIB, SECOND_US
 SKEW_US: Final = 15 * SECOND_US  # no tick is further from true time
 REPORT_US: Final = SECOND_US  # by then a pubend that can be reached has heard of a subscription
 BEGIN_AGAIN_US: Final = 2 * SECOND_US  # by then acknowledgements are on disk
+LATE_SHARE: Final = 0.25  # of worlds where some come later
+BEFORE_US: Final = 20 * SECOND_US  # a past begins at most this long before the world does, or in 1970
 WINDOW_BYTES: Final = 64 * KIB  # of a slow subscriber: the smallest there is
 
 
@@ -42,9 +44,12 @@ class DurableLife:
         *,
         addresses: Callable[[Random], tuple[str, ...]],
         publish_pause_us: int,
+        latest_us: int,
         shared: bool = False,
+        late: bool | None = None,
     ) -> None:
-        """`shared`: also subscriptions with several consumers, and early release by size."""
+        """`shared`: also subscriptions with several consumers, and early release by size. `late`: some come
+        later, by `latest_us`, and most of these ask for a past; None: the seed decides."""
         self._world = world
         self._network = network
         self._processes = processes
@@ -77,6 +82,10 @@ class DurableLife:
         self.groups: list[Group] = []
         if shared:
             self._add_groups(network, addresses)
+        chance = world.random("since")
+        by_seed = chance.random() < LATE_SHARE
+        if by_seed if late is None else late:
+            self._come_late(chance, latest_us)
         for application in self.applications:
             application.start()
 
@@ -116,6 +125,35 @@ class DurableLife:
             self.groups.append(group)
             self.records.groups.append(group)
 
+    def _come_late(self, chance: Random, latest_us: int) -> None:
+        """Each of these comes at a time of its own. Most ask for a past; half leave once more, some
+        before they have gone through it."""
+        for subscriber in self.subscribers:
+            if chance.random() < 0.5:
+                subscriber.reader.since_us = self._comes(chance, latest_us, [subscriber])
+        for group in self.groups:
+            if chance.random() < 0.5:
+                group.since_us = self._comes(chance, latest_us, group.consumers)
+
+    def _comes(
+        self, chance: Random, latest_us: int, applications: Sequence[DurableSubscriber | Consumer]
+    ) -> int:
+        """The first of those with one subscription comes, and later the others; perhaps all leave at once,
+        having looked only, and come back. The time that it asks for; 0: none."""
+        now_us = self._world.now_us
+        comes_us = chance.randint(now_us, latest_us)
+        for index, one in enumerate(applications):
+            one.comes_us = chance.randint(comes_us, latest_us) if index else comes_us
+        out_us = comes_us + int(chance.random() ** 3 * (latest_us - comes_us))
+        back_us = chance.randint(out_us, latest_us)
+        leaves, looks = chance.random() < 0.5, chance.random() < 0.5
+        if leaves:
+            for one in applications:
+                one.looks = looks
+                self._world.at(out_us, lambda one=one: one.leave_until(back_us))  # type: ignore[misc]
+        past_us = chance.randrange(comes_us - now_us + BEFORE_US)
+        return chance.choice((comes_us - past_us, comes_us - past_us, comes_us - past_us, 1, 0))
+
     def _subscriber(
         self,
         chance: Random,
@@ -153,13 +191,15 @@ class DurableLife:
         """Ticks that were released although a subscriber might have wanted them.
 
         By early release, but never to one that was there when they came and kept up; or because the pubend
-        could not hear of the subscription in time, since it was out of reach from its beginning on. Or the
-        subscription was deleted meanwhile.
+        could not hear of the subscription in time, since it was out of reach from its beginning on. Or they
+        are of a past that it asked for, and were released before it came; or it was deleted meanwhile.
         """
         del start
         released_us = self.records.released_at(pubend, end)
         if released_us is None:
             return False
+        if reader.since_us and released_us <= reader.began_us:
+            return True
         if any(since <= released_us <= to for since, to in reader.absent):
             return True
         early = self.config.max_age_us or self.config.max_bytes

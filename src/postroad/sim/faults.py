@@ -319,8 +319,15 @@ class Faults:
         return True
 
     def _delete(self, chance: Random) -> bool:
-        """Somebody deletes the name of a subscriber, which may be away: mostly at the broker where it is."""
-        subscribers = [one for one in self._applications if isinstance(one, DurableSubscriber)]
+        """Somebody deletes the name of a subscriber, which may be away: mostly at the broker where it is. One
+        that asks for a past would get it again."""
+        subscribers = [
+            one
+            for one in self._applications
+            if isinstance(one, DurableSubscriber) and not one.reader.since_us
+        ]
+        if not subscribers:
+            return False
         subscriber, process = chance.choice(subscribers), chance.choice(self._processes)
         there, away = chance.random() < 0.8, chance.random() < 0.5
         host = {one.name: one for one in self._processes}.get(subscriber.reader.claim[0])

@@ -132,13 +132,15 @@ class Scenario:
         tracking: TrackingConfig | None = None,
         durable: bool | None = None,
         shared: bool = False,
+        late: bool | None = None,
         skew_us: int = 0,
     ) -> None:
         """With `tracking` brokers record paths and clients ask for them; clocks are then wrong by up to
         `skew_us`, and those of brokers step if that is more than tracking is told to expect.
 
         With `durable` brokers have disks and some clients publish and subscribe durably; None: the seed
-        decides. With `shared`, which the seed never decides, some of them share their subscriptions.
+        decides. With `shared`, which the seed never decides, some of them share their subscriptions. With
+        `late` some of them come later and ask for a past; None: the seed decides.
         """
         if brokers is not None and not 1 <= brokers <= MAX_BROKERS:
             raise UsageError(f"between 1 and {MAX_BROKERS} brokers, not {brokers}")
@@ -187,7 +189,9 @@ class Scenario:
                 self.connectivity,
                 addresses=self._addresses,
                 publish_pause_us=self._character.publish_pause_us,
+                latest_us=EPOCH_US + self._harm_us + self._settle_us * 2 // 3,
                 shared=shared,
+                late=late,
             )
         self._add_brokers()
         self._add_clients()
@@ -211,8 +215,6 @@ class Scenario:
 
     def _run(self) -> None:
         world, character = self.world, self._character
-        settle_us = SETTLE_US if character.fault_pause_us else CALM_SETTLE_US
-        harm_us = max(LEAST_HARM_US, int(self.minutes * 60 * SECOND_US) - settle_us - REST_US - DRAIN_US)
         self._watch_memory()
         if character.fault_pause_us:
             self._faults = Faults(
@@ -226,7 +228,7 @@ class Scenario:
                 steps=character.skew_us > (0 if self._tracking is None else self._tracking.skew_us),
                 applications=() if self.durable is None else self.durable.applications,
             )
-        world.run(EPOCH_US + harm_us)
+        world.run(EPOCH_US + self._harm_us)
         world.note("world", "heals")
         if self._faults is not None:
             self._faults.stop()
@@ -236,7 +238,7 @@ class Scenario:
             subscriber.hurry()
         if self.durable is not None:
             self.durable.heal()
-        world.run(world.now_us + settle_us)
+        world.run(world.now_us + self._settle_us)
         world.note("world", "rests")
         self._rest_us = world.now_us
         check_agreement(self.connectivity, self.processes)
@@ -284,6 +286,15 @@ class Scenario:
         if self.durable is not None:
             self._owed += self.durable.judge(self._joined, self._rest_us)
         check_agreement(self.connectivity, self.processes)
+
+    @property
+    def _settle_us(self) -> int:
+        return SETTLE_US if self._character.fault_pause_us else CALM_SETTLE_US
+
+    @property
+    def _harm_us(self) -> int:
+        rest_us = self._settle_us + REST_US + DRAIN_US
+        return max(LEAST_HARM_US, int(self.minutes * 60 * SECOND_US) - rest_us)
 
     def _watch_memory(self) -> None:
         durable = 0 if self.durable is None else len(self.durable.records.pubends)

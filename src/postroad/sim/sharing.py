@@ -74,6 +74,7 @@ class Group:
         self.selector = selector
         self.key = key
         self.slow = slow
+        self.since_us = 0  # it begins after this time; 0: when it is created
         self.consumers: list[Consumer] = []
         self.began = False
         self.began_us = 0
@@ -186,7 +187,7 @@ class Group:
 
     def check(self, pubend: int, events: Mapping[bytes, int], rest_us: int) -> int:
         """How many events of this pubend it was owed; Violation if it has not got one."""
-        stream, begins = self._streams.get(pubend, _Stream()), self._begins.get(pubend)
+        stream, begins = self._streams.get(pubend, _Stream()), self.since_us or self._begins.get(pubend)
         if begins is None and pubend in self._first:
             begins = self._first[pubend] - 1
         owed = 0
@@ -274,6 +275,7 @@ class Consumer(Worker[list[Place] | Gap]):
                 buffer=0,
                 durable=group.name,
                 ack="manual",
+                since_us=group.since_us,
                 shared=True,
                 key=group.key,
             )
