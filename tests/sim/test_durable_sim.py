@@ -466,6 +466,21 @@ def test_a_token_kept_by_the_broker_repeats_only_what_lies_above_it() -> None:
         given.reader.events(given.batch(3))
 
 
+def test_a_gap_above_the_token_is_told_again_or_what_some_memory_has_of_it() -> None:
+    """2123, with latecomers: a past was a Gap at first, and somebody else asked for it meanwhile."""
+    given = Given("batch")
+    given.records._explains = lambda *_: True
+    given.reader.gap(PUBEND, 0, 4)
+    given.again(2)
+    given.reader.events(given.batch(3))
+    events = given.batch(1, 2, 3, 4)
+    owed = {events.id(row): row + 1 for row in range(4)}
+    with pytest.raises(Violation, match=r"missed: r .* never got .*tick 4"):
+        given.records._check_reader(given.reader, PUBEND, owed, 0)
+    given.reader.gap(PUBEND, 3, 4)
+    assert given.records._check_reader(given.reader, PUBEND, owed, 0) == 4
+
+
 def test_ticks_rejections_selectors_and_gaps_are_looked_at() -> None:
     given = Given()
     with pytest.raises(Violation, match=r"tick: r got .* at 5, it was logged at -1"):

@@ -322,6 +322,17 @@ def test_everything_is_acknowledged_in_the_end_or_lies_in_a_gap() -> None:
         given.give(0, given.batch(5, topic="other"))
 
 
+def test_a_gap_that_nobody_acknowledged_is_told_again_or_what_some_memory_has_of_it() -> None:
+    given = Given()
+    for start in 0, 2:
+        given.group.gap(PUBEND, start, start + 2)
+    given.group.pass_gap(Gap(pubend=pubend_text(PUBEND), start=0, end=2))
+    given.group.subscribed("b0", {})  # nobody else is there
+    given.give(0, given.batch(3))
+    with pytest.raises(Violation, match=r"gap: g: c0 got .* at tick 2 inside a reported gap"):
+        given.give(0, given.batch(2))
+
+
 def test_who_asked_for_a_past_is_owed_it_whatever_the_token_says() -> None:
     given = Given()
     given.group.since_us = 2

@@ -59,6 +59,10 @@ class _Got:
     def in_gap(self, tick: int) -> bool:
         return any(start < tick <= end for start, end in self.gaps)
 
+    def forget_gaps(self, tick: int) -> None:
+        """After this tick everything is told again: what is lost, or what some memory has of it by now."""
+        self.gaps = [(start, min(end, tick)) for start, end in self.gaps if start < tick]
+
 
 class Subscribing(Protocol):
     """A durable subscription, of one subscriber or shared by several, as the world judges it."""
@@ -196,6 +200,8 @@ class Reader:
         if self._fresh and (self.ack or not self.committed):
             for pubend, tick in token.items():
                 self._position[pubend] = max(tick, self._position.get(pubend, 0))
+                if self.ack and pubend in self.got:
+                    self.got[pubend].forget_gaps(tick)
             if not self.ack:
                 self.committed = dict(token)  # an application stores the token it begins with
         self._fresh = False

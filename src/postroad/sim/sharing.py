@@ -101,6 +101,10 @@ class Group:
         now_us = self._world.now_us
         if not any(one.attached for one in self.consumers):
             self.connected_us = now_us
+            for (
+                stream
+            ) in self._streams.values():  # they are told again, or what some memory has of them by now
+                stream.gaps = {gap: said for gap, said in stream.gaps.items() if said}
         self.broker = broker
         if not self.began:
             self.began, self.began_us, self.home = True, now_us, broker
