@@ -167,9 +167,10 @@ def test_what_was_deleted_and_begins_again_since_a_time_has_missed_nothing() -> 
     script = Script()
     script.up()
     number = durable(script, since_us=5)
-    for born in 7, 8:
+    token = CheckpointToken({P: 5, P + 1: 5}).to_json()
+    for born, created in (7, False), (8, False), (9, True):  # a broker may say so to who asks once more
         again(script)
-        script.say(wire.Subscribed(number=number, token=CheckpointToken({P: 90}).to_json(), born=born))
+        script.say(wire.Subscribed(number=number, token=token, born=born, created=created))
         assert script.take(fx.Missed) == []
 
 

@@ -329,7 +329,7 @@ def _is_other(subscription: _Subscription, message: wire.Subscribed) -> bool:
     """It is not the one that it was: one of the same name was created meanwhile, and began then. `created` is
     said once, and may be lost with its connection; since a time, it began there again."""
     other = 0 not in (subscription.born, message.born) and subscription.born != message.born
-    return message.created or (other and not subscription.request.since_us)
+    return (message.created or other) and not subscription.request.since_us
 
 
 def _lost_acks(subscription: _Subscription) -> list[Effect]:
