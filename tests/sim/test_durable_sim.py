@@ -471,14 +471,18 @@ def test_a_gap_above_the_token_is_told_again_or_what_some_memory_has_of_it() -> 
     given = Given("batch")
     given.records._explains = lambda *_: True
     given.reader.gap(PUBEND, 0, 4)
-    given.again(2)
-    given.reader.events(given.batch(3))
+    given.reader.end()
+    given.reader.begin(0)
+    given.reader.events(given.batch(3))  # before it hears where it goes on
+    given.reader.subscribed("b0", {PUBEND: 2}, (), 2, resumed=False, opened_us=1)
     events = given.batch(1, 2, 3, 4)
     owed = {events.id(row): row + 1 for row in range(4)}
     with pytest.raises(Violation, match=r"missed: r .* never got .*tick 4"):
         given.records._check_reader(given.reader, PUBEND, owed, 0)
     given.reader.gap(PUBEND, 3, 4)
     assert given.records._check_reader(given.reader, PUBEND, owed, 0) == 4
+    with pytest.raises(Violation, match="order"):
+        given.reader.events(given.batch(4))
 
 
 def test_ticks_rejections_selectors_and_gaps_are_looked_at() -> None:

@@ -327,7 +327,7 @@ def test_a_gap_that_nobody_acknowledged_is_told_again_or_what_some_memory_has_of
     for start in 0, 2:
         given.group.gap(PUBEND, start, start + 2)
     given.group.pass_gap(Gap(pubend=pubend_text(PUBEND), start=0, end=2))
-    given.group.subscribed("b0", {})  # nobody else is there
+    given.group.forget_gaps()
     given.give(0, given.batch(3))
     with pytest.raises(Violation, match=r"gap: g: c0 got .* at tick 2 inside a reported gap"):
         given.give(0, given.batch(2))

@@ -54,14 +54,18 @@ class _Got:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     anew: list[tuple[int, int]] = field(default_factory=list)  # gaps of subscriptions that began anew
     kept_ticks: int = 0  # of `ticks`, those committed by who keeps its own token
-    kept_gaps: int = 0
+    kept_gaps: int = 0  # of `gaps` likewise; where the broker keeps the token, those told to former processes
 
-    def in_gap(self, tick: int) -> bool:
-        return any(start < tick <= end for start, end in self.gaps)
+    def in_gap(self, tick: int, *, told: int = 0) -> bool:
+        """In one of those from `told` on."""
+        return any(start < tick <= end for start, end in self.gaps[told:])
 
     def forget_gaps(self, tick: int) -> None:
-        """After this tick everything is told again: what is lost, or what some memory has of it by now."""
-        self.gaps = [(start, min(end, tick)) for start, end in self.gaps if start < tick]
+        """What was told to former processes after this tick is told again: what is lost, or what some memory
+        has of it by now."""
+        former = [(start, min(end, tick)) for start, end in self.gaps[: self.kept_gaps] if start < tick]
+        self.gaps[: self.kept_gaps] = former
+        self.kept_gaps = len(former)
 
 
 class Subscribing(Protocol):
@@ -139,9 +143,10 @@ class Reader:
     def end(self) -> None:
         """The process is gone, and with it what it had not committed."""
         self.away()
-        if self.ack:
-            return
         for got in self.got.values():
+            if self.ack:
+                got.kept_gaps = len(got.gaps)
+                continue
             for tick in list(got.ticks)[got.kept_ticks :]:
                 del got.ticks[tick]
             del got.gaps[got.kept_gaps :]
@@ -240,7 +245,7 @@ class Reader:
         if tick <= before:
             text = f"{self.name} got {event.text} at tick {tick}, and had everything up to {before}"
             raise Violation("order", text, tags)
-        if got.in_gap(tick):
+        if got.in_gap(tick, told=got.kept_gaps if self.ack else 0):
             text = f"{self.name} got {event.text} at tick {tick} inside a reported gap"
             raise Violation("gap", text, tags)
         if tick in got.ticks:

@@ -101,14 +101,16 @@ class Group:
         now_us = self._world.now_us
         if not any(one.attached for one in self.consumers):
             self.connected_us = now_us
-            for (
-                stream
-            ) in self._streams.values():  # they are told again, or what some memory has of them by now
-                stream.gaps = {gap: said for gap, said in stream.gaps.items() if said}
         self.broker = broker
         if not self.began:
             self.began, self.began_us, self.home = True, now_us, broker
             self._begins.update(token)
+
+    def forget_gaps(self) -> None:
+        """A first consumer comes: what nobody acknowledged is told again, or what some memory has of it by
+        now."""
+        for stream in self._streams.values():
+            stream.gaps = {gap: said for gap, said in stream.gaps.items() if said}
 
     def give(self, consumer: Consumer, life: Life, connection: Connection, batch: EventBatch) -> list[Place]:
         """A consumer was sent these events."""
@@ -253,8 +255,13 @@ class Consumer(Worker[list[Place] | Gap]):
     @property
     def attached(self) -> bool:
         """It has begun, and its broker has it still: one that died without a word is missed later."""
+        return self.connected and self.present
+
+    @property
+    def present(self) -> bool:
+        """It has asked its broker, which has its connection still."""
         life = self.life
-        if not self.connected or life is None or life.connection is None:
+        if life is None or life.connection is None:
             return False
         number = life.connection
         return self.network.exists(number) and self.holds_on(life, self.network.connection(number))
@@ -271,6 +278,8 @@ class Consumer(Worker[list[Place] | Gap]):
     def _up(self) -> None:
         self.group.hosts[self.broker] = None
         life, group = self.life, self.group
+        if life is not None and not any(one.present for one in group.consumers if one is not self):
+            group.forget_gaps()
         if life is not None and not self._number:
             self._number, effects = life.core.subscribe(
                 topic=group.selector.topic,
