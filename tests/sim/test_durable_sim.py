@@ -467,7 +467,7 @@ def test_a_token_kept_by_the_broker_repeats_only_what_lies_above_it() -> None:
 
 
 def test_a_gap_above_the_token_is_told_again_or_what_some_memory_has_of_it() -> None:
-    """2123, with latecomers: a past was a Gap at first, and somebody else asked for it meanwhile."""
+    """2235, with latecomers: a past was a Gap, since its pubend had released it; its broker had a part."""
     given = Given("batch")
     given.records._explains = lambda *_: True
     given.reader.gap(PUBEND, 0, 4)
