@@ -16,9 +16,8 @@ subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md h
 What happens is only noted, which costs little, and added to the filters later: a broker that is not busy
 passes on single messages, and a filter takes a hundred ids in hardly more time than one. A page of notes is
 added as if at its end, and spans less than `GATHER_US`: that counts as a delay of the messages, in the window
-of times. How long pages wait does not. But where a message's time says little about when it was here, a page
-is added as soon as it ends, since only then it is known what a crash would lose. Times are looked at when a
-page ends: event by event that cost more than the notes.
+of times. How long pages wait does not. But where a message's time says little about when it was here, `tick`
+adds the page soon, since only then it is known what a crash would lose.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -88,19 +86,16 @@ class _Pending:
 class _Page:
     """What was noted within `GATHER_US`: ids published, deliveries, all else by history."""
 
-    __slots__ = ("delivered", "ends_us", "first_us", "last_us", "pending", "published")
+    __slots__ = ("after", "delivered", "early", "ends_us", "first_us", "last_us", "pending", "published")
 
-    def __init__(self, now_us: int) -> None:
+    def __init__(self, now_us: int, bounds_ms: tuple[int, int]) -> None:
         self.first_us = self.last_us = now_us
         self.ends_us = now_us + GATHER_US
+        # From the first to before the other, message times are as they should be; as they are in ids.
+        self.early, self.after = (max(0, bound).to_bytes(6, "big") for bound in bounds_ms)
         self.published: list[bytes] = []
         self.delivered: dict[tuple[int, Members], list[bytes]] = {}  # (origin, subscribers) -> ids
         self.pending: dict[_Name, _Pending] = {}
-
-    def ids(self) -> bytes:
-        """All that were noted."""
-        others = (pending.ids + list(pending.told) for pending in self.pending.values())
-        return b"".join(chain(self.published, *self.delivered.values(), *others))
 
     def pending_of(self, name: _Name) -> _Pending:
         pending = self.pending.get(name)
@@ -145,6 +140,7 @@ class BloomTracking(Recorder):
         self._pages: list[_Page] = []  # noted and not added yet
         self._page: _Page | None = None  # the last of them
         self._noted_bytes = 0  # 0 when nothing is noted
+        self._last_ids = b""  # of the last note in this page
         self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         # Deliveries to the same subscribers follow each other: the entry of the last one.
         self._same: list[bytes] = []
@@ -185,23 +181,24 @@ class BloomTracking(Recorder):
             page = self._turn_page(now_us)
         page.last_us = now_us
         self._noted_bytes += len(ids)
+        if ids != self._last_ids:  # what is published here is often delivered here in the same turn
+            self._last_ids = ids
+            timely = page.early <= ids[8:14] < page.after
+            if timely and len(ids) > ID_BYTES:
+                timely = self._timely(Times(ids), page.first_us, page.ends_us)
+            if not timely:
+                self._wake_us = min(self._wake_us, page.ends_us)
         return page
 
     def _turn_page(self, now_us: int) -> _Page:
-        if self._page is not None:
-            self._end_page(self._page)
-        page = self._page = _Page(now_us)
+        if self._noted_bytes >= MANY_NOTED_BYTES:
+            self._add_pages()
+        page = self._page = _Page(now_us, self._bounds_ms(now_us, now_us + GATHER_US))
         self._pages.append(page)
         self._same_subscribers = None
-        self._wake_us = min(self._wake_us, self._deadline_us())
+        self._last_ids = b""
+        self._wake_us = min(self._wake_us, self._pages[0].first_us + self._hold_us)
         return page
-
-    def _end_page(self, page: _Page) -> None:
-        """If all in it is of about now it waits with the others, unless they are many."""
-        self._page = None
-        many = self._noted_bytes >= MANY_NOTED_BYTES
-        if many or not self._timely(Times(page.ids()), page.first_us, page.ends_us):
-            self._add_pages()
 
     # ---- from notes to keys
 
@@ -365,10 +362,7 @@ class BloomTracking(Recorder):
     def tick(self, now_us: int) -> list[TrackingEffect]:
         if now_us < self._wake_us:
             return []
-        if self._page is not None and now_us >= self._page.ends_us:
-            self._end_page(self._page)
-        if now_us >= self._deadline_us():
-            self._add_pages()  # also what is stored now holds all that happened before
+        self._add_pages()  # also what is stored now holds all that happened before
         if now_us >= self._expire_us:
             self._release_idle(now_us)
         while self._due and self._due[0][0] <= now_us:
@@ -391,9 +385,7 @@ class BloomTracking(Recorder):
 
     def _deadline_us(self) -> int:
         deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us
-        if self._pages:
-            deadline_us = min(deadline_us, self._pages[0].first_us + self._hold_us)
-        return deadline_us if self._page is None else min(deadline_us, self._page.ends_us)
+        return min(deadline_us, self._pages[0].first_us + self._hold_us) if self._pages else deadline_us
 
     def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:
         self._add_pages()
