@@ -165,6 +165,24 @@ def test_filters_of_wild_times_are_few(every: int) -> None:
     assert tracking.metrics()["tracking_memory_bytes"] == 0
 
 
+@pytest.mark.parametrize("late_us", [2 * SECOND_US, 30 * 86_400 * SECOND_US])
+def test_who_lags_costs_no_more_than_others(late_us: int) -> None:
+    """Messages out of their time, but near each other: their filters end when full, and are no larger."""
+    disk, config = Disk(), TrackingConfig()
+    tracking = disk.start(NOW_US, config)
+    written = 0
+    for tenth in range(6000):
+        now_us = NOW_US + tenth * SECOND_US // 10
+        ids = b"".join(identity(now_us - late_us, 20 * (tenth % 100) + number) for number in range(20))
+        tracking.routed(2, 3, ids, now_us)
+        kept = tracking.tick(now_us + SECOND_US // 20)
+        written += sum(len(one.record) for one in kept if isinstance(one, StoreFilter))
+        disk.keep(kept)
+    assert not any(meta.ranged for meta in disk.metas)
+    assert written < 6000 * 20 * 8
+    assert tracking.metrics()["tracking_memory_bytes"] < 100_000
+
+
 def test_many_wild_times_take_no_more_memory_than_the_greatest_filter() -> None:
     """A late filter that is full begins anew, with half the keys and all the bits of the greatest."""
     disk, config = Disk(), TrackingConfig(bits=160_000, capacity=10_000, least_capacity=16)

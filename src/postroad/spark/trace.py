@@ -46,10 +46,11 @@ HOT_IDS: Final = 1_000_000  # ids of one group; with more it is split
 MAX_BUCKETS: Final = 1_000_000  # that the ids of one job may spread over
 MAX_BROADCAST: Final = 1_000_000  # replaced states that all executors are told rather than joined with
 WHOLE_BYTES: Final = 64 << 20  # records of one bucket, of all origins, that one task may be given
-# Of each broker's records: when the last was stored; bits; and bits times milliseconds.
+# Of each broker's records: when the last was stored; bits; those in ranges; and these times milliseconds.
 _BITS: Final = "CAST(CASE WHEN m > 0 THEN m ELSE count * 160 END AS DOUBLE)"
 _TOTALS: Final = (
     "max(stored_us) AS last",
+    f"sum({_BITS}) AS bits",
     f"sum(CASE WHEN hi_ms >= lo_ms THEN {_BITS} END) AS size",
     f"sum(CASE WHEN hi_ms >= lo_ms THEN (hi_ms - lo_ms + 1) * {_BITS} END) AS weighed",
     "count(replaces) AS replaced",
@@ -87,7 +88,7 @@ def trace(lake: Lake, ids: DataFrame, *, config: TrackingConfig | None = None) -
     records = current(lake, replaced=sum(row.replaced for row in totals))
     logs = any(row.logs for row in totals)
     work = _Work(lake.spark, records, network, _bucket_ms(totals), logs)
-    size = sum(row.size or 0.0 for row in totals) / 8
+    size = sum(row.bits for row in totals) / 8
     packed = work.packed(ids)
     groups = work.groups(packed)
     if not groups.num_rows:

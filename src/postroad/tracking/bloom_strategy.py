@@ -7,8 +7,9 @@ gives its memory back too.
 Messages of another time than that at which they are handled are in filters of their own (`LATE`), which have
 no range. So the other filters match the times of Theorem 1 and Corollary 2 only, whatever times publishers
 give. Of hundreds of times far apart a late filter remembers wide spans, and may be in M(H, t) for any t.
-Therefore late filters are few, and rarely wrong: each lasts for `renew`, or has half as many keys as the
-greatest filter, in as many bits. It grows where others end, and is not given up when idle.
+Therefore such filters are few, and rarely wrong: each lasts for `renew`, or has half as many keys as the
+greatest filter, in as many bits. It grows where others end, and is not given up when idle. A late filter of
+times near each other, as of a subscriber that lags, is like any other.
 
 Deliveries go by default into one history per origin, whose keys are (id, subscriber): a history per
 subscriber leaves hundreds of part-full filters (spec, traps; docs/tracking.md has the measurement).
@@ -129,7 +130,7 @@ class BloomTracking(Recorder):
         self._own = Window(ahead_us=config.skew_us, behind_us=behind_us)
         self._others = Window(ahead_us=config.skew_us, behind_us=behind_us + config.jitter_us)
         self._pace = Pace(persist_us=config.persist_us, retain=config.retain, retain_us=config.renew_us)
-        self._late_pace = replace(self._pace, retain=True, young_us=config.renew_us)
+        self._late_pace = replace(self._pace, retain=True, far_us=config.renew_us)
         # Least recently used first; each that has something to store is in `_due`, then or earlier.
         self._histories: OrderedDict[_Place, FilterHistory] = OrderedDict()
         self._due: list[tuple[int, _Place]] = []  # heap, each once
@@ -337,8 +338,7 @@ class BloomTracking(Recorder):
         sizing = Sizing(
             shape._replace(n=max(1, shape.n // 2)) if when == LATE else shape,
             least=config.least_capacity,
-            # A late one that is full grows, to eight times its size: it has some room left instead.
-            persist_us=config.renew_us * 4 // 3 if when == LATE else config.persist_us,
+            persist_us=config.persist_us,
             adaptive=config.adaptive or when == LATE,
         )
         opened = FilterHistory(

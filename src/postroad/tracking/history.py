@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
@@ -29,6 +30,7 @@ from postroad.units import MILLISECOND_US
 
 EMPTY_LO = 1 << 60  # an empty range is [EMPTY_LO, -1]: any time widens it correctly
 EMPTY_HI = -1
+NEAR_MS: Final = 3_600_000  # singles within this match hardly more times than they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class Pace:
     persist_us: int  # Tp
     retain: bool
     retain_us: int  # a retained filter ends at the first store after this age
-    young_us: int = 0  # so long it is young at least, and grows rather than ends (see `adaptive`)
+    far_us: int = 0  # so long one whose times are far apart grows rather than ends (see `adaptive`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,11 @@ class Range:
         if hi_ms > self.hi_ms:
             self.hi_ms = hi_ms
 
+    @property
+    def extent_ms(self) -> int:
+        """From the first to the last single."""
+        return self.singles[-1][1] - self.singles[0][0] if self.singles else 0
+
     def matches(self, time_ms: int) -> bool:
         return self.lo_ms <= time_ms <= self.hi_ms or holds(self.singles, time_ms)
 
@@ -109,7 +116,6 @@ class FilterHistory:
         "_stored",
         "_window",
         "_young",
-        "_young_us",
         "dirty_us",
         "key",
         "used_us",
@@ -122,7 +128,6 @@ class FilterHistory:
         self._sizing = sizing
         self._window = window
         self._pace = pace
-        self._young_us = max(window.length_us, pace.young_us)
         self._next_sequence = next_sequence
         self._filter: BloomFilter | None = None
         self._young: list[bytes] | None = None  # its keys, while it may have to grow (see `adaptive`)
@@ -146,10 +151,10 @@ class FilterHistory:
             part = current.room * ID_BYTES
             piece = keys if position == 0 and part >= end else keys[position : position + part]
             current.add(piece)
+            self._range.include(times, self._window, now_us)
             self._grow_up(now_us)
             if self._young is not None:
-                current = self._grown(current, self._young, piece)
-            self._range.include(times, self._window, now_us)
+                current = self._grown(current, self._young, piece, now_us)
             if self.dirty_us is None:
                 self.dirty_us = noted_us
             position += len(piece)
@@ -167,13 +172,25 @@ class FilterHistory:
         return opened
 
     def _grow_up(self, now_us: int) -> None:
-        if self._young is not None and now_us - self._opened_us >= self._young_us:
+        if self._young is not None and now_us - self._opened_us >= max(
+            self._window.length_us, self._pace.far_us
+        ):
             self._young = None
 
-    def _grown(self, current: BloomFilter, young: list[bytes], piece: bytes) -> BloomFilter:
+    def _grows(self, now_us: int) -> bool:
+        """Whether it grows rather than ends. One of times far apart may match any time between them, so there
+        are to be few like it."""
+        far = self._range.extent_ms > NEAR_MS
+        return now_us - self._opened_us < (self._pace.far_us if far else self._window.length_us)
+
+    def _grown(self, current: BloomFilter, young: list[bytes], piece: bytes, now_us: int) -> BloomFilter:
         """The filter with that piece that goes on: a bigger one if this one is full, or its keys are dear."""
         young.append(piece)
-        if not current.full and not self._sizing.is_dear(current.count):
+        dear = self._sizing.is_dear(current.count)
+        if not current.full and not dear:
+            return current
+        if not self._grows(now_us):
+            self._young = None if dear else young
             return current
         shape = self._sizing.grow(current.count)
         self._filter = grown = BloomFilter(*shape)
@@ -202,9 +219,7 @@ class FilterHistory:
 
     def idle(self, now_us: int, after_us: int) -> bool:
         """Whether no key came for so long, and the filter need not be kept for its youth."""
-        return now_us - self.used_us > after_us and (
-            self._filter is None or now_us - self._opened_us >= self._young_us
-        )
+        return now_us - self.used_us > after_us and (self._filter is None or not self._grows(now_us))
 
     def retire(self, now_us: int) -> Filled | None:
         """The current filter leaves the memory. It is stored for the last time also if that is done but for
