@@ -11,6 +11,7 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 from postroad.broker import Closed, Input, Received
 from postroad.config import DEFAULT_LIMITS
 from postroad.durable import filtering, hosting
+from postroad.durable.token import CheckpointToken
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
 from postroad.overlay.durable_following import Following
@@ -778,3 +779,36 @@ def test_what_many_ask_for_is_asked_for_once_upstream(late: bool) -> None:
     net.wait(1)
     assert [reader.got() for reader in readers] == [numbers(0, 50)] * 3
     assert [nack.pubend for nack in net.nacks] == [1 << 32], "one nack serves all three"
+
+
+def tokens(first: int, last: int) -> str:
+    return json.dumps(
+        {f"{7:08x}-{number:08x}": 1 for number in range(first, last)} | {"00000001-00000000": 1}
+    )
+
+
+@pytest.mark.parametrize("ack", ["", "manual"])
+def test_tokens_of_more_streams_than_can_be_said_back_are_refused(ack: str) -> None:
+    """Also those that add up: else the answer does not fit a frame, or the subscription's token is none."""
+    net = DurableNet(1)
+    net.wait(1)
+    for first, last in (0, 4000), (4000, 4090), (0, 4090):
+        reader = Reader(net, 0)
+        reader.begin("s", token=tokens(first, last), ack=ack)
+        net.wait(2)
+        (begun,) = reader.begun
+        assert len(CheckpointToken.from_json(begun.token)) == 1 + last
+        reader.gone()
+    reader = Reader(net, 0)
+    reader.begin("s", token=tokens(4090, 4100), ack=ack)
+    net.wait(2)
+    assert not reader.begun
+    assert reader.ended() == ["usage"]
+
+
+def test_a_reader_with_a_large_token_is_answered() -> None:
+    net = DurableNet(1)
+    reader = Reader(net, 0)
+    reader.send(encode(Subscribe(number=1, topic="t", where="", token=tokens(0, 20_479), until="{}")))
+    net.wait(1)
+    assert len(reader.begun) == 1

@@ -39,7 +39,7 @@ from postroad.durable.subscriptions import (
     read_released,
     read_subscription,
 )
-from postroad.durable.token import CheckpointToken
+from postroad.durable.token import MAX_TOKEN_PUBENDS, CheckpointToken
 from postroad.errors import BugError, UsageError
 from postroad.selectors import MatchIndex, Selector
 from postroad.storage.effects import (
@@ -60,7 +60,8 @@ REPORT_US: Final = SECOND_US
 KEPT_US: Final = 5 * SECOND_US  # tokens kept here advance over silence this often
 KEPT_ROW_US: Final = MILLISECOND_US  # but no more of them in a time: each is a row on disk
 SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
-MAX_FOLLOWED: Final = 65_536  # pubends
+MAX_FOLLOWED: Final = 16_384  # pubends
+MAX_UNFOLLOWED: Final = MAX_TOKEN_PUBENDS - MAX_FOLLOWED  # pubends that only tokens of a subscription name
 MAX_SAVES: Final = 64  # on their way to disk; then the next one gathers
 
 TABLES: Final[Mapping[str, Reader]] = {  # what a start must load

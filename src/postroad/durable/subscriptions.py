@@ -505,7 +505,7 @@ class Subscriptions:
                 row.created_us,
                 row.shared,
                 row.key,
-                row.late,
+                max(0, row.late),
                 row.born or row.created_us,
             )
             self._by_name[held.name] = self._by_id[held.id] = held

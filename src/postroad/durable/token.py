@@ -14,7 +14,7 @@ from typing import Final, final
 from postroad.errors import UsageError
 from postroad.ids import parse_pubend, pubend_text
 
-MAX_TOKEN_PUBENDS: Final = 65_536
+MAX_TOKEN_PUBENDS: Final = 20_480  # so many fit a control frame, whatever their ticks
 MAX_TOKEN_TICK: Final = (1 << 63) - 1
 
 

@@ -82,6 +82,7 @@ class Following:
             if not self._said_full:
                 self._said_full = True
                 self._tell(FULL)
+            self._perform(self._hosting.absent(stream.id))  # else it may hold everything for this broker
             return
         if position is None:
             end = self._streams.get(filtering_stream(stream.id), _NEVER_USED)

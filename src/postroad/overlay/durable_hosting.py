@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from postroad.durable.claims import MAX_CLAIMS
 from postroad.durable.groups import TABLE as GROUPS
-from postroad.durable.hosting import Hosting
+from postroad.durable.hosting import MAX_UNFOLLOWED, Hosting
 from postroad.durable.knowledge import Segment
 from postroad.durable.outputs import (
     Confirmed,
@@ -331,6 +331,9 @@ class DurableHosting:
     ) -> list[Effect]:
         """Nobody else has it, or its token is known."""
         known = self.hosting.subscriptions.get(message.durable)
+        named = {*(token or ()), *(() if known is None else known.cursors)}
+        if sum(self.hosting.position(pubend) is None for pubend in named) > MAX_UNFOLLOWED:
+            raise UsageError(f"a token of more than {MAX_UNFOLLOWED} streams of which nothing was heard here")
         if known is not None and known.session is not None:
             # Before anything is sent to the newer one, which would be taken off the older one's credit.
             known.check_same(selector, message.shared, message.key)

@@ -10,7 +10,6 @@ pubends and claims count again.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import MAX_BROKERS, Topology
 from postroad.storage.effects import Save
 from postroad.units import SECOND_US
-from postroad.wire.frames import Reply, Request, encode
+from postroad.wire.frames import Reply, Request, encode, json_within_frame
 
 _U32: Final = struct.Struct(">I")
 TABLE: Final = "retired"  # number of a retired broker -> nothing
@@ -165,7 +164,7 @@ class Retiring:
             self._under_way.remove(one)
             names = self._topology.names()
             missing = sorted(name for number, name in names.items() if number not in (*one.done, one.broker))
-            body = json.dumps(
+            body = json_within_frame(
                 {
                     "retired": self._topology.name(one.broker),
                     "done": sorted(self._topology.name(number) for number in one.done),

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from postroad.errors import BugError, PeerError
+from postroad.errors import BugError, PeerError, UnavailableError
 
 PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
@@ -435,15 +435,20 @@ def decode_body(body: bytes, kind: type[_Body]) -> _Body:
 
 
 def json_within_frame(values: Mapping[str, object]) -> str:
-    """A JSON object for the body of a control frame; its lists lose their last rows if it would not fit."""
+    """A JSON object for the body of a control frame; its lists lose their last rows if it would not fit.
+
+    UnavailableError if it does not fit without them either.
+    """
     rows = max((len(value) for value in values.values() if isinstance(value, list | tuple)), default=0)
     while True:
         cut = {
             key: value[:rows] if isinstance(value, list | tuple) else value for key, value in values.items()
         }
         body = msgspec.json.encode(cut)
-        if len(body) <= MAX_BODY_BYTES or not rows:
+        if len(body) <= MAX_BODY_BYTES:
             return body.decode()
+        if not rows:
+            raise UnavailableError(f"the answer has {len(body)} bytes, at most {MAX_BODY_BYTES} are possible")
         rows //= 2
 
 
