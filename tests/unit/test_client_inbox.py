@@ -174,6 +174,17 @@ def test_what_was_deleted_and_begins_again_since_a_time_has_missed_nothing() -> 
         assert script.take(fx.Missed) == []
 
 
+def test_what_somebody_else_made_again_later_is_no_past_that_was_asked_for() -> None:
+    """D8: it asked since tick 5, but the one of that name that is there now began at 90."""
+    script = Script()
+    script.up()
+    number = durable(script, since_us=5)
+    for born, tick, gaps in (7, 5, []), (8, 90, [pubend_text(P)]):
+        again(script)
+        script.say(wire.Subscribed(number=number, token=CheckpointToken({P: tick}).to_json(), born=born))
+        assert [one.gap.pubend for one in script.take(fx.Missed)] == gaps
+
+
 def test_a_shared_one_that_was_deleted_meanwhile_begins_anew_with_a_gap() -> None:
     script = Script()
     script.up()

@@ -327,9 +327,12 @@ def _ack(
 
 def _is_other(subscription: _Subscription, message: wire.Subscribed) -> bool:
     """It is not the one that it was: one of the same name was created meanwhile, and began then. `created` is
-    said once, and may be lost with its connection; since a time, it began there again."""
+    said once, and may be lost with its connection. Since a time it began there again, unless somebody else
+    made it."""
     other = 0 not in (subscription.born, message.born) and subscription.born != message.born
-    return (message.created or other) and not subscription.request.since_us
+    since_us = subscription.request.since_us
+    began_there = bool(since_us) and all(tick <= since_us for tick in _token(message.token).values())
+    return (message.created or other) and not began_there
 
 
 def _lost_acks(subscription: _Subscription) -> list[Effect]:
