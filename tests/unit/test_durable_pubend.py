@@ -19,6 +19,7 @@ from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.units import SECOND_US
 
 P = 7 << 32
 NOW = 1_000_000_000
@@ -372,3 +373,14 @@ def test_sizes_find_the_floor() -> None:
     floor = rig.pubend.floor_for_size(size // 2)
     assert NOW < floor < rig.pubend.last
     assert rig.pubend.floor_for_size(size + 1) == 0
+
+
+def test_what_is_under_way_after_days_of_silence_is_not_days_old() -> None:
+    """T4: what a stop says is not recorded is read again, of every pubend of the broker."""
+    rig, day_us = Rig(), 86_400 * SECOND_US
+    rig.write(rig.pubend.stage([rig.batch()], NOW).effects)
+    rig.write(rig.pubend.reserve(NOW + 3 * day_us))
+    assert rig.pubend.untold is None
+    rig.pubend.stage([rig.batch()], NOW + 3 * day_us)
+    assert rig.pubend.untold is not None
+    assert rig.pubend.untold >= NOW + 3 * day_us - SECOND_US

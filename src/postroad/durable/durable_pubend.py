@@ -582,8 +582,8 @@ class DurablePubend:
         """Events above this tick are on disk, or may come there, and were not handed out; None: all were."""
         if not self.recovered:
             return self._again
-        first = next(iter(self._staged.values()), None)
-        return None if first is None else max(first.segment.start, self.start)
+        batch = next((one.segment.batch for one in self._staged.values()), None)
+        return None if batch is None else int(batch.headers["tick"][0]) - 1
 
     # ---- inspection
 
