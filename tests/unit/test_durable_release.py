@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import count
 
@@ -17,7 +18,17 @@ from postroad.durable.filtering import filtering_stream
 from postroad.durable.release import ReleaseRoot, Report, RetentionPolicy
 from postroad.errors import UnavailableError
 from postroad.storage.effects import Save
-from postroad.wire.frames import Attach, Kind, Refuse, Release, Request, encode
+from postroad.wire.frames import (
+    Advertisement,
+    Attach,
+    Kind,
+    Refuse,
+    Release,
+    Reply,
+    Request,
+    TopologyUpdate,
+    encode,
+)
 
 P = 1 << 32  # the durable pubend of the first broker
 LINE = [(0, 1), (1, 2)]
@@ -594,3 +605,60 @@ def test_more_pubends_than_can_be_followed_end_no_broker(monkeypatch: pytest.Mon
         publisher.send(publisher.durable("t", str(again)))
         net.wait(1)
         assert reader.got()[-1:] == [str(again)]
+
+
+def test_a_broker_that_follows_no_more_holds_nothing_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D7: it follows one pubend of a broker, which then opens another, that of its history."""
+    monkeypatch.setattr(hosting, "MAX_FOLLOWED", 2)
+    net = DurableNet(2, [(0, 1)])
+    Reader(net, 1).begin("s", ack="auto")
+    net.wait(1)
+    monkeypatch.setattr(hosting, "MAX_FOLLOWED", 3)
+    watcher = Reader(net, 0)
+    watcher.begin("w", topic="$postroad/#", ack="auto")
+    net.wait(1)
+    monkeypatch.setattr(hosting, "MAX_FOLLOWED", 2)
+    for _ in range(6):
+        net.wait(10)
+        watcher.ack()
+    net.wait(30)
+    assert 1 << 32 | 0x7FFF_FFFF in net.disks[0].chopped
+
+
+def test_heads_that_fit_no_answer_end_no_broker() -> None:
+    """A neighbour makes up brokers with thousands of pubends each."""
+    net = DurableNet(1)
+    fake = Fake(net, 0, 20)
+    for broker in range(20, 27):
+        pubends = tuple(broker << 32 | number for number in range(4096))
+        fake.advertise(broker=0 if broker == 20 else broker, pubends=pubends)
+        fake.say(Attach(origin=broker, known=dict.fromkeys(pubends, net.now_us)))
+    client = DurableClient(net, 0)
+    client.send(encode(Request(number=1, what="heads")))
+    assert [one.code for one in client.messages if isinstance(one, Reply)] == ["unavailable"]
+
+
+def test_names_that_fit_no_answer_are_cut() -> None:
+    net = DurableNet(1)
+    fake = Fake(net, 0, 20)
+    fake.advertise()
+    made_up = tuple(
+        Advertisement(
+            broker=one,
+            node=one.to_bytes(16, "big"),
+            name="\u00e9" * 120 + str(one),
+            boot=1,
+            sequence=1,
+            neighbours=(),
+            pubends=(),
+        )
+        for one in range(1000, 6000)
+    )
+    for first in range(0, len(made_up), 400):
+        fake.say(TopologyUpdate(advertisements=made_up[first : first + 400]))
+    client = DurableClient(net, 0)
+    client.send(encode(Request(number=2, what="subs.retire", arguments={"broker": f"{1000:08x}"})))
+    net.wait(60)
+    (reply,) = (one for one in client.messages if isinstance(one, Reply))
+    assert reply.code == ""
+    assert 100 < len(json.loads(reply.body)["missing"]) < 5000
