@@ -24,8 +24,8 @@ from postroad.wire.frames import Kind, Limits
 
 # A batch of this size costs the broker next to nothing per event already; a larger one only waits longer.
 CUT_BYTES: Final = 128 * KIB
-MAX_SOURCES: Final = 256  # numbers that it may come back to: one at each of its brokers
 CUT_EVENTS: Final = 1024
+MAX_SOURCES: Final = 256  # numbers that it may come back to: one at each of its brokers
 # Bytes of a batch that are not events' own: the frame header, and one event header with some slack.
 _OVERHEAD_BYTES: Final = 256
 
