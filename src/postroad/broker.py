@@ -133,7 +133,7 @@ class Broker:
             config.delivery,
             available=self._links.available,
             spend=self._links.spend,
-            sent=None if tracking is None else self._sent,
+            note=None if tracking is None else tracking.noted.append,
         )
         self._routing = self._make_routing(tables.get(ENDS_TABLE, {}), tracked=tracking is not None)
         self._topology.set_pubends((self._routing.pubend.id,), now_us)
@@ -311,7 +311,7 @@ class Broker:
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
         """Everything that happened since the last call; returns what to do."""
         self._counters["turns_total"] += 1
-        self._now_us = now_us
+        self._now_us = self._delivery.now_us = now_us
         if self._host is not None:
             self._host.now_us = now_us
         for item in inputs:
@@ -321,6 +321,7 @@ class Broker:
                 self._stirred = True
                 self._happened(item, now_us)
         self._intake.settle(now_us)
+        noted = len(self._tracer.tracking.noted)
         awake = self._stirred or now_us >= self._upkeep_us
         if awake:
             self._upkeep(now_us)
@@ -328,8 +329,10 @@ class Broker:
             self._out += self._routing.settle(now_us)
             due_us = None if self._host is None else self._host.next_deadline()
             self._upkeep_us = min(self._upkeep_us, self._routing.next_deadline(), due_us or self._upkeep_us)
+        if self._stirred or self._learned or len(self._tracer.tracking.noted) > noted:
+            self.record()  # some of it may be of another time, which must be known soon
         self._learned = False
-        kept = self._tracer.tick(now_us)
+        kept = self._tracer.tick(now_us, busy=bool(inputs))
         if awake or kept:
             self._out += kept
             self._out += self._history.tick(kept, now_us)
@@ -337,6 +340,11 @@ class Broker:
         out = self._out[:]
         self._out.clear()
         return out
+
+    def record(self) -> None:
+        """What happened to messages. Where these come one by one that is put off, best until what `handle`
+        returned is sent: it costs less for many, and keeps nobody waiting."""
+        self._tracer.tracking.record()
 
     def _happened(self, item: Input, now_us: int) -> None:
         """Anything but a frame."""
@@ -553,9 +561,6 @@ class Broker:
                 self._requests.request(peer.connection, message, now_us)
             case _:
                 raise BugError(f"{type(message).__name__} from a client has no handler")
-
-    def _sent(self, pubend: int, names: list[str], ids: bytes) -> None:
-        self._tracer.tracking.delivered(pubend >> 32, names, ids, self._now_us)
 
     def _forwarded(self, pubend: int, neighbour: int, ids: bytes) -> None:
         if not is_history(pubend):

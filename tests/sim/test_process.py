@@ -34,6 +34,9 @@ class Echo:
         self.effects: list[Effect] = [Dial(address) for address in dial]
         process.disk.save("boot", bytes(len(process.boots) + 1))
 
+    def record(self) -> None:
+        pass
+
     def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
         self.turns.append(now_us)
         self.seen += inputs

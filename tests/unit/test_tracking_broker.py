@@ -11,12 +11,29 @@ import msgspec
 import pytest
 
 from postroad.broker import Broker
-from postroad.config import BrokerConfig, Identity
+from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.events.batch import EventBatch
 from postroad.ids import MessageId
+from postroad.overlay.intake import MAX_PUT_OFF, MAX_PUT_OFF_BYTES
+from postroad.tracking.effects import Keep, StoreFilter
 from postroad.tracking.messages import TraceQuestion
+from postroad.tracking.record import decode_meta
+from postroad.tracking.recorder import MAX_HOLD_US
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.wire.frames import Kind, Query, Reply, Request, Skew, decode, encode, frame_kind
+from postroad.tracking.tracer import PUT_OFF_US
+from postroad.units import MIB
+from postroad.wire.frames import (
+    Credit,
+    Kind,
+    Query,
+    Reply,
+    Request,
+    Skew,
+    decode,
+    encode,
+    frame_kind,
+)
 
 from .test_broker import SECOND_US, Client, Net
 
@@ -126,3 +143,113 @@ def test_without_tracking_nobody_is_corrected() -> None:
     net.now_us += 3600 * SECOND_US
     writer.send(frame)
     assert not writer.has(Skew)
+
+
+# ---- when it is recorded
+
+
+class Quiet(Client):
+    """Takes what comes and says nothing: each credit would make a turn of its own."""
+
+    def take(self, frame: bytes) -> None:
+        if frame_kind(frame) == Kind.DELIVERY:
+            self.batches.append(EventBatch.parse(frame, DEFAULT_LIMITS))
+        else:
+            super().take(frame)
+
+    def give_credit(self, size: int) -> None:
+        self.send(encode(Credit(size=size)))
+
+
+def delivering(strategy: str = "bloom") -> tuple[Tracked, Quiet, Client]:
+    net = Tracked(1, [], strategy=strategy)
+    reader, writer = Quiet(net, 0), Client(net, 0)
+    reader.subscribe(1, "t")
+    net.wait(1)
+    return net, reader, writer
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("how", ["told", "asked", "in time", "at the end"])
+def test_a_message_that_comes_alone_is_sent_first_and_recorded_later(strategy: str, how: str) -> None:
+    """T11: what is noted and not recorded yet is in every answer, and in what is stored."""
+    net, reader, writer = delivering(strategy)
+    broker = net.brokers[0]
+    assert broker is not None
+    writer.publish("t", "x")
+    assert reader.got() == ["x"]
+    (noted_us, *_), _ = net.tracking[0].noted  # published, delivered
+    assert net.tracking[0].next_deadline() == noted_us + MAX_HOLD_US
+    match how:
+        case "told":
+            broker.record()
+        case "asked":
+            pass
+        case "in time":
+            broker.handle([], noted_us + MAX_HOLD_US - 1)
+            assert net.tracking[0].noted
+            broker.handle([], noted_us + MAX_HOLD_US)
+        case "at the end":
+            (keep,) = (effect for effect in broker.shutdown(net.now_us) if isinstance(effect, Keep))
+            stored = [effect for effect in keep.effects if isinstance(effect, StoreFilter)]
+            assert sum(decode_meta(effect.record).count for effect in stored) == 2
+    assert bool(net.tracking[0].noted) == (how == "asked")
+    if how != "at the end":
+        found = trace(writer, reader.batches[0].id(0))
+        assert (found["verdict"], len(found["receivers"])) == ("complete", 1)
+
+
+def test_what_is_noted_does_not_wait_if_it_says_little_or_holds_much() -> None:
+    """Only times that tell when a message was here may wait: should the process die, these tell what is lost.
+    And notes have the messages with them."""
+    net, reader, writer = delivering()
+    noted = net.tracking[0].noted
+
+    def put_off(*frames: bytes) -> bool:
+        writer.send(*frames)
+        waits = bool(noted)
+        noted.clear()
+        return waits
+
+    assert put_off(writer.frame("t", "x"))
+    assert put_off(*(writer.frame("t", "x") for _ in range(MAX_PUT_OFF)))
+    assert not put_off(*(writer.frame("t", "x") for _ in range(MAX_PUT_OFF + 1)))
+    assert not put_off(writer.frame("t", "x", "y"))
+    assert not put_off(writer.frame("t", "x" * MAX_PUT_OFF_BYTES))
+    old = writer.frame("t", "x")
+    net.now_us += SECOND_US
+    assert not put_off(old)
+    assert reader.got()[-1] == "x"
+
+
+def test_what_waited_for_credit_is_recorded_at_once() -> None:
+    """By then its time may be long past."""
+    net, reader, writer = delivering()
+    payload = "x" * (MAX_PUT_OFF_BYTES // 2)
+    sent = 0
+    while len(reader.batches) == sent:
+        writer.publish("t", payload)
+        sent += 1
+    writer.publish("t", payload)
+    net.tracking[0].record()
+    assert len(reader.batches) == sent - 1
+    reader.give_credit(MIB)
+    assert len(reader.batches) == sent + 1
+    assert net.tracking[0].noted == []
+
+
+def test_what_is_due_waits_for_a_turn_without_messages_but_not_for_long() -> None:
+    """Filling and storing filters keeps no message waiting."""
+    net, _, writer = delivering()
+    tracking = net.tracking[0]
+    writer.publish("t", "x")
+    keys = tracking.metrics()["tracking_keys_total"]
+    net.now_us = tracking.noted[0][0] + MAX_HOLD_US
+    writer.publish("t", "y")
+    assert tracking.metrics()["tracking_keys_total"] == keys
+    deadline_us = tracking.next_deadline()
+    assert deadline_us is not None
+    assert deadline_us <= net.now_us
+    net.now_us = deadline_us + PUT_OFF_US
+    writer.publish("t", "z")
+    assert tracking.metrics()["tracking_keys_total"] == keys + 6

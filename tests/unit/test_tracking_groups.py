@@ -6,12 +6,13 @@ import pytest
 
 from postroad.ids import MessageId
 from postroad.tracking.attachment_log import decode_changes
-from postroad.tracking.bloom_strategy import MAX_HOLD_US, BloomTracking
+from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
 from postroad.tracking.messages import MAX_RECEIVERS, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta
+from postroad.tracking.recorder import MAX_HOLD_US
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US

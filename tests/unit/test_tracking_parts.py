@@ -35,7 +35,7 @@ from postroad.tracking.planner import (
 )
 from postroad.tracking.render import dot, tree
 from postroad.tracking.settings import GATHER_US, TrackingConfig
-from postroad.tracking.skew import SkewCheck
+from postroad.tracking.skew import BOUNDS_US, SkewCheck
 from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import make_tracking
 from postroad.tracking.trace import parse_ids
@@ -221,7 +221,13 @@ def test_the_skew_check_is_the_formula(tolerance_us: int, frames: list[tuple[int
         time_ms = now_us // 1000 + ahead_ms
         ahead_us = time_ms * 1000 + 500 - now_us
         expected = None if abs(ahead_us) <= tolerance_us else -ahead_us
-        assert check.correction_us(publisher, bytes(MessageId(publisher, 2, time_ms, 0)), now_us) == expected
+        newest = bytes(MessageId(publisher, 2, time_ms, 0))
+        assert check.correction_us(publisher, newest, now_us) == expected
+        if now_us >= check.until_us:
+            check.bound(now_us)
+        assert not check.early <= newest[8:14] < check.late or expected is None
+        assert check.early <= newest[8:14] or ahead_us <= BOUNDS_US + MILLISECOND_US - tolerance_us
+        assert newest[8:14] < check.late or ahead_us + BOUNDS_US + MILLISECOND_US >= tolerance_us
 
 
 def test_a_corrected_publisher_stays_within_the_tolerance() -> None:

@@ -32,6 +32,7 @@ from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pube
 from postroad.ids import is_history, pubend_text
 from postroad.overlay.effects import Close, Effect, Note, Send
 from postroad.selectors import MatchIndex, Selector
+from postroad.tracking.recorder import Passage
 from postroad.wire.frames import Ended, Kind, encode
 
 CONNECTION_BUFFERS: Final = 4  # a connection holds at most this many times `DeliveryConfig.buffer_bytes`
@@ -145,7 +146,7 @@ class Delivery:
     """The subscriptions of the clients connected here.
 
     `available` and `spend` are the send credit of a connection; a frame may be sent while some is left.
-    `sent` is told what went to whom: the pubend, the names of subscriptions, the ids of the events.
+    `note` is told what went to whom.
     """
 
     __slots__ = (
@@ -160,10 +161,11 @@ class Delivery:
         "_gaps",
         "_index",
         "_last_key",
-        "_sent",
+        "_note",
         "_spend",
         "_streams",
         "_subscriptions",
+        "now_us",
     )
 
     def __init__(
@@ -172,10 +174,11 @@ class Delivery:
         *,
         available: Callable[[int], int],
         spend: Callable[[int, int], object],
-        sent: Callable[[int, list[str], bytes], None] | None = None,
+        note: Callable[[Passage], object] | None = None,
     ) -> None:
         self._buffer_bytes = config.buffer_bytes
-        self._sent = sent
+        self._note = note
+        self.now_us = 0  # of this turn
         self._available = available
         self._spend = spend
         self._subscriptions: dict[int, _Subscription] = {}  # by key
@@ -316,7 +319,7 @@ class Delivery:
         subscriptions, available, spend, bit = self._subscriptions, self._available, self._spend, stream.bit
         emit = effects.append
         frames = events = 0
-        tell = self._sent if stream.tracked else None
+        note = self._note if stream.tracked else None
         for rows, targets in self._index.match(batch):
             count = len(rows)
             cut = _Cut(batch, rows, count, pubend, start, end)
@@ -341,8 +344,8 @@ class Delivery:
                 frames += 1
                 events += count
                 names.append(subscription.name)
-            if tell is not None and names:
-                tell(pubend, names, batch.ids(rows))
+            if note is not None and names:
+                note((self.now_us, batch, rows, pubend, names))
         self._frames += frames
         self._delivered += events
 
@@ -489,8 +492,8 @@ class Delivery:
             subscription.delivered += count
             self._delivered += count
             pubend = frame_pubend(frame)
-            if self._sent is not None and not is_history(pubend):
-                self._sent(pubend, [subscription.name], frame_ids(frame, count))
+            if self._note is not None and not is_history(pubend):
+                self._note((self.now_us, frame_ids(frame, count), None, pubend, [subscription.name]))
         else:
             subscription.gaps += 1
             self._gaps += 1

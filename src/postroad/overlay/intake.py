@@ -8,6 +8,7 @@ of whoever drew the ids (spec T5).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from postroad.durable.durable_pubend import DurablePubend
 from postroad.durable.knowledge import Segment
@@ -22,6 +23,10 @@ from postroad.overlay.routing import Routing
 from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import Tracking
 from postroad.wire.frames import Accepted, Limits, Message, Rejected, Skew, encode
+
+# Events that come alone, and at their time, are recorded later; but no more, and no longer ones, than this.
+MAX_PUT_OFF: Final = 16
+MAX_PUT_OFF_BYTES: Final = 16 << 10
 
 
 class Intake:
@@ -69,6 +74,10 @@ class Intake:
             return
         pending, self._pending = self._pending, []
         batches: list[EventBatch] = []
+        clocks = self._clocks
+        put_off = len(pending) <= MAX_PUT_OFF
+        if clocks is not None and now_us >= clocks.until_us:
+            clocks.bound(now_us)
         for connection, batch in pending:
             peer = self._links.peer(connection)
             if peer is None:
@@ -88,10 +97,11 @@ class Intake:
                 durable = batch.durable
                 newest = batch.last_id
                 fresh = batch if durable else self._publishers.fresh(whose, batch, newest)
-                if fresh is not None and self._clocks is not None:  # spec T5
-                    correction_us = self._clocks.correction_us(peer.publisher, newest, now_us)
-                    if correction_us is not None:
-                        self._send(connection, Skew(correction_us=correction_us))
+                if fresh is not None and clocks is not None:  # spec T5
+                    in_time = clocks.early <= newest[8:14] < clocks.late
+                    if not in_time:
+                        self._correct(peer, clocks.correction_us(peer.publisher, newest, now_us))
+                    put_off &= in_time and batch.count == 1 and len(batch.data) <= MAX_PUT_OFF_BYTES
                 if durable:
                     self._durable.publish(connection, batch)
                     continue
@@ -102,9 +112,12 @@ class Intake:
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
             for group in runs_within(batches, self._limits):
-                ids = [batch.ids() for batch in group]
-                self._tracking.published(ids[0] if len(ids) == 1 else b"".join(ids), now_us)
+                if clocks is not None:
+                    published = group[0] if len(group) == 1 else b"".join(batch.ids() for batch in group)
+                    self._tracking.noted.append((now_us, published, None, 0, ()))
                 self._out += self._routing.publish(group, now_us)
+            if not put_off:
+                self._tracking.record()
 
     def spread(self, pubend: DurablePubend, segment: Segment, now_us: int) -> list[Effect]:
         """Durable events that are synced."""
@@ -126,6 +139,10 @@ class Intake:
         self._durable.closed(peer.connection)
         if self._clocks is not None:
             self._clocks.forget(peer.publisher)
+
+    def _correct(self, peer: Peer, correction_us: int | None) -> None:
+        if correction_us is not None:
+            self._send(peer.connection, Skew(correction_us=correction_us))
 
     def _check_publish(self, peer: Peer, batch: EventBatch) -> bytes:
         """Whose ids its events have."""

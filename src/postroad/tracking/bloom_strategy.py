@@ -18,7 +18,8 @@ What happens is only noted, which costs little, and added to the filters later: 
 passes on single messages, and a filter takes a hundred ids in hardly more time than one. A page of notes is
 added as if at its end, and spans less than `GATHER_US`: that counts as a delay of the messages, in the window
 of times. How long pages wait does not. But where a message's time says little about when it was here, `tick`
-adds the page soon, since only then it is known what a crash would lose.
+adds the page soon, since only then it is known what a crash would lose. Before that a message that comes
+alone is a line in `noted` only: single calls of code that is not in the processor's caches cost most.
 """
 
 from __future__ import annotations
@@ -56,14 +57,12 @@ from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import EXPIRE_US, Recorder
 from postroad.tracking.settings import GATHER_US, TrackingConfig
-from postroad.units import SECOND_US
 
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
 
 MAX_SINGLE_KEYS: Final = 1 << 16  # of one set of receivers at once; beyond that it is named
 MAX_NOTED_BYTES: Final = 1 << 20  # of ids noted and not added
 MANY_NOTED_BYTES: Final = 1 << 17  # pages do not wait for more
-MAX_HOLD_US: Final = SECOND_US  # how long pages wait to be added, or a tenth of the persistence interval
 
 ON_TIME: Final = 0  # of which times a filter has keys: of about when they were added,
 LATE: Final = 1  # or of others, also of those to come
@@ -142,7 +141,6 @@ class BloomTracking(Recorder):
         self._page: _Page | None = None  # the last of them
         self._noted_bytes = 0  # 0 when nothing is noted
         self._last_ids = b""  # of the last note in this page
-        self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         # Deliveries to the same subscribers follow each other: the entry of the last one.
         self._same: list[bytes] = []
         self._same_subscribers: Sequence[str] | None = None
@@ -177,6 +175,8 @@ class BloomTracking(Recorder):
 
     def _page_for(self, ids: bytes, now_us: int) -> _Page:
         """Where to note these."""
+        if self.noted:
+            self.record()  # what came before comes first
         page = self._page
         if page is None or now_us >= page.ends_us or self._noted_bytes >= MAX_NOTED_BYTES:
             page = self._turn_page(now_us)
@@ -204,6 +204,7 @@ class BloomTracking(Recorder):
     # ---- from notes to keys
 
     def _add_pages(self) -> None:
+        self.record()
         if not self._pages:
             return
         pages, self._pages, self._page = self._pages, [], None
@@ -360,7 +361,7 @@ class BloomTracking(Recorder):
         self._add_pages()
 
     def tick(self, now_us: int) -> list[TrackingEffect]:
-        if now_us < self._wake_us:
+        if now_us < self.next_deadline():
             return []
         self._add_pages()  # also what is stored now holds all that happened before
         if now_us >= self._expire_us:
@@ -381,7 +382,8 @@ class BloomTracking(Recorder):
             self._keep(self._histories.pop(place).retire(now_us))
 
     def _clean(self) -> bool:
-        return not self._pages and all(held.dirty_us is None for held in self._histories.values())
+        waiting = self.noted or self._pages
+        return not waiting and all(held.dirty_us is None for held in self._histories.values())
 
     def _deadline_us(self) -> int:
         deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us

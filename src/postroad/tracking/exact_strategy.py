@@ -73,6 +73,8 @@ class ExactTracking(Recorder):
         self._log([(DELIVERED, origin, subscriber) for subscriber in subscribers], ids, now_us)
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
+        if self.noted:
+            self.record()  # what came before comes first
         times = Times(ids)
         first = size = 0
         for at, happening in enumerate(happenings):
@@ -132,14 +134,15 @@ class ExactTracking(Recorder):
         self._opened_us = None
 
     def tick(self, now_us: int) -> list[TrackingEffect]:
-        if now_us < self._wake_us:
+        if now_us < self.next_deadline():
             return []
+        self.record()
         if self._opened_us is not None and now_us >= self._opened_us + self._config.persist_us:
             self._flush(now_us)
         return self._collect(now_us)
 
     def _clean(self) -> bool:
-        return not self._entries
+        return not self.noted and not self._entries
 
     def _deadline_us(self) -> int:
         if self._opened_us is None:
@@ -147,6 +150,7 @@ class ExactTracking(Recorder):
         return min(self._opened_us + self._config.persist_us, self._expire_us)
 
     def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:
+        self.record()
         self._flush(now_us)
         return self._stop(now_us, unrecorded_us)
 

@@ -7,6 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from postroad.events.batch import EventBatch
 from postroad.tracking.attachment import LATE_ROUND_US, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import (
     ASSUMED,
@@ -40,7 +44,12 @@ MAX_HANDLED_SPANS: Final = 64  # likewise, that are noted to be handled
 SHORT_US: Final = 3 * EXPIRE_US  # from when something was last refused on, the disk counts as full
 MAX_OF_GRAIN: Final = 16  # pressing notes on a full disk; further ones are twice as coarse
 MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id can have
+MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval
 MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
+
+# When; the messages, or their ids; which rows of them. They were published here if there is no pubend and
+# nobody, else delivered to these.
+Passage = tuple[int, EventBatch | bytes, npt.NDArray[np.uint32] | None, int, Sequence[str]]
 
 
 class Recorder(Lookup):
@@ -80,6 +89,8 @@ class Recorder(Lookup):
         )
         super().__init__(config, me=me, shelf=shelf, attachments=restored)
         self._sequence = self._shelf.last_sequence
+        self.noted: list[Passage] = []
+        self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         self._out: list[TrackingEffect] = []
         self._news = news  # of the attachment map, not stored yet
         self._pressing: list[Change] = []  # likewise, what is also for a full disk
@@ -98,6 +109,27 @@ class Recorder(Lookup):
     def next_sequence(self) -> int:
         self._sequence += 1
         return self._sequence
+
+    # ---- what happened
+
+    def published(self, ids: bytes, now_us: int) -> None:
+        raise NotImplementedError
+
+    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
+        raise NotImplementedError
+
+    def record(self) -> None:
+        noted = self.noted[:]
+        self.noted.clear()
+        for now_us, messages, rows, pubend, subscribers in noted:
+            ids = messages if isinstance(messages, bytes) else messages.ids(rows)
+            if subscribers:
+                self.delivered(pubend >> 32, subscribers, ids, now_us)
+            else:
+                self.published(ids, now_us)
+
+    def _flush_before_question(self) -> None:
+        self.record()
 
     # ---- who was there
 
@@ -205,8 +237,8 @@ class Recorder(Lookup):
         """When there is next something to do, once everything due now is done."""
         raise NotImplementedError
 
-    def next_deadline(self) -> int | None:
-        return self._wake_us
+    def next_deadline(self) -> int:
+        return min(self._wake_us, self.noted[0][0] + self._hold_us) if self.noted else self._wake_us
 
     def _collect(self, now_us: int) -> list[TrackingEffect]:
         """Everything to do in the driver since the last call."""

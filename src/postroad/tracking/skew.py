@@ -23,26 +23,23 @@ MAX_CORRECTED: Final = 10_000  # publishers whose last correction is remembered
 
 
 class SkewCheck:
-    __slots__ = ("_corrected", "_early", "_late", "_me", "_tolerance_us", "_until_us", "corrections")
+    __slots__ = ("_corrected", "_me", "_tolerance_us", "corrections", "early", "late", "until_us")
 
     def __init__(self, tolerance_us: int, *, me: int) -> None:
         self._me = me
         self._tolerance_us = tolerance_us
         self._corrected: OrderedDict[int, int] = OrderedDict()  # publisher -> when, oldest first
         self.corrections = 0
-        # Until then, ids with a time from `_early` to before `_late`, as ids have it, are in the tolerance.
-        self._until_us = 0
-        self._early = self._late = b""
+        # Until then, ids with a time from `early` to before `late`, as ids have it, are in the tolerance:
+        # whoever has one of these need not call anybody.
+        self.until_us = 0
+        self.early = self.late = b""
 
     def correction_us(self, publisher: int, newest: bytes, now_us: int) -> int | None:
         """What the publisher must add to its adjustment, or None while it is within the tolerance.
 
         `newest` is the last id of a publish frame, whose ids increase.
         """
-        if now_us >= self._until_us:
-            self._bound(now_us)
-        if self._early <= newest[8:14] < self._late:
-            return None
         # Ids have whole milliseconds, rounded down: the truth is half of one later on average.
         ahead_us = int.from_bytes(newest[8:14], "big") * MILLISECOND_US + MILLISECOND_US // 2 - now_us
         if -self._tolerance_us <= ahead_us <= self._tolerance_us:
@@ -59,11 +56,11 @@ class SkewCheck:
         self.corrections += 1
         return -ahead_us
 
-    def _bound(self, now_us: int) -> None:
-        self._until_us = now_us + BOUNDS_US
-        early_ms = -((self._tolerance_us - self._until_us) // MILLISECOND_US)
+    def bound(self, now_us: int) -> None:
+        self.until_us = now_us + BOUNDS_US
+        early_ms = -((self._tolerance_us - self.until_us) // MILLISECOND_US)
         late_ms = (now_us + self._tolerance_us) // MILLISECOND_US
-        self._early, self._late = (max(0, bound).to_bytes(6, "big") for bound in (early_ms, late_ms))
+        self.early, self.late = (max(0, bound).to_bytes(6, "big") for bound in (early_ms, late_ms))
 
     def forget(self, publisher: int) -> None:
         """It is gone."""

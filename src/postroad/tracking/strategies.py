@@ -17,6 +17,7 @@ from postroad.tracking.effects import NotKept, TrackingEffect
 from postroad.tracking.exact_strategy import ExactTracking
 from postroad.tracking.messages import MAX_NEIGHBOURS, Finding, TraceAnswer, TraceQuestion
 from postroad.tracking.record import FilterMeta
+from postroad.tracking.recorder import Passage
 from postroad.tracking.settings import TrackingConfig
 
 
@@ -24,6 +25,10 @@ class Tracking(Protocol):
     """What every strategy does."""
 
     looked: int  # keys, names and KiB gone through so far for questions: the work they were
+    noted: list[Passage]  # to be recorded; rooms append to it where every call counts
+
+    def record(self) -> None:
+        """What is noted. Until then it waits for at most `MAX_HOLD_US`."""
 
     def published(self, ids: bytes, now_us: int) -> None:
         """A publisher connected here sent these."""
@@ -98,6 +103,10 @@ class NoTracking:
     def __init__(self) -> None:
         self._neighbours: set[int] = set()
         self.looked = 0
+        self.noted: list[Passage] = []
+
+    def record(self) -> None:
+        self.noted.clear()
 
     def published(self, ids: bytes, now_us: int) -> None:
         pass

@@ -24,6 +24,7 @@ MAX_EACH: Final = 8  # traces of one connection that are under way at once,
 MAX_WAITING: Final = 64  # and further ones that wait for their turn
 PACE_US: Final = 5 * MILLISECOND_US  # from one trace that begins to the next,
 BURST_US: Final = MAX_EACH * PACE_US  # after a few at once;
+PUT_OFF_US: Final = 50 * MILLISECOND_US  # what to keep waits at most so long for a turn without messages
 WORK_US: Final = 1  # and for each key and the like that they looked for, a few times what that takes
 
 
@@ -102,12 +103,16 @@ class Tracer:
     def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
         return self._perform(self._desk.read(item.tag, item.records, now_us), now_us)
 
-    def tick(self, now_us: int) -> list[Effect]:
-        """The end of a turn: what to keep, traces that took too long, and the next to begin."""
+    def tick(self, now_us: int, *, busy: bool = False) -> list[Effect]:
+        """The end of a turn: what to keep, traces that took too long, and the next to begin. Where others
+        wait for what the turn did, what is to be kept is put off to one that comes right after it."""
         effects = self._begin(now_us) if self._waiting else []
         effects += self._perform(self._desk.tick(now_us), now_us)
         self._paced_us += (self._desk.own_work - self._paced_work) * WORK_US
         self._paced_work = self._desk.own_work
+        due_us = self.tracking.next_deadline()
+        if due_us is None or now_us < due_us + (PUT_OFF_US if busy else 0):
+            return effects
         # After all questions, which may fill filters: whoever reads those in this turn finds them kept.
         return _kept(self.tracking.tick(now_us)) + effects
 
