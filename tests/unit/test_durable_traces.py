@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,59 @@ def test_what_reaches_the_log_after_a_stop_in_good_order_is_traced(
         assert found["origin"] == "b0"
         assert receivers(found) == [("s", "b1")]
         assert all(one["doubt"] < 1e-3 for one in [*found["route"], *found["receivers"]])
+
+
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+@pytest.mark.parametrize("died", [False, True])
+def test_a_process_that_dies_over_its_log_leaves_it_to_the_next(strategy: str, died: bool) -> None:
+    """T4: it has stored something else meanwhile, which says nothing of what it had to record again."""
+    net = KeptNet(2, [(0, 1)], strategy)
+    net.tracking_config = replace(net.tracking_config, persist_us=10 * SECOND_US)
+    publisher, reader = DurableClient(net, 0), Reader(net, 1)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    net.slow.add(0)
+    publisher.send(publisher.durable("t", "x"))
+    if died:
+        net.disks[0].sync()
+        net.kill(0)
+    else:
+        stop(net, 0)
+        net.slow.add(0)
+    net.wait(60)
+    net.start(0)
+    DurableClient(net, 0).publish("t", "other")
+    net.wait(60)
+    assert net.histories[0].records
+    net.kill(0)
+    net.slow.discard(0)
+    net.wait(60)
+    net.start(0)
+    net.link(0, 1)
+    net.wait(2)
+    assert reader.got() == ["x"]
+    found = trace(DurableClient(net, 1), reader.batches[0].id(0))
+    assert found["verdict"] == ("partial" if died else "complete")
+    assert [step["broker"] for step in found["route"]] == ["b0", "b1"]
+    assert receivers(found) == [("s", "b1")]
+
+
+def test_what_was_recorded_again_and_stored_is_not_read_once_more() -> None:
+    net = KeptNet(1, [], "exact")
+    net.tracking_config = replace(net.tracking_config, persist_us=10 * SECOND_US)
+    net.kill(0)
+    for _ in range(2):
+        net.wait(60)
+        net.start(0)
+        began_us = net.now_us
+        publisher = DurableClient(net, 0)
+        publisher.send(publisher.durable("t", "x"))
+        net.wait(60)
+        net.kill(0)
+        stored, changes = net.history(0)
+        next_one = make_tracking(net.tracking_config, me=1, stored=stored, changes=changes, now_us=net.now_us)
+        assert next_one.unrecorded_us is not None
+        assert next_one.unrecorded_us > began_us
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

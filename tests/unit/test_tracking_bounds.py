@@ -263,6 +263,7 @@ def test_lost_times_are_joined_and_never_forgotten() -> None:
     random = Random(1)
     for _ in range(MAX_LOST + 100):
         held, news = AttachmentMap.restored(changes, last_stored_us=at_us - 5 * SECOND_US, now_us=at_us)
+        news += held.recorded(at_us)
         changes = list(held.snapshot(at_us)) if random.random() < 0.1 else changes + news
         lost += [at_us // 1000 - 2000] if len(lost) or held.lost else []
         at_us += random.randrange(20, 60) * SECOND_US

@@ -115,6 +115,14 @@ def test_damage_in_the_middle_keeps_what_follows(tmp_path: Path) -> None:
     assert not held.lost_at(45_000, skew_us=0) or held.unrecorded_us is not None
 
 
+def test_what_follows_damage_is_found_whatever_it_is() -> None:
+    data = bytearray(encode_changes([*LOGGED, Change(what="recorded", at_us=41 * SECOND_US)]))
+    data[len(encode_changes(LOGGED[:-1])) + 12] ^= 1
+    changes, problems = salvaged_changes(bytes(data), last_stored_us=0)
+    assert len(problems) == 1
+    assert [change.what for change in changes[-2:]] == ["damaged", "recorded"]
+
+
 class _Torn(TrackingStore):
     """The disk is full in the middle of a record."""
 

@@ -128,17 +128,28 @@ def test_a_crash_is_a_gap_and_a_stop_is_not() -> None:
 
 
 def test_what_is_recorded_again_at_a_start_is_wanted_again_if_that_process_dies_too() -> None:
-    """Until something is stored after it: T4, what a crash costs."""
+    """Unless that was done, and something is stored after it: T4, what a crash costs."""
     held, log = started(SECOND_US)
     assert held.unrecorded_us is None
+    assert held.recorded(2 * SECOND_US) == []
     held, news = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=9 * SECOND_US)
     assert held.unrecorded_us == 5 * SECOND_US
     log += news
     again, news = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=12 * SECOND_US)
     assert again.lost[-1] == (9 * SECOND_US, 12 * SECOND_US)
     assert again.unrecorded_us == 5 * SECOND_US
-    stored, _ = AttachmentMap.restored(log, last_stored_us=10 * SECOND_US, now_us=12 * SECOND_US)
-    assert stored.unrecorded_us == 10 * SECOND_US
+    other, _ = AttachmentMap.restored(log, last_stored_us=10 * SECOND_US, now_us=12 * SECOND_US)
+    assert other.unrecorded_us == 5 * SECOND_US, "it still read its log"
+    log += held.recorded(10 * SECOND_US)
+    for stored_us, unrecorded_us in (
+        (10 * SECOND_US, 5 * SECOND_US),
+        (10 * SECOND_US + 1, 10 * SECOND_US + 1),
+    ):
+        stored, news = AttachmentMap.restored(log, last_stored_us=stored_us, now_us=12 * SECOND_US)
+        assert stored.unrecorded_us == unrecorded_us
+        # What a process before it has recorded is not what this one has to.
+        again, _ = AttachmentMap.restored(log + news, last_stored_us=13 * SECOND_US, now_us=14 * SECOND_US)
+        assert again.unrecorded_us == unrecorded_us
     log += held.stopped(11 * SECOND_US)
     ended, _ = AttachmentMap.restored(log, last_stored_us=5 * SECOND_US, now_us=12 * SECOND_US)
     assert ended.unrecorded_us is None
@@ -151,11 +162,14 @@ def test_a_stop_says_since_when_events_are_not_recorded(anew: bool) -> None:
     log += held.stopped(9 * SECOND_US, 3 * SECOND_US)
     held, news = AttachmentMap.restored(log, last_stored_us=8 * SECOND_US, now_us=20 * SECOND_US)
     assert (held.unrecorded_us, held.lost) == (3 * SECOND_US, [])
-    log = list(held.snapshot(20 * SECOND_US)) if anew else log + news
-    again, _ = AttachmentMap.restored(log, last_stored_us=0, now_us=40 * SECOND_US)
-    assert again.unrecorded_us == 3 * SECOND_US
-    stored, _ = AttachmentMap.restored(log, last_stored_us=30 * SECOND_US, now_us=40 * SECOND_US)
-    assert stored.unrecorded_us == 30 * SECOND_US
+    log += news
+    for recorded in (False, True):
+        log += held.recorded(25 * SECOND_US) if recorded else []
+        log = list(held.snapshot(20 * SECOND_US)) if anew else log
+        again, _ = AttachmentMap.restored(log, last_stored_us=0, now_us=40 * SECOND_US)
+        assert again.unrecorded_us == 3 * SECOND_US
+        stored, _ = AttachmentMap.restored(log, last_stored_us=30 * SECOND_US, now_us=40 * SECOND_US)
+        assert stored.unrecorded_us == (30 if recorded else 3) * SECOND_US
 
 
 def test_a_process_that_does_not_track_passes_on_what_is_not_recorded(tmp_path: Path) -> None:

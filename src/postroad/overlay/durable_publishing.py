@@ -87,6 +87,7 @@ class PubendRoom:
 
     opened: Callable[[DurablePubend, int], list[Effect]]
     recovered: Callable[[EventBatch], None]  # by the last process, above `again`
+    all_recovered: Callable[[], None]  # there are no more of these
     spread: Callable[[DurablePubend, Segment], list[Effect]]
     answered: Callable[[DurablePubend, ReadDone], list[Effect]]
 
@@ -132,6 +133,8 @@ class DurablePublishing:
         self._counters = {"durable_events_total": 0, "durable_failures_total": 0}
         if stored is not None:
             self._recover(stored, again, now_us)
+        if self._recovered:
+            room.all_recovered()
 
     def _recover(self, stored: Stored, again: int | None, now_us: int) -> None:
         facts, publishers = (stored.tables.get(table, {}) for table in TABLES)
@@ -377,6 +380,8 @@ class DurablePublishing:
             self._out += effects
             for batch in again:
                 self._room.recovered(batch)
+            if self._recovered:
+                self._room.all_recovered()
             self._reserve(pubend, now_us)
 
     # ---- time

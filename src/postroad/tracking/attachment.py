@@ -93,6 +93,7 @@ class AttachmentMap:
         "_unwritten",
         "begins_us",
         "forgot_us",
+        "recorded_us",
         "settled_us",
         "stopped_us",
         "unrecorded_us",
@@ -112,6 +113,7 @@ class AttachmentMap:
         self.begins_us: int | None = None  # complete from here on; None before the first start
         self.forgot_us: int | None = None  # retention dropped what is older; None while it has not
         self.settled_us = 0  # all that was recorded until then is stored, since the last start
+        self.recorded_us = 0  # when all was recorded that the last start said may not be; 0 until it is
         self._clock_us = 0  # the latest that the clock was seen at
         self._crashes: list[tuple[int, int]] = []  # (from, to] of which nothing is known, the last one last
         self._unwritten: list[Noted] = []  # likewise, of any times: what a disk lost, or was handled late
@@ -158,7 +160,7 @@ class AttachmentMap:
                 unrecorded_us = change.until_us
             if change.what == "start" and change.who != SNAPSHOT:
                 seen_us = change.at_us
-            elif change.what in ("start", "attach", "settled"):
+            elif change.what in ("start", "attach", "settled", "recorded"):
                 seen_us = max(seen_us, change.at_us)
         if running_us is None:
             news = made._end_all(now_us)
@@ -169,8 +171,8 @@ class AttachmentMap:
             # If the clock was set back, it died at some time after the last that is known.
             until_us = now_us if seen_us <= now_us else seen_us + 2 * again_us + LATE_ROUND_US
             made.unrecorded_us = min(lost_us, now_us)
-            # What a process recorded again at its start is lost with it if it stored nothing after that.
-            if unrecorded_us and lost_us == running_us:
+            # What a process had to record again is lost with it, unless it had done so and stored that.
+            if unrecorded_us and not 0 < made.recorded_us < lost_us:
                 made.unrecorded_us = min(unrecorded_us, made.unrecorded_us)
             news = made._end_all(until_us)
             news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=until_us)))
@@ -270,6 +272,12 @@ class AttachmentMap:
         """All that was recorded until now is stored."""
         return [self._apply(Change(what="settled", at_us=now_us))]
 
+    def recorded(self, now_us: int) -> list[Change]:
+        """What `unrecorded_us` says may not be recorded is, though it may not be stored."""
+        if self.unrecorded_us is None:
+            return []
+        return [self._apply(Change(what="recorded", at_us=now_us))]
+
     def _apply(self, change: Change) -> Change:
         if change.what in BY_THE_CLOCK:
             self._clock_us = max(change.at_us, self._clock_us)
@@ -299,6 +307,8 @@ class AttachmentMap:
                     self._add_handled(change)
             case "settled":
                 self.settled_us = change.at_us
+            case "recorded":
+                self.recorded_us = change.at_us
             case "begin":
                 self.forgot_us = max(change.at_us, self.forgot_us or 0)
                 self.begins_us = max(change.at_us, self.begins_us or 0)
@@ -322,7 +332,7 @@ class AttachmentMap:
     def _begin_anew(self, now_us: int) -> None:
         """What the process before has stored, or was lost with it, is settled; times of its clock, which may
         have been ahead, say nothing about this one. Whoever is there is named again."""
-        self.settled_us = 0
+        self.settled_us = self.recorded_us = 0
         self._handled = []
         if self._damaged_us is not None:
             self._add_unwritten(Noted(self._damaged_us, now_us, now_us))
@@ -494,6 +504,8 @@ class AttachmentMap:
         head += self._handled
         if self.settled_us:
             head.append(Change(what="settled", at_us=self.settled_us))
+        if self.recorded_us:
+            head.append(Change(what="recorded", at_us=self.recorded_us))
         # After all starts: it is the time of none of them.
         seen = Change(what="seen", at_us=self._clock_us)
         started = Change(

@@ -24,7 +24,7 @@ MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 PART_BYTES: Final = 1 << 16  # of encoded changes, about a millisecond's work
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
-BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled", "seen")
+BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled", "recorded", "seen")
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -51,7 +51,8 @@ class Change(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     and `who` SNAPSHOT if nothing starts and only the changes before it are one), lost (from at to until
     nothing is known; of DISK, noted then), begin (nothing older than at is kept), handled (message times from
     at to until, out of their time, noted then), damaged (changes from at on are missing), settled (what was
-    recorded before at is stored), seen (the clock had shown at, in a snapshot).
+    recorded before at is stored), recorded (the durable events that the start says may not be are, since at),
+    seen (the clock had shown at, in a snapshot).
     """
 
     what: str
@@ -68,7 +69,8 @@ _CHANGES: Final = msgspec.msgpack.Decoder(Change)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 # How an encoded change begins: an array of some fields, of which the first is one of these words.
 _BODY: Final = re.compile(
-    rb"[\x92-\x9f][\xa4-\xa8](?:attach|detach|late|start|stop|lost|begin|handled|damaged|settled|seen)"
+    rb"[\x92-\x9f][\xa4-\xa8]"
+    rb"(?:attach|detach|late|start|stop|lost|begin|handled|damaged|settled|recorded|seen)"
 )
 
 

@@ -388,6 +388,9 @@ class Recorder(Lookup):
     def unrecorded_us(self) -> int | None:
         return self._map.unrecorded_us
 
+    def recorded(self, now_us: int) -> None:
+        self._changed(self._map.recorded(now_us))
+
     def set_back(self, now_us: int) -> None:
         if self._map.stopped_us is not None:  # else that time is lost already
             self._changed(self._map.lose(self._map.stopped_us, self._started_us, now_us))

@@ -85,6 +85,9 @@ class Tracking(Protocol):
     def unrecorded_us(self) -> int | None:
         """What happened since then, before this process began, may not be recorded; None if all is."""
 
+    def recorded(self, now_us: int) -> None:
+        """All that the log has of it was told to `published`."""
+
     def set_back(self, now_us: int) -> None:
         """What is stored is of a backup: there were processes after it of which nothing is known."""
 
@@ -166,6 +169,9 @@ class NoTracking:
     @property
     def unrecorded_us(self) -> int | None:
         return None
+
+    def recorded(self, now_us: int) -> None:
+        pass
 
     def set_back(self, now_us: int) -> None:
         pass
