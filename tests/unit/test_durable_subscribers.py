@@ -14,6 +14,7 @@ from postroad.durable import filtering, hosting
 from postroad.durable.token import CheckpointToken
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
+from postroad.overlay import durable_hosting
 from postroad.overlay.durable_following import Following
 from postroad.overlay.effects import Effect, Send
 from postroad.storage.effects import Save, StorageEffect
@@ -804,6 +805,68 @@ def test_tokens_of_more_streams_than_can_be_said_back_are_refused(ack: str) -> N
     net.wait(2)
     assert not reader.begun
     assert reader.ended() == ["usage"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("ack", ["", "manual"])
+def test_a_token_of_what_was_followed_before_a_restart_is_taken_at_once(
+    at: int, ack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3: also while the disk is slow to say what was remembered of these pubends."""
+    net = DurableNet(2, [(0, 1)], pubends=3)
+    reader, publishers = Reader(net, at), [DurableClient(net, 0) for _ in range(3)]
+    reader.begin("s", ack=ack)
+    net.wait(1)
+    for publisher in publishers:
+        publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    token = reader.token()
+    assert len(json.loads(token)) == 6
+    reader.ack()
+    net.wait(2)
+    monkeypatch.setattr(durable_hosting, "MAX_UNFOLLOWED", 1)
+    net.kill(at)
+    net.slow.add(at)
+    net.start(at)
+    again = Reader(net, at)
+    again.begin("s", ack=ack, token="" if ack else token)
+    assert again.ended() == []
+    net.slow.clear()
+    net.sync(at)
+    net.link(0, 1)
+    net.wait(2)
+    assert again.got() == []
+    publishers = [DurableClient(net, 0) for _ in range(3)]
+    for publisher in publishers:
+        publisher.send(publisher.durable("t", "b"))
+    net.wait(2)
+    assert again.got() == ["b"] * 3
+
+
+def test_a_pubend_that_is_met_again_before_its_records_are_read_is_followed_once() -> None:
+    """Its broker was out of reach for so long that it was forgotten, while the disk hung."""
+    net = DurableNet(2, [(0, 1)])
+    reader, publisher = Reader(net, 1), DurableClient(net, 0)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    net.kill(1)
+    net.slow.add(1)
+    net.start(1)
+    broker = net.brokers[1]
+    assert broker is not None
+    broker._routing.forget_origin(1, net.now_us)
+    net.link(0, 1)
+    net.wait(1)
+    net.slow.clear()
+    net.sync(1)
+    net.wait(1)
+    publisher.send(publisher.durable("t", "b"))
+    again = Reader(net, 1)
+    again.begin("s", ack="auto")
+    net.wait(2)
+    assert again.got() == ["a", "b"]
 
 
 def test_a_reader_with_a_large_token_is_answered() -> None:

@@ -13,7 +13,7 @@ Order of durability: filtering record synced, then latestDelivered saved, then r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping
 from typing import Final
 
 from postroad.durable.claims import TABLE as CLAIMS
@@ -150,6 +150,11 @@ class Hosting:
     def full(self) -> bool:
         """No further pubend can be followed."""
         return len(self._pubends) >= MAX_FOLLOWED
+
+    @property
+    def followed(self) -> KeysView[int]:
+        """All pubends that are, also those with no `position` yet."""
+        return self._pubends.keys()
 
     def followed_before(self) -> dict[int, int]:
         """Pubend -> latestDelivered as saved."""

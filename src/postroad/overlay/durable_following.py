@@ -78,13 +78,14 @@ class Following:
         position = self._hosting.position(stream.id)
         if position is not None and position >= stream.horizon and self._reached.get(stream.id) is stream:
             return
-        if position is None and self._hosting.full:
+        followed = stream.id in self._hosting.followed
+        if not followed and self._hosting.full:
             if not self._said_full:
                 self._said_full = True
                 self._tell(FULL)
             self._perform(self._hosting.absent(stream.id))  # else it may hold everything for this broker
             return
-        if position is None:
+        if not followed:
             end = self._streams.get(filtering_stream(stream.id), _NEVER_USED)
             outputs = self._hosting.follow(
                 stream.id,
