@@ -228,7 +228,7 @@ class Broker:
             room=PubendRoom(
                 opened=self._opened_pubend,
                 recovered=lambda batch: self._tracer.tracking.published(batch.ids(), self._now_us),
-                all_recovered=lambda: self._tracer.tracking.recorded(self._now_us),
+                all_recovered=lambda: self._tracer.tracking.recorded_again(self._now_us),
                 spread=lambda pubend, segment: self._intake.spread(pubend, segment, self._now_us),
                 answered=self._routing.log_read,
             ),

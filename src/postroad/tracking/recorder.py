@@ -388,7 +388,7 @@ class Recorder(Lookup):
     def unrecorded_us(self) -> int | None:
         return self._map.unrecorded_us
 
-    def recorded(self, now_us: int) -> None:
+    def recorded_again(self, now_us: int) -> None:
         self._changed(self._map.recorded(now_us))
 
     def set_back(self, now_us: int) -> None:

@@ -85,7 +85,7 @@ class Tracking(Protocol):
     def unrecorded_us(self) -> int | None:
         """What happened since then, before this process began, may not be recorded; None if all is."""
 
-    def recorded(self, now_us: int) -> None:
+    def recorded_again(self, now_us: int) -> None:
         """All that the log has of it was told to `published`."""
 
     def set_back(self, now_us: int) -> None:
@@ -170,7 +170,7 @@ class NoTracking:
     def unrecorded_us(self) -> int | None:
         return None
 
-    def recorded(self, now_us: int) -> None:
+    def recorded_again(self, now_us: int) -> None:
         pass
 
     def set_back(self, now_us: int) -> None:
