@@ -19,9 +19,8 @@ from postroad.tracking.effects import Keep, StoreFilter
 from postroad.tracking.messages import TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.recorder import MAX_HOLD_US
-from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.settings import PUT_OFF_US, TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.tracking.tracer import PUT_OFF_US
 from postroad.units import MIB
 from postroad.wire.frames import (
     Credit,

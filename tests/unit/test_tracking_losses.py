@@ -13,11 +13,11 @@ from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
 from postroad.ids import MessageId
 from postroad.tracking.attachment import LATE_ROUND_US, LOST_US, MAX_LOST, AttachmentMap
 from postroad.tracking.attachment_log import DISK, Change, decode_changes
-from postroad.tracking.effects import NotKept, StoreAttachments, TrackingEffect
+from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.recorder import EXPIRE_US
-from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.settings import PUT_OFF_US, TrackingConfig
 from postroad.tracking.strategies import Tracking
-from postroad.units import SECOND_US
+from postroad.units import MILLISECOND_US, SECOND_US
 
 DAY_US = 24 * HOUR_US
 
@@ -299,3 +299,27 @@ def test_a_coarse_note_is_not_for_what_comes_in_its_time() -> None:
     held, _ = AttachmentMap.restored((), last_stored_us=0, now_us=NOW_US)
     held.lose_handled((now_us + HOUR_US) // 1000, (now_us + HOUR_US) // 1000, now_us, grain_us)
     assert held.lost == [(now_us, now_us + grain_us // 2)]
+
+
+def test_a_filter_that_was_put_off_and_is_lost_is_said_to_be() -> None:
+    """One that was due waits for a turn without messages; another is full by then, and alone on disk when the
+    power goes. Skew and jitter are less than that wait."""
+    disk = Disk()
+    config = TrackingConfig(
+        skew_us=5 * MILLISECOND_US, jitter_us=0, bits=1024, capacity=64, hashes=4, adaptive=False
+    )
+    tracking = disk.start(NOW_US, config)
+    disk.keep(tracking.tick(NOW_US))
+    early = identity(NOW_US + SECOND_US)
+    tracking.published(early, NOW_US + SECOND_US)
+    disk.keep(tracking.tick(NOW_US + 10 * SECOND_US))
+    due_us = tracking.next_deadline()
+    assert due_us is not None
+    tick_us = due_us + PUT_OFF_US
+    tracking.routed(2, 2, b"".join(identity(tick_us, number) for number in range(64)), tick_us)
+    full, *others = (effect for effect in tracking.tick(tick_us) if isinstance(effect, StoreFilter))
+    assert full.final
+    assert len(others) == 1
+    disk.keep([full])
+    tracking = disk.start(tick_us + 60 * SECOND_US, config)
+    assert disk.find(tracking, early).lost

@@ -56,7 +56,7 @@ from postroad.tracking.lookup import MAX_SET_DEGREE, Current
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import EXPIRE_US, Recorder
-from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.tracking.settings import GATHER_US, PUT_OFF_US, TrackingConfig
 
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
 
@@ -120,7 +120,7 @@ class BloomTracking(Recorder):
             stored=stored,
             changes=changes,
             # Filters are stored one by one: what is lost of some is up to an interval older than the last.
-            lag_us=config.persist_us,
+            lag_us=config.persist_us + PUT_OFF_US,
             # One that is old enough ends when it is next due, and that is after it was idle.
             filter_us=config.renew_us + (IDLE_INTERVALS + 2) * config.persist_us + EXPIRE_US,
             now_us=now_us,

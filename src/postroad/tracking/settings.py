@@ -16,6 +16,7 @@ from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 
 DAY_US: Final = 86_400 * SECOND_US
 GATHER_US: Final = 100 * MILLISECOND_US  # ids are collected for this long before they go into filters
+PUT_OFF_US: Final = 50 * MILLISECOND_US  # what to keep waits at most so long for a turn without messages
 STRATEGIES: Final = ("none", "exact", "bloom")
 ROUTING: Final = ("all", "neighbours", "set")
 DELIVERIES: Final = ("origin", "subscriber")

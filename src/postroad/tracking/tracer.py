@@ -13,6 +13,7 @@ from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
 from postroad.tracking.desk import MAX_TRACES, Inquire, Output, Report, Respond, TraceDesk
 from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
+from postroad.tracking.settings import PUT_OFF_US
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import NOT_REACHABLE, parse_ids
 from postroad.tracking.verdict import within
@@ -24,7 +25,6 @@ MAX_EACH: Final = 8  # traces of one connection that are under way at once,
 MAX_WAITING: Final = 64  # and further ones that wait for their turn
 PACE_US: Final = 5 * MILLISECOND_US  # from one trace that begins to the next,
 BURST_US: Final = MAX_EACH * PACE_US  # after a few at once;
-PUT_OFF_US: Final = 50 * MILLISECOND_US  # what to keep waits at most so long for a turn without messages
 WORK_US: Final = 1  # and for each key and the like that they looked for, a few times what that takes
 
 
