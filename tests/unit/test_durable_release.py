@@ -625,6 +625,33 @@ def test_a_broker_that_follows_no_more_holds_nothing_for_itself(monkeypatch: pyt
     assert 1 << 32 | 0x7FFF_FFFF in net.disks[0].chopped
 
 
+def test_own_pubends_keep_their_places_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D4: others are met before the disk has said how far an own one was."""
+    monkeypatch.setattr(hosting, "MAX_FOLLOWED", 2)
+    net = DurableNet(3, [(0, 1)])
+    reader, publisher = Reader(net, 0), DurableClient(net, 0)
+    reader.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    assert reader.got() == ["a"]
+    net.kill(0)
+    net.slow.add(0)
+    net.start(0)
+    net.link(0, 1)
+    net.link(0, 2)
+    net.wait(1)
+    net.slow.clear()
+    net.sync(0)
+    net.wait(2)
+    again, publisher = Reader(net, 0), DurableClient(net, 0)
+    again.begin("s", ack="auto")
+    net.wait(1)
+    publisher.send(publisher.durable("t", "b"))
+    net.wait(2)
+    assert again.got() == ["a", "b"]
+
+
 def test_heads_that_fit_no_answer_end_no_broker() -> None:
     """A neighbour makes up brokers with thousands of pubends each."""
     net = DurableNet(1)

@@ -101,6 +101,7 @@ class Hosting:
         self.subscriptions = Subscriptions(broker=broker, new_tag=new_tag)
         self._index = MatchIndex()  # all subscriptions; key and target are their ids
         self._pubends: dict[int, Followed] = {}
+        self.awaited: set[int] = set()  # followed before a restart and not yet again; they have a place
         self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
         self._ledger = Ledger(new_tag=new_tag)
         self._saves: dict[int, None] = {}  # tags of those on their way that time asked for
@@ -123,11 +124,13 @@ class Hosting:
             self._index.add(one.id, one.selector, one.id)
         # Where a subscription is on disk and no latestDelivered yet, filtering goes on where it began.
         self._ledger.saved = {**self.subscriptions.begun(), **self._ledger.saved}
+        self.awaited = set(sorted(self._ledger.saved)[:MAX_FOLLOWED])
 
     def leave(self) -> list[Output]:
         """After a restart without subscriptions: the last report may not have been heard. Then nothing is
         remembered of pubends, and those that are followed later begin where they stand."""
         held, self._ledger.saved = self._ledger.saved, {}
+        self.awaited.clear()
         return [
             Reported(pubend=pubend, report=report)
             for pubend, tick in sorted(held.items())
@@ -146,10 +149,9 @@ class Hosting:
         """Its broker was out of reach for so long that what is on its way there was dropped."""
         self._reporter.forget(pubend)
 
-    @property
-    def full(self) -> bool:
-        """No further pubend can be followed."""
-        return len(self._pubends) >= MAX_FOLLOWED
+    def has_place(self, pubend: int) -> bool:
+        """A pubend that is not followed can be."""
+        return pubend in self.awaited or len(self._pubends) + len(self.awaited) < MAX_FOLLOWED
 
     @property
     def followed(self) -> KeysView[int]:
@@ -175,7 +177,7 @@ class Hosting:
         `last`, `chopped`, `suspect`: what the log says of the pubend's filtering stream. When `position`
         answers, knowledge is to be handed to `learn` from that tick on.
         """
-        if pubend in self._pubends or self.full:
+        if pubend in self._pubends or not self.has_place(pubend):
             raise BugError("this pubend is followed already, or too many are")
         delivered = self._ledger.saved.get(pubend, start)
         filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)
@@ -189,6 +191,7 @@ class Hosting:
         )
         constream = Constream(pubend, filtering=filtering, position=filtering.heard)
         held = self._pubends[pubend] = Followed(constream, filtering)
+        self.awaited.discard(pubend)
         self._ledger.begin(pubend, delivered)
         self._report_at = now_us  # its pubend must not forget what is to be held from now on
         if filtering.recovered:
@@ -650,6 +653,8 @@ class Hosting:
         self.subscriptions.check()
         if len(self._index) != len(self.subscriptions):
             raise BugError("hosting: the index does not hold exactly the subscriptions")
+        if self.awaited & self._pubends.keys():
+            raise BugError("hosting: a pubend that is followed has a second place")
         for pubend, held in self._pubends.items():
             held.constream.check()
             held.filtering.check()

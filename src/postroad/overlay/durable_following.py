@@ -79,7 +79,7 @@ class Following:
         if position is not None and position >= stream.horizon and self._reached.get(stream.id) is stream:
             return
         followed = stream.id in self._hosting.followed
-        if not followed and self._hosting.full:
+        if not followed and not self._hosting.has_place(stream.id):
             if not self._said_full:
                 self._said_full = True
                 self._tell(FULL)

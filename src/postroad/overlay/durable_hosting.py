@@ -160,11 +160,8 @@ class DurableHosting:
         routing.host = self._following
         for one in self.hosting.subscriptions:
             routing.host_subscription(DURABLE_KEY + one.id, self._version)
-        before = self.hosting.followed_before()
-        # Own pubends that were followed before this start, and are again when they open.
-        self._own_before = frozenset(pubend for pubend in before if pubend >> 32 == me)
-        for pubend, tick in sorted(before.items()):
-            if pubend >> 32 != me and self._following.active:
+        for pubend, tick in sorted(self.hosting.followed_before().items()):
+            if pubend >> 32 != me and self._following.active:  # own ones are met when they open
                 routing.follow_from(pubend, tick)
 
     # ---- what Hosting asks
@@ -335,7 +332,7 @@ class DurableHosting:
         """Nobody else has it, or its token is known."""
         known = self.hosting.subscriptions.get(message.durable)
         named = {*(token or ()), *(() if known is None else known.cursors)}
-        if len(named.difference(self.hosting.followed, self._own_before)) > MAX_UNFOLLOWED:
+        if len(named.difference(self.hosting.followed, self.hosting.awaited)) > MAX_UNFOLLOWED:
             raise UsageError(f"a token of more than {MAX_UNFOLLOWED} streams of which nothing was heard here")
         if known is not None and known.session is not None:
             # Before anything is sent to the newer one, which would be taken off the older one's credit.
