@@ -14,7 +14,7 @@ from postroad.durable import filtering, hosting
 from postroad.durable.token import CheckpointToken
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
-from postroad.overlay import durable_hosting
+from postroad.overlay import durable_following, durable_hosting
 from postroad.overlay.durable_following import Following
 from postroad.overlay.effects import Effect, Send
 from postroad.storage.effects import Save, StorageEffect
@@ -841,6 +841,55 @@ def test_a_token_of_what_was_followed_before_a_restart_is_taken_at_once(
         publisher.send(publisher.durable("t", "b"))
     net.wait(2)
     assert again.got() == ["b"] * 3
+
+
+@pytest.mark.parametrize("how", ["since", "token", "kept"])
+def test_the_first_durable_subscription_of_a_broker_may_name_all_that_is_known_there(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3, D10: nothing is followed there before, and all of it is then."""
+    net = DurableNet(2, [(0, 1)], pubends=3)
+    publishers, ack = [DurableClient(net, 0) for _ in range(3)], "" if how == "token" else "auto"
+    before = Reader(net, 0)
+    if how != "since":
+        before.begin("s", ack=ack)
+        net.wait(1)
+    for publisher in publishers:
+        publisher.send(publisher.durable("t", "a"))
+    net.wait(2)
+    token = before.token() if how == "token" else ""
+    before.ack()
+    net.wait(1)
+    before.gone()
+    for publisher in publishers:
+        publisher.send(publisher.durable("t", "b"))
+    net.wait(1)
+    monkeypatch.setattr(durable_hosting, "MAX_UNFOLLOWED", 1)
+    reader = Reader(net, 1)
+    reader.begin("s", ack=ack, token=token, since_us=1 if how == "since" else 0)
+    net.wait(3)
+    assert reader.ended() == []
+    assert sorted(reader.got()) == (["a"] * 3 if how == "since" else []) + ["b"] * 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_since_where_more_is_known_than_can_be_followed(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins on what is followed, and the others are none of a token that anybody sent."""
+    for module in hosting, durable_following:
+        monkeypatch.setattr(module, "MAX_FOLLOWED", 4)
+    monkeypatch.setattr(durable_hosting, "MAX_UNFOLLOWED", 1)
+    net = DurableNet(2, [(0, 1)], pubends=3)
+    publisher = DurableClient(net, 1)
+    publisher.send(publisher.durable("t", "a"))
+    net.wait(1)
+    if not first:
+        Reader(net, 1).begin("other", ack="auto")
+        net.wait(1)
+    reader = Reader(net, 1)
+    reader.begin("s", ack="auto", since_us=1)
+    net.wait(3)
+    assert reader.ended() == []
+    assert reader.got() == ["a"]
 
 
 def test_a_pubend_that_is_met_again_before_its_records_are_read_is_followed_once() -> None:

@@ -68,6 +68,12 @@ class Following:
         self._reached: dict[int, Stream] = {}  # those whose horizon hosting has reached once
         self._said_full = False
 
+    def pubends(self) -> set[int]:
+        """Those that are followed, or will be: again after a restart, or with the first subscription."""
+        if not self.active:
+            return set(self._routing.durable_streams()[:MAX_FOLLOWED])
+        return {*self._hosting.followed, *self._hosting.awaited}
+
     def met(self, stream: Stream) -> None:
         """Routing has a stream of a durable pubend."""
         if is_volatile(stream.id) or stream.id in self._behind:

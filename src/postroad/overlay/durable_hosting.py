@@ -332,7 +332,7 @@ class DurableHosting:
         """Nobody else has it, or its token is known."""
         known = self.hosting.subscriptions.get(message.durable)
         named = {*(token or ()), *(() if known is None else known.cursors)}
-        if len(named.difference(self.hosting.followed, self.hosting.awaited)) > MAX_UNFOLLOWED:
+        if len(named - self._following.pubends()) > MAX_UNFOLLOWED:
             raise UsageError(f"a token of more than {MAX_UNFOLLOWED} streams of which nothing was heard here")
         if known is not None and known.session is not None:
             # Before anything is sent to the newer one, which would be taken off the older one's credit.
@@ -416,8 +416,8 @@ class DurableHosting:
             if one is not None or not message.since_us:
                 return None
             since_us = min(message.since_us, now_us)
-            concerned = filter(selector.concerns, self._routing.durable_streams())
-            return CheckpointToken(dict.fromkeys(concerned, since_us))
+            known = self._following.pubends().intersection(self._routing.durable_streams())
+            return CheckpointToken(dict.fromkeys(filter(selector.concerns, known), since_us))
         token = self._token(message.token, now_us)
         for pubend, tick in token.items():
             if tick > now_us + AHEAD_US and self._routing.heard(pubend) is None:
