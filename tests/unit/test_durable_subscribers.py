@@ -804,7 +804,7 @@ def test_tokens_of_more_streams_than_can_be_said_back_are_refused(ack: str) -> N
     reader.begin("s", token=tokens(4090, 4100), ack=ack)
     net.wait(2)
     assert not reader.begun
-    assert reader.ended() == ["usage"]
+    assert reader.ended() == ["unavailable"]
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -870,6 +870,34 @@ def test_the_first_durable_subscription_of_a_broker_may_name_all_that_is_known_t
     net.wait(3)
     assert reader.ended() == []
     assert sorted(reader.got()) == (["a"] * 3 if how == "since" else []) + ["b"] * 3
+
+
+def test_a_token_of_much_that_is_not_heard_of_yet_is_not_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D10: a subscriber comes to a broker that has just started, and knows only its own pubends."""
+    net = DurableNet(2, [(0, 1)], pubends=3)
+    before = Reader(net, 0)
+    before.begin("s")
+    net.wait(8)
+    token = before.token()
+    assert len(json.loads(token)) == 6
+    before.gone()
+    net.kill(1)
+    monkeypatch.setattr(durable_hosting, "MAX_UNFOLLOWED", 1)
+    net.start(1)
+    net.wait(1)
+    reader = Reader(net, 1)
+    reader.begin("s", token=token)
+    net.wait(1)
+    assert reader.ended() == ["unavailable"]
+    net.link(0, 1)
+    net.wait(1)
+    reader = Reader(net, 1)
+    reader.begin("s", token=token)
+    net.wait(1)
+    assert reader.ended() == []
+    assert reader.begun
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -333,7 +333,9 @@ class DurableHosting:
         known = self.hosting.subscriptions.get(message.durable)
         named = {*(token or ()), *(() if known is None else known.cursors)}
         if len(named - self._following.pubends()) > MAX_UNFOLLOWED:
-            raise UsageError(f"a token of more than {MAX_UNFOLLOWED} streams of which nothing was heard here")
+            raise UnavailableError(
+                f"the token names more than {MAX_UNFOLLOWED} streams that are not followed here, or not yet"
+            )
         if known is not None and known.session is not None:
             # Before anything is sent to the newer one, which would be taken off the older one's credit.
             known.check_same(selector, message.shared, message.key)
