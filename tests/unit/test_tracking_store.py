@@ -335,3 +335,28 @@ def test_kill_9_loses_at_most_one_interval(tmp_path: Path) -> None:
             assert finding.published is not None
         else:
             assert finding.published is not None or finding.lost
+
+
+def test_a_new_file_is_found_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is synced with it, and before what it replaces goes; later records of it need not be."""
+    store = opened(tmp_path)
+    store.apply([effect(1, final=False)])
+    synced: list[list[str]] = []
+    fsync = os.fsync
+
+    def seen(descriptor: int) -> None:
+        assert os.path.samefile(descriptor, tmp_path / "tracking")
+        fsync(descriptor)
+        synced.append(files(tmp_path))
+
+    monkeypatch.setattr(os, "fsync", seen)
+    store.apply([effect(2, replaces=1)])
+    assert len(synced) == 1
+    part, full = sorted(synced[0], key=lambda name: name.startswith("full"))
+    assert files(tmp_path) == [full]
+    assert part.startswith("part")
+    store.apply([effect(3)])
+    assert len(synced) == 1
+    store.apply([StoreAttachments(record=encode_changes([Change(what="start", at_us=5)]))])
+    assert len(synced) == 2
+    assert "attachments.log" in synced[1]

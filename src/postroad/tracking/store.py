@@ -368,6 +368,8 @@ class TrackingStore:
             with suppress(OSError):
                 os.truncate(path, size)
             raise
+        if not size:  # its name is new as well
+            self._sync_folder()
 
     def _install(self, path: Path, parts: Iterable[bytes]) -> None:
         """In place of what was there."""
