@@ -278,6 +278,40 @@ def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:
     assert TrackingStore(tmp_path).load().changes == [first]
 
 
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_a_restart_counts_what_is_kept_as_the_process_before_did(tmp_path: Path, strategy: str) -> None:
+    """T3: compressed filters count by what they take, or retention drops them after every restart."""
+    config = TrackingConfig(
+        strategy=strategy,
+        adaptive=False,
+        compress=True,
+        retain=False,
+        persist_us=SECOND_US,
+        keep_bytes=1 << 20,
+    )
+
+    def begun(now_us: int) -> tuple[TrackingStore, Tracking]:
+        store = TrackingStore(tmp_path, sync=False)
+        found = store.load()
+        return store, make_tracking(
+            config, me=7, stored=found.filters, sizes=found.sizes, changes=found.changes, now_us=now_us
+        )
+
+    now_us = 1_700_000_000 * SECOND_US
+    store, tracking = begun(now_us)
+    for number in range(20):
+        now_us += SECOND_US
+        tracking.published(bytes(MessageId(5, 7, now_us // 1000, number)), now_us)
+        store.apply(tracking.tick(now_us + SECOND_US // 2))
+    store.apply(tracking.close(now_us + SECOND_US))
+    kept = {name: tracking.metrics()[name] for name in ("tracking_kept_bytes", "tracking_kept_filters")}
+    assert kept["tracking_kept_bytes"] == store.size
+    store, tracking = begun(now_us + 2 * SECOND_US)
+    assert kept.items() <= tracking.metrics().items()
+    assert not any(isinstance(one, DropFilters) for one in tracking.tick(now_us + 60 * SECOND_US))
+    assert kept.items() <= tracking.metrics().items()
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "tracking").write_text("a file")
     with pytest.raises(StorageError):

@@ -284,7 +284,12 @@ def _history(
     for problem in found.problems:
         LOGGER.warning("history of messages: %s", problem)
     tracking = make_tracking(
-        config.broker.tracking, me=me, stored=found.filters, changes=found.changes, now_us=now_us
+        config.broker.tracking,
+        me=me,
+        stored=found.filters,
+        sizes=found.sizes,
+        changes=found.changes,
+        now_us=now_us,
     )
     return tracking, Historian(store, shortage=storage.shortage)
 

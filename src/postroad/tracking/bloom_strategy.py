@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -111,6 +111,7 @@ class BloomTracking(Recorder):
         *,
         me: int,
         stored: Iterable[FilterMeta],
+        sizes: Mapping[int, int] | None = None,
         changes: Iterable[Change],
         now_us: int,
     ) -> None:
@@ -118,6 +119,7 @@ class BloomTracking(Recorder):
             config,
             me=me,
             stored=stored,
+            sizes=sizes,
             changes=changes,
             # Filters are stored one by one: what is lost of some is up to an interval older than the last.
             lag_us=config.persist_us + PUT_OFF_US,

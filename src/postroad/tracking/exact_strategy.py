@@ -8,7 +8,7 @@ the parts a message can be in. Its answers are never wrong: every rate is 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -36,6 +36,7 @@ class ExactTracking(Recorder):
         *,
         me: int,
         stored: Iterable[FilterMeta],
+        sizes: Mapping[int, int] | None = None,
         changes: Iterable[Change],
         now_us: int,
     ) -> None:
@@ -43,6 +44,7 @@ class ExactTracking(Recorder):
             config,
             me=me,
             stored=stored,
+            sizes=sizes,
             changes=changes,
             lag_us=0,
             filter_us=2 * config.persist_us,

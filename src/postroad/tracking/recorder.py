@@ -4,7 +4,7 @@ answer. A strategy adds what it records and how it looks a message up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -61,13 +61,14 @@ class Recorder(Lookup):
         *,
         me: int,
         stored: Iterable[FilterMeta],
+        sizes: Mapping[int, int] | None,
         changes: Iterable[Change],
         lag_us: int,
         filter_us: int,
         now_us: int,
     ) -> None:
-        """`lag_us`, `filter_us`: those of this strategy's `Promise`."""
-        shelf = Shelf(stored, cache_bytes=config.cache_bytes)
+        """`sizes`: as of a `Shelf`; `lag_us`, `filter_us`: those of this strategy's `Promise`."""
+        shelf = Shelf(stored, sizes=sizes, cache_bytes=config.cache_bytes)
         mine = Promise(
             persist_us=config.persist_us,
             lag_us=lag_us,

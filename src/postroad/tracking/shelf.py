@@ -41,7 +41,14 @@ class Shelf:
         "dropped_ms",
     )
 
-    def __init__(self, stored: Iterable[FilterMeta] = (), *, cache_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        stored: Iterable[FilterMeta] = (),
+        *,
+        sizes: Mapping[int, int] | None = None,
+        cache_bytes: int = 0,
+    ) -> None:
+        """`sizes`: bytes of their records, by sequence; where one is not told, it is guessed."""
         self._metas: OrderedDict[int, FilterMeta] = OrderedDict()  # by sequence, oldest first
         self._by_key: dict[HistoryKey, int] = {}  # how many there are of each history
         self._by_time: dict[tuple[HistoryKey, int], dict[int, FilterMeta]] = {}  # by history and bucket
@@ -52,7 +59,8 @@ class Shelf:
         self.bytes = 0  # of all records
         self.dropped_ms = -1  # retention dropped filters with times up to this
         for meta in sorted(stored, key=lambda meta: meta.sequence):
-            self._index(meta, INDEX_BYTES + ((meta.m + 7) // 8 or meta.count * LOG_ENTRY_BYTES))
+            guess = INDEX_BYTES + ((meta.m + 7) // 8 or meta.count * LOG_ENTRY_BYTES)
+            self._index(meta, (sizes or {}).get(meta.sequence, guess))
 
     def __len__(self) -> int:
         return len(self._metas)

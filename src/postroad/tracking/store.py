@@ -73,6 +73,7 @@ class Loaded:
     """What was found at the start."""
 
     filters: list[FilterMeta]
+    sizes: dict[int, int]  # bytes of their records, by sequence
     changes: list[Change]
     problems: list[str]  # one line each, for the log
 
@@ -99,7 +100,7 @@ class TrackingStore:
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            loaded = Loaded(filters=[], changes=[], problems=[])
+            loaded = Loaded(filters=[], sizes={}, changes=[], problems=[])
             spare = self._folder / _SPARE
             self._spared = spare.exists() and spare.stat().st_size == SPARE_BYTES
             found: dict[int, FilterMeta] = {}
@@ -126,6 +127,7 @@ class TrackingStore:
             if not self._unsaid:
                 self._clean()
             loaded.filters = [found[sequence] for sequence in sorted(found)]
+            loaded.sizes = {sequence: self._where[sequence][2] for sequence in found}
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be read: {error}") from error
         return loaded

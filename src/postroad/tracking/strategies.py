@@ -191,12 +191,16 @@ def make_tracking(
     *,
     me: int,
     stored: Iterable[FilterMeta],
+    sizes: Mapping[int, int] | None = None,
     changes: Iterable[Change],
     now_us: int,
 ) -> Tracking:
-    """The strategy of the configuration, going on from what an earlier process stored."""
+    """The strategy of the configuration, going on from what an earlier process stored.
+
+    `sizes`: bytes of those records, by sequence.
+    """
     if config.strategy == "none":
         return NoTracking()
     if config.strategy == "exact":
-        return ExactTracking(config, me=me, stored=stored, changes=changes, now_us=now_us)
-    return BloomTracking(config, me=me, stored=stored, changes=changes, now_us=now_us)
+        return ExactTracking(config, me=me, stored=stored, sizes=sizes, changes=changes, now_us=now_us)
+    return BloomTracking(config, me=me, stored=stored, sizes=sizes, changes=changes, now_us=now_us)
