@@ -22,8 +22,8 @@ from postroad.spark import trace as bulk_trace
 from postroad.spark.compact import compact
 from postroad.spark.lake import Lake
 from postroad.spark.trace import read_ids, trace
-from postroad.spark.views import UNREAD
-from postroad.tracking.attachment_log import decode_changes
+from postroad.spark.views import NOT_LANDED, UNREAD
+from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.bulletins import running_number
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
@@ -173,6 +173,31 @@ def test_what_a_broker_did_before_a_backup_was_put_back(spark: SparkSession, tmp
     assert verdicts == ["partial"] * 2 + ["complete"] * 4
     for one in gone:
         assert found[str(MessageId.from_bytes(one))]["route"], "what the lake still has"
+
+
+def test_what_a_missing_bulletin_told_is_not_taken_for_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """P5: a hole in the numbers of one start counts until the map is told whole again."""
+    config = TrackingConfig(**FINE)
+    world = World(3, config, 2, extra=0)
+    world.happen(5, faults=False)
+    world.stop()
+    ids = ids_file(tmp_path / "ids", list(world.truth))
+
+    def told(broker: int, number: int, some: list[Change], *, whole: bool = False) -> pa.Table:
+        return rows.attachments(broker, f"b{broker}", number, some, whole=whole)
+
+    changes = world.changes[2]
+    came = next(at for at, one in enumerate(changes) if one.kind == "subscriber")
+    went = next(at for at, one in enumerate(changes) if one.what == "detach")
+    lacking = [told(1, 1, world.changes[1][:1], whole=True), told(1, 2, world.changes[1][1:])]
+    lacking += [told(2, 1, changes[:1], whole=True), told(2, 2, changes[1:came]), told(2, 4, changes[went:])]
+    lake = Lake(spark, tmp_path / "lake")
+    lake.append("filters", spark.createDataFrame(world.filter_rows()), "land-1")
+    lake.append("attachments", spark.createDataFrame(pa.concat_tables(lacking)), "land-1")
+    for row in rows_of(lake, ids, config).values():
+        assert (row["verdict"], row["missing"]) == ("partial", [{"broker": "b2", "why": NOT_LANDED}])
+    lake.append("attachments", spark.createDataFrame(told(2, 5, changes, whole=True)), "land-2")
+    assert {row["verdict"] for row in rows_of(lake, ids, config).values()} == {"complete"}
 
 
 @pytest.mark.parametrize(("brokers", "messages"), [(3, 50), pytest.param(4, 150, marks=pytest.mark.soak)])

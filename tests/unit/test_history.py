@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.test_broker import SECOND_US, Client, Net, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
@@ -16,13 +17,13 @@ from tests.unit.test_durable_subscribers import Reader
 from postroad.broker import Broker, Closed
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.events.batch import Event, EventBatch
-from postroad.ids import HISTORY, is_history
+from postroad.ids import HISTORY, MessageId, is_history
 from postroad.overlay import history
 from postroad.overlay.effects import Effect, Note
 from postroad.overlay.topology import EXPIRE_US
 from postroad.storage.effects import StorageEffect
 from postroad.tracking import attachment_log, lookup
-from postroad.tracking.attachment import SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment import GROUP, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
@@ -44,10 +45,12 @@ from postroad.tracking.effects import (
     ReplaceAttachments,
     StoreFilter,
 )
+from postroad.tracking.groups import group_members
 from postroad.tracking.keys import PUBLISH, ROUTING
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
+from postroad.units import KIB
 from postroad.wire.frames import Rejected, Reply, Request, encode
 
 ALL = "$postroad/#"
@@ -86,6 +89,7 @@ class HistoryNet(DurableNet):
         strategy: str = "bloom",
     ) -> None:
         self.tracking = TrackingConfig(strategy=strategy, persist_us=PERSIST_S * SECOND_US)
+        self.limits = DEFAULT_LIMITS
         self.folders = [Folder() for _ in range(count)]
         self.notes: list[str] = []
         super().__init__(count, links)
@@ -102,7 +106,7 @@ class HistoryNet(DurableNet):
             now_us=self.now_us,
         )
         self.brokers[at] = Broker(
-            BrokerConfig(tracking=self.tracking),
+            BrokerConfig(tracking=self.tracking, limits=self.limits),
             Identity(
                 number=at + 1,
                 node=bytes([at + 1]) * 16,
@@ -344,6 +348,30 @@ def test_a_large_map_is_published_in_portions(monkeypatch: pytest.MonkeyPatch) -
     now = {who for kind, who in told if kind == SUBSCRIBER}
     assert {f"s{number}" for number in range(0, 1000, 2)} | {f"late{number}" for number in range(35)} <= now
     assert not now & {f"s{number}" for number in range(1, 1000, 2)}
+
+
+@pytest.mark.parametrize("event_bytes", [DEFAULT_LIMITS.event_bytes, 8 * KIB])
+def test_sets_of_receivers_are_told_however_many_they_are(event_bytes: int) -> None:
+    """Found: the change that names a set was too large for an event, and dropped whenever the map was told; a
+    bulk trace of what the set got was complete, with no receivers."""
+    net = HistoryNet(1)
+    net.limits = replace(DEFAULT_LIMITS, event_bytes=event_bytes)
+    net.kill(0)
+    net.start(0)
+    reader = Reader(net, 0)
+    reader.begin("lake", topic=ATTACHMENTS)
+    broker = net.brokers[0]
+    assert broker is not None
+    tracking = broker._tracer.tracking
+    names = [f"{number:0200}" for number in range(event_bytes // 200 + 1)]
+    for name in names:
+        tracking.attached(name, net.now_us)
+    for count in range(4):
+        tracking.delivered(1, names, bytes(MessageId(5, 1, net.now_us // 1000, count)), net.now_us)
+        net.wait(2)
+    assert (net.notes, net.metric(0, "history_dropped_total")) == ([], 0)
+    sets = [group_members(who) for kind, who in attachment_map([reader], 0) if kind == GROUP]
+    assert sorted(name for members in sets for name in members) == names
 
 
 def test_only_what_is_asked_for() -> None:

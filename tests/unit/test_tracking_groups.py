@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from postroad.ids import MessageId
-from postroad.tracking.attachment_log import decode_changes
+from postroad.tracking.attachment import GROUP
+from postroad.tracking.attachment_log import change_extents, decode_changes
 from postroad.tracking.bloom_strategy import BloomTracking
+from postroad.tracking.bulletins import MIN_PART_BYTES
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
@@ -200,6 +204,31 @@ def test_a_large_batch_for_many_is_one_key_a_message_at_once() -> None:
     tracking.check()
     assert tracking.metrics()["tracking_keys_total"] == 2 * 16_384
     assert {one.subscriber for one in found(tracking, ids[77]).delivered} == set(names)
+
+
+def test_a_set_whose_names_do_not_fit_one_change_is_several() -> None:
+    """P4: a change of the map is told in one bulletin; a single key for each would be 3 million here."""
+    tracking = make_tracking(TrackingConfig(), me=7, stored=(), changes=(), now_us=NOW_US)
+    tracking.change_bytes = MIN_PART_BYTES
+    names = tuple('"' * (number % 100) + f"subscriber {number}" for number in range(200))
+    for name in names:
+        tracking.attached(name, NOW_US)
+    late = identity(1, NOW_US - 600 * SECOND_US)
+    ids = [late, *(identity(number) for number in range(2, 16_385))]
+    tracking.published(b"".join(ids), NOW_US)
+    tracking.delivered(7, names, b"".join(ids), NOW_US)
+    effects = tracking.tick(NOW_US + GATHER_US)
+    log = b"".join(one.record for one in effects if isinstance(one, StoreAttachments))
+    changes = decode_changes(log)[0]
+    sets = [change for change in changes if change.kind == GROUP and change.what == "attach"]
+    assert sorted(name for one in sets for name in group_members(one.who)) == sorted(names)
+    assert {change.who for change in changes if change.what == "late"} == {one.who for one in sets}
+    sizes = [end - begin for begin, end in pairwise([0, *change_extents(log)])]
+    assert MIN_PART_BYTES / 2 < max(sizes) <= MIN_PART_BYTES
+    assert tracking.metrics()["tracking_keys_total"] == (1 + len(sets)) * len(ids)
+    for one in (ids[0], ids[77]):
+        assert {receiver.subscriber for receiver in found(tracking, one).delivered} == set(names)
+    tracking.check()
 
 
 def test_the_log_lists_any_number_of_long_names() -> None:

@@ -95,6 +95,8 @@ class History:
         self._ids = IdSource(publisher, author.broker)
         self._sources = sources
         self._tracking = tracking
+        if press.enabled:
+            tracking.change_bytes = press.part_bytes
         self._config = config
         self._press = press
         self._new_tag = new_tag

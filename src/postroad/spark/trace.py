@@ -160,7 +160,12 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
 
 def _landed_from(told: Sequence[Any]) -> int | None:
     """When a broker told its first whole map: it ends with the start of what follows. All that the broker
-    stored from then on is in the lake, or will be. None: it has told none."""
+    stored from then on is in the lake, or will be. None: it has told none, or of the last and what followed a
+    bulletin is missing, which may have been about any time."""
+    last = max((row.number for row in told if row.whole), default=0)
+    numbers = {row.number for row in told if row.number >= last}
+    if len(numbers) <= max(numbers) - last:
+        return None
     whole = list(dropwhile(lambda row: not row.whole, told))
     heads = list(takewhile(lambda row: row.what == "start" and row.number == whole[0].number, whole))
     rest = whole[len(heads) :]

@@ -22,6 +22,7 @@ DISK: Final = "disk"  # the kind of a `lost` that is no crash
 SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 PART_BYTES: Final = 1 << 16  # of encoded changes, about a millisecond's work
+AROUND_BYTES: Final = 128  # of an encoded change without the name in it, at most, if it has no promise
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
 BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled", "recorded", "seen")

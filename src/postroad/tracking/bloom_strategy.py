@@ -37,10 +37,10 @@ from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.attachment import GROUP, SUBSCRIBER
-from postroad.tracking.attachment_log import Change
+from postroad.tracking.attachment_log import AROUND_BYTES, Change
 from postroad.tracking.bloom import fill_of
 from postroad.tracking.effects import TrackingEffect
-from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, group_name, worth
+from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, fitting, group_name, worth
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import (
     DELIVERY,
@@ -241,22 +241,29 @@ class BloomTracking(Recorder):
                     self._add_singly(pending, (subscriber,), b"".join(parts))
                 continue
             pending = page.pending_of((DELIVERY, origin, 0, ""))
-            if len(subscribers) < MIN_MEMBERS:
-                self._add_singly(pending, subscribers, b"".join(parts))
-                continue
             keys = sum(map(len, parts)) // ID_BYTES * len(subscribers)
             # In place of so many keys, a name is cheaper at once.
             enough = 1 if keys > MAX_SINGLE_KEYS else worth(self._map.group_bytes)
-            single = 0  # deliveries before it has one
-            while single < len(parts) and (group := self._group(subscribers, page, enough)) is None:
-                single += 1
-            if single:
-                self._add_singly(pending, subscribers, b"".join(parts[:single]))
-            if group is not None:
-                ids = b"".join(parts[single:])
-                pending.ids.append(ids)
-                pending.tags.append(group * (len(ids) // ID_BYTES))
-                pending.calls.append((GROUP, subscribers, ids))
+            for members in fitting(subscribers, self.change_bytes - AROUND_BYTES):
+                self._add_set(pending, members, parts, page, enough)
+
+    def _add_set(
+        self, pending: _Pending, members: Members, parts: list[bytes], page: _Page, enough: int
+    ) -> None:
+        """One key for all of them, once they have a name, which they get with that many deliveries."""
+        if len(members) < MIN_MEMBERS:
+            self._add_singly(pending, members, b"".join(parts))
+            return
+        single = 0  # deliveries before it has one
+        while single < len(parts) and (group := self._group(members, page, enough)) is None:
+            single += 1
+        if single:
+            self._add_singly(pending, members, b"".join(parts[:single]))
+        if group is not None:
+            ids = b"".join(parts[single:])
+            pending.ids.append(ids)
+            pending.tags.append(group * (len(ids) // ID_BYTES))
+            pending.calls.append((GROUP, members, ids))
 
     def _add_singly(self, pending: _Pending, subscribers: Members, ids: bytes) -> None:
         """A key for each subscriber and message."""

@@ -8,7 +8,8 @@ make up anew for each message stay single keys. (Beyond the paper; it is the rou
 subscribers.)
 
 Names are long, and each subscriber that comes or goes makes a new set. So the more of the attachment map is
-taken by names of sets, the more deliveries must a set have had: `worth`.
+taken by names of sets, the more deliveries must a set have had: `worth`. A change of the map is told in one
+piece, so a set whose names do not fit one is several sets: `fitting`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ def group_name(members: Members) -> str:
 
 def group_members(name: str) -> Members:
     return _NAMES.decode(name)
+
+
+def fitting(members: Members, name_bytes: int) -> list[Members]:
+    """These as sets whose names have at most so many bytes, or that are too small for one."""
+    if len(members) < MIN_MEMBERS or len(msgspec.json.encode(members)) <= name_bytes:
+        return [members]
+    half = len(members) // 2
+    return fitting(members[:half], name_bytes) + fitting(members[half:], name_bytes)
 
 
 def worth(named_bytes: int) -> int:

@@ -21,6 +21,7 @@ from postroad.tracking.attachment_log import (
     encode_changes,
     wider,
 )
+from postroad.tracking.bulletins import MAX_PART_BYTES
 from postroad.tracking.effects import (
     DropFilters,
     NotKept,
@@ -91,6 +92,7 @@ class Recorder(Lookup):
         super().__init__(config, me=me, shelf=shelf, attachments=restored)
         self._sequence = self._shelf.last_sequence
         self.noted: list[Passage] = []
+        self.change_bytes = MAX_PART_BYTES
         self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         self._out: list[TrackingEffect] = []
         self._news = news  # of the attachment map, not stored yet

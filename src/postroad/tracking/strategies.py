@@ -26,6 +26,7 @@ class Tracking(Protocol):
 
     looked: int  # keys, names and KiB gone through so far for questions: the work they were
     noted: list[Passage]  # to be recorded; rooms append to it where every call counts
+    change_bytes: int  # that one change of the attachment map may have, to be told in one bulletin
 
     def record(self) -> None:
         """What is noted. Until then it waits for at most `MAX_HOLD_US`."""
@@ -107,6 +108,7 @@ class NoTracking:
         self._neighbours: set[int] = set()
         self.looked = 0
         self.noted: list[Passage] = []
+        self.change_bytes = 0
 
     def record(self) -> None:
         self.noted.clear()
