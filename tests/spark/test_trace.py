@@ -16,11 +16,12 @@ from tests.unit.test_tracking_bounds import NOW_US, Disk
 from tests.unit.test_tracking_bounds import identity as identity_of
 
 from postroad.errors import UsageError
-from postroad.ids import MessageId
+from postroad.ids import HISTORY, MessageId, pubend_text
 from postroad.spark import rows
 from postroad.spark import trace as bulk_trace
+from postroad.spark.audit import LANDING
 from postroad.spark.compact import compact
-from postroad.spark.lake import Lake
+from postroad.spark.lake import SCHEMAS, Lake
 from postroad.spark.trace import read_ids, trace
 from postroad.spark.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
@@ -198,6 +199,102 @@ def test_what_a_missing_bulletin_told_is_not_taken_for_nothing(spark: SparkSessi
         assert (row["verdict"], row["missing"]) == ("partial", [{"broker": "b2", "why": NOT_LANDED}])
     lake.append("attachments", spark.createDataFrame(told(2, 5, changes, whole=True)), "land-2")
     assert {row["verdict"] for row in rows_of(lake, ids, config).values()} == {"complete"}
+
+
+class Telling:
+    """A broker that tracks, in a lake that has what it told but for what was left out."""
+
+    def __init__(self, spark: SparkSession, path: Path, config: TrackingConfig) -> None:
+        self.lake = Lake(spark, path)
+        self.config, self.disk = config, Disk()
+        self.now_us = NOW_US
+        self.tracking = self.disk.start(NOW_US, config)
+        self._told: set[int] = set()  # sequences
+        self._said = 0  # bytes of the log
+        self._bulletins = 0
+        self.map()
+
+    def _append(self, table: str, found: Any) -> None:
+        made = self.lake.spark.createDataFrame(found, SCHEMAS[table])
+        self.lake.append(table, made, f"land-{self._bulletins}")
+
+    def map(self) -> None:
+        """It is told whole."""
+        self._attachments(b"".join(self.tracking.attachment_parts(self.now_us)), whole=True)
+
+    def _attachments(self, record: bytes, *, whole: bool = False) -> None:
+        self._bulletins += 1
+        changes = decode_changes(record)[0]
+        if changes:
+            number = running_number(1, self._bulletins)
+            self._append("attachments", rows.attachments(1, "a", number, changes, whole=whole))
+
+    def minute(self, who: str, *, landed: bool = True, late_us: int = 0) -> str:
+        """Somebody comes and is sent a message, which is stored; in the lake, or it is not `landed`."""
+        began_us = self.now_us
+        identity = identity_of(began_us + 2 * SECOND_US - late_us)
+        self.tracking.attached(who, began_us + SECOND_US)
+        self.tracking.published(identity, began_us + 2 * SECOND_US)
+        self.tracking.delivered(1, (who,), identity, began_us + 2 * SECOND_US)
+        self.now_us += 60 * SECOND_US
+        self.disk.keep(self.tracking.tick(self.now_us))
+        self._tell(landed=landed)
+        return str(MessageId.from_bytes(identity))
+
+    def stop(self) -> None:
+        self.disk.keep(self.tracking.close(self.now_us))
+        self._tell(landed=True)
+
+    def _tell(self, *, landed: bool) -> None:
+        new = [one for sequence, one in self.disk.records.items() if sequence not in self._told]
+        self._told |= set(self.disk.records)
+        said, self._said = self.disk.log[self._said :], len(self.disk.log)
+        if landed:
+            self._attachments(said)
+            if new:
+                self._append("filters", rows.filters(1, "a", [(decode_meta(one), one) for one in new]))
+
+    def gap(self, start_us: int, end_us: int) -> None:
+        row = {"what": "gap", "subscriber": f"{LANDING}-x-history", "pubend": pubend_text(1 << 32 | HISTORY)}
+        row |= {"start_tick": start_us, "tick": end_us, "at_us": end_us, "session": 0, "number": 0}
+        row |= {"position": 0, "broker": "00000001", "origin": "00000001"}
+        self._append("deliveries", [{**row, "date": rows.day(end_us // 1000)}])
+
+    def traced(self, *texts: str) -> list[tuple[str, list[str], list[str]]]:
+        """Of each: the verdict, who got it, and what is said of the broker."""
+        ids = self.lake.path.with_name(f"ids-{self._bulletins}")  # Spark remembers what a file had
+        ids.write_text("".join(f"{one}\n" for one in texts))
+        found = rows_of(self.lake, ids, self.config)
+        return [
+            (
+                found[one]["verdict"],
+                [receiver["subscriber"] for receiver in found[one]["receivers"]],
+                [missing["why"] for missing in found[one]["missing"]],
+            )
+            for one in texts
+        ]
+
+
+def test_what_was_released_before_it_was_landed_is_not_taken_for_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """P5: a gap in what a broker tells costs what it stored then, and who came until its map is told anew."""
+    broker = Telling(spark, tmp_path / "lake", TrackingConfig(retain=False))
+    broker.now_us += 300 * SECOND_US
+    before = [broker.minute("s1"), broker.minute("s2")]
+    start_us = broker.now_us
+    within = broker.minute("s3", landed=False)
+    late = broker.minute("s4", landed=False, late_us=300 * SECOND_US)
+    broker.gap(start_us, broker.now_us)
+    after = broker.minute("s5")
+    known = [("complete", ["s1"], []), ("complete", ["s2"], [])]
+    gone = ("partial", [], [NOT_LANDED])
+    assert broker.traced(*before, within, after) == [*known, gone, ("partial", ["s5"], [NOT_LANDED])]
+    broker.map()
+    broker.stop()
+    untimely = ("partial", ["s4"], [NOT_LANDED])
+    whole = ("complete", ["s5"], [])
+    assert broker.traced(*before, within, late, after) == [*known, gone, untimely, whole]
 
 
 @pytest.mark.parametrize(("brokers", "messages"), [(3, 50), pytest.param(4, 150, marks=pytest.mark.soak)])

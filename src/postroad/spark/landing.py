@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,13 +31,14 @@ import pyarrow as pa
 from postroad.client.addresses import parse_addresses
 from postroad.client.blocking import Client
 from postroad.errors import BugError, PeerError, PostroadError, StorageError, UnavailableError
+from postroad.ids import HISTORY
 from postroad.spark import register, rows
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, Subscribed, noted_subscriptions
 from postroad.spark.lake import SCHEMAS, Lake, alone, put
 from postroad.spark.options import Access
 from postroad.spark.progress import plain_errors
 from postroad.spark.source import GAP_TOPIC, SINCE
-from postroad.tracking.attachment_log import decode_changes
+from postroad.tracking.attachment_log import SNAPSHOT, decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
@@ -63,6 +65,7 @@ STARTS: Final = 5  # of a query, on a machine so busy that it takes several
 FIRST_PAUSE_S: Final = 1.0  # before another try, then twice as long each time
 MAX_PAUSE_S: Final = 60.0
 MAX_PARTS: Final = 100_000  # of filters that wait for the rest
+_GAPS: Final = "-gaps"  # segments of gaps end so
 _TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
 
 _Batch = Callable[["DataFrame", int], None]
@@ -157,19 +160,32 @@ def _whole_job(lake: Lake, job: _Job, told: Told | None) -> None:
     job.feed.release(job.query)
 
 
-def _ask_for_maps(lake: Lake, feed: _Feed, asked: set[str]) -> bool:
+def _ask_for_maps(lake: Lake, feed: _Feed, asked: set[tuple[str, int]]) -> bool:
     """Brokers tell their whole map when a first subscriber comes: have it told again where the lake has none,
-    once for each broker in `asked`. Whether that was to be."""
+    or none since a gap, once for each broker and end of its last gap in `asked`. Whether that was to be."""
+    # Those that were compacted are of long ago.
+    fresh = [one for one in lake.segments("deliveries") if one.endswith(_GAPS)]
+    gaps = {broker: max(end for _, end in found) for broker, found in unlanded_history(lake, fresh).items()}
     with feed.access.connect(feed.brokers) as client:
-        new = {pubend[:8] for pubend in client.request("heads")["heads"]} - asked
+        heads = {pubend[:8] for pubend in client.request("heads")["heads"]}
+        new = {(broker, gaps.get(broker, -1)) for broker in heads} - asked
         asked |= new
         if not new:
             return False
-        mapped = lake.read("attachments").filter("whole").select("broker").distinct()
-        if new <= {row.broker for row in mapped.collect()}:
+        mapped = _mapped(lake)
+        if all(mapped.get(broker, -1) > gap_us for broker, gap_us in new):
             return False
         client.request("history.restate")
         return True
+
+
+def _mapped(lake: Lake) -> dict[str, int]:
+    """Of brokers that told their whole map: when they last did, by their own clocks."""
+    from pyspark.sql.functions import expr
+
+    told = f"max(CASE WHEN what = 'start' AND who = '{SNAPSHOT}' THEN at_us ELSE 0 END) AS told_us"
+    brokers = lake.read("attachments").groupBy("broker").agg(expr("bool_or(whole) AS whole"), expr(told))
+    return {row.broker: row.told_us for row in brokers.filter("whole").collect()}
 
 
 def _keep(
@@ -206,7 +222,7 @@ def _watch(
     try:
         for job in jobs:
             job.start(lake.spark, {"processingTime": interval})
-        looked, away, asked = 0.0, "", set[str]()
+        looked, away, asked = 0.0, "", set[tuple[str, int]]()
         while not stop.is_set():
             for job in jobs:
                 job.wait(LOOK_S)
@@ -296,6 +312,17 @@ def landed_until(lake: Path) -> dict[str, int]:
     except (OSError, ValueError, IndexError, AttributeError) as error:
         raise StorageError(f"{file} does not tell how far landing is: {error!r}") from None
     return {broker: min(tick for other, tick in ticks if other == broker) for broker, _ in ticks}
+
+
+def unlanded_history(lake: Lake, segments: Sequence[str] | None = None) -> dict[str, list[tuple[int, int]]]:
+    """By broker, (from, to] of its own clock: what it published about itself then was released before it was
+    landed. Of these segments of `deliveries`, or of all."""
+    own = f"startswith(subscriber, '{LANDING}') AND endswith(pubend, '-{HISTORY:08x}')"
+    rows = lake.read("deliveries", segments).filter(f"what = 'gap' AND {own}")
+    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row in rows.select("origin", "start_tick", "tick").collect():
+        found[row.origin].append((row.start_tick, row.tick))
+    return found
 
 
 class _Job:
@@ -399,7 +426,7 @@ class _Feed:
         try:
             yield segment
             # Not under the segment's own name: there the rows of delivery reports are.
-            self.append("deliveries", self.gaps(batch), f"{segment}-gaps")
+            self.append("deliveries", self.gaps(batch), f"{segment}{_GAPS}")
         finally:
             batch.unpersist()
 

@@ -15,7 +15,7 @@ second, smaller pass has groups of all origins for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,13 +26,13 @@ import pyarrow.compute as pc
 
 from postroad.errors import UsageError, shorten
 from postroad.spark.lake import Lake, spark_path
-from postroad.spark.landing import landed_until
+from postroad.spark.landing import landed_until, unlanded_history
 from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS
 from postroad.spark.rows import change
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
-from postroad.tracking.attachment_log import DISK, SNAPSHOT, Change
+from postroad.tracking.attachment_log import DISK, SNAPSHOT, Change, widest
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig
 
@@ -129,11 +129,13 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     """Who was attached where, from all that brokers said about it; and `_TOTALS` of each."""
     from pyspark.sql.functions import expr
 
-    rows = lake.read("attachments").drop("date", "segment").collect()
-    rows.sort(key=lambda row: (row.broker, row.number, row.position))
+    # Landing may go on meanwhile: how far it is comes first.
+    told = landed_until(lake.path)
     totals = lake.read("filters").groupBy("broker").agg(*(expr(text) for text in _TOTALS)).collect()
     stored = {row.broker: int(row.last) for row in totals}
-    told = landed_until(lake.path)
+    gaps = unlanded_history(lake)
+    rows = lake.read("attachments").drop("date", "segment").collect()
+    rows.sort(key=lambda row: (row.broker, row.number, row.position))
     views: dict[int, BrokerView] = {}
     said: dict[str, list[Change]] = {}
     names: dict[str, str] = {}
@@ -154,6 +156,7 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
             stored_us=stored.get(text, 0),
             landed_us=landed[text] or FOREVER,
             told_us=told.get(text, 0),
+            unlanded=_unlanded(by_broker[text], gaps[text]) if text in gaps else (),
         )
     return NetworkView(views, config), totals
 
@@ -186,6 +189,22 @@ def _set_back(told: Sequence[Any]) -> Iterator[Change]:
         if 0 < stopped_us < before_us:
             yield Change(what="lost", kind=DISK, at_us=stopped_us, until_us=start.at_us, noted_us=start.at_us)
         before_us = start.at_us
+
+
+def _unlanded(told: Sequence[Any], gaps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """When a broker recorded what may be missing by gaps in what it published. Who came in one is not known
+    until its map is told anew, and which messages it handled out of their time is said there."""
+    changes = [change(row.asDict(recursive=True)) for row in told]
+    persist_us = widest(changes).persist_us
+    maps = sorted(one.at_us for one in changes if one.what == "start" and one.who == SNAPSHOT)
+    for start_us, end_us in gaps:
+        # It takes an interval until something is stored, and is published soon after that.
+        since_us = start_us - 2 * persist_us
+        mapped_us = next((at_us for at_us in maps if at_us > end_us), FOREVER)
+        yield since_us, end_us if mapped_us < FOREVER else FOREVER
+        for one in changes:
+            if one.what == "handled" and since_us - persist_us <= one.noted_us <= mapped_us:
+                yield one.at_us, one.until_us
 
 
 def _bucket_ms(totals: Sequence[Any]) -> int:

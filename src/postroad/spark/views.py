@@ -95,9 +95,11 @@ class BrokerView:
         stored_us: int,
         landed_us: int = 0,
         told_us: int = 0,
+        unlanded: Iterable[tuple[int, int]] = (),
     ) -> BrokerView:
         """`stored_us`: when the last of its records was stored that the lake has; `told_us`: all that it
-        published until then is here; `landed_us`: what it stored earlier may not be."""
+        published until then is here; `landed_us`: what it stored earlier may not be, nor what it recorded
+        (from, to] those that are `unlanded`."""
         changes = list(changes)
         held = AttachmentMap.of(changes)
         skew, jitter = read_bounds(config, held)
@@ -118,10 +120,11 @@ class BrokerView:
             for start, end in held.lost
         ]
         begun = held.begins_us or 0
-        if landed_us > begun:
-            lost.append(
-                (NOT_LANDED, (begun - slack) // MILLISECOND_US + 1, (landed_us + skew) // MILLISECOND_US)
-            )
+        lost += [
+            (NOT_LANDED, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
+            for start, end in ((begun, landed_us), *unlanded)
+            if end > start
+        ]
         forgot = held.forgot_us
         stopped = bool(changes) and changes[-1].what == "stop"
         whole_us = FOREVER * MILLISECOND_US if stopped else _whole_until(held, stored_us, told_us) - slack
