@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -22,12 +24,14 @@ from postroad.spark import trace as bulk_trace
 from postroad.spark.audit import LANDING
 from postroad.spark.compact import compact
 from postroad.spark.lake import SCHEMAS, Lake
+from postroad.spark.landing import FOLDER
 from postroad.spark.trace import read_ids, trace
 from postroad.spark.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.bulletins import running_number
+from postroad.tracking.bulletins import Link, Links, broker_text, running_number
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import NoTracking
 from postroad.units import SECOND_US
 
 
@@ -295,6 +299,60 @@ def test_what_was_released_before_it_was_landed_is_not_taken_for_nothing(
     untimely = ("partial", ["s4"], [NOT_LANDED])
     whole = ("complete", ["s5"], [])
     assert broker.traced(*before, within, late, after) == [*known, gone, untimely, whole]
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed", "never"])
+def test_a_broker_that_tracks_no_more_is_not_taken_for_one_that_has_nothing(
+    spark: SparkSession, tmp_path: Path, ending: str
+) -> None:
+    """P5, T11: it tells links and no map; traces go on behind it as in the live network. `never`: nor did it
+    before."""
+    config = TrackingConfig(persist_us=2_000_000, **FINE)
+    world, broker = World(11, config, 5, extra=0), 2
+    world.happen(40, faults=False)
+    early = next(iter(world.truth))
+    if ending == "stopped":
+        world._keep(broker, world.tracking[broker].close(world.now_us))
+    world.pass_time(60 * SECOND_US)
+    world.tracking[broker] = none = NoTracking()
+    told = world.links[broker]
+    for neighbour in sorted(told):
+        none.linked(neighbour, world.now_us)
+    state = Links(
+        broker=broker_text(broker),
+        name=f"b{broker}",
+        boot=1,
+        at_us=world.now_us,
+        links=tuple(Link(broker=broker_text(other), cost=1) for other in sorted(told)),
+    )
+    before = set(world.truth)
+    world.happen(40, faults=False)
+    world.stop()
+    world.tracking[broker] = none
+    lake = Lake(spark, tmp_path / "lake")
+    attached, filters = world.attachment_rows(), world.filter_rows()
+    if ending == "never":  # in one piece: Spark takes an empty batch of an Arrow table for the table's end
+        others = pc.field("broker") != broker_text(broker)
+        attached, filters = (one.filter(others).combine_chunks() for one in (attached, filters))
+    lake.append("filters", spark.createDataFrame(filters), "land-1")
+    lake.append("attachments", spark.createDataFrame(attached), "land-1")
+    lake.append("topology", spark.createDataFrame(rows.topology(running_number(1, 1), state)), "land-1")
+    place = lake.path / FOLDER / "history" / "checkpoint"
+    until = {pubend_text(one << 32 | HISTORY): world.now_us + 60 * SECOND_US for one in world.brokers}
+    for folder, text in (("commits", ""), ("offsets", json.dumps(until))):
+        (place / folder).mkdir(parents=True)
+        (place / folder / "0").write_text(text)
+    since = [one for one in world.truth if one not in before]
+    found = rows_of(lake, ids_file(tmp_path / "ids", [early, *since]), config)
+    live = [as_row(result) for result in world.live(*since)]
+    for row in live:
+        bulk = found[row["id"]]
+        assert bulk["verdict"] == row["verdict"]
+        for part, who in (("route", "from"), ("receivers", "subscriber")):
+            named, wanted = ({(one["broker"], one[who]) for one in of[part]} for of in (bulk, row))
+            assert named == wanted
+    assert any(map(passes_silence, live))
+    assert (found[str(MessageId.from_bytes(early))]["verdict"] == "complete") is (ending != "never")
 
 
 @pytest.mark.parametrize(("brokers", "messages"), [(3, 50), pytest.param(4, 150, marks=pytest.mark.soak)])

@@ -32,6 +32,7 @@ from postroad.spark.rows import change
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
+from postroad.tracking.attachment import NEIGHBOUR
 from postroad.tracking.attachment_log import DISK, SNAPSHOT, Change, widest
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.settings import TrackingConfig
@@ -129,8 +130,10 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     """Who was attached where, from all that brokers said about it; and `_TOTALS` of each."""
     from pyspark.sql.functions import expr
 
-    # Landing may go on meanwhile: how far it is comes first.
+    # Landing may go on meanwhile: how far it is comes first, and links are told after the map.
     told = landed_until(lake.path)
+    links = lake.read("topology").select("broker", "name", "boot", "at_us", "links").collect()
+    links.sort(key=lambda row: (row.broker, row.boot, row.at_us))
     totals = lake.read("filters").groupBy("broker").agg(*(expr(text) for text in _TOTALS)).collect()
     stored = {row.broker: int(row.last) for row in totals}
     gaps = unlanded_history(lake)
@@ -146,17 +149,19 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
             said[row.broker] = []
         said.setdefault(row.broker, []).append(change(row.asDict(recursive=True)))
         names[row.broker] = row.name
-    for text, changes in sorted(said.items()):
+    untracked = _untracked(links, by_broker)
+    for text in sorted({*said, *untracked}):
         number = int(text, 16)
+        of, since = by_broker.get(text, []), untracked.get(text, [])
         views[number] = BrokerView.of(
             number,
-            names[text],
-            [*_set_back(by_broker[text]), *changes],
+            since[-1].name if since else names[text],
+            [*_set_back(of), *said.get(text, ()), *_lost_but_links(since)],
             config=config,
             stored_us=stored.get(text, 0),
-            landed_us=landed[text] or FOREVER,
-            told_us=told.get(text, 0),
-            unlanded=_unlanded(by_broker[text], gaps[text]) if text in gaps else (),
+            landed_us=landed.get(text) or FOREVER,
+            told_us=0 if since else told.get(text, 0),
+            unlanded=_unlanded(of, gaps[text]) if text in gaps else (),
         )
     return NetworkView(views, config), totals
 
@@ -189,6 +194,23 @@ def _set_back(told: Sequence[Any]) -> Iterator[Change]:
         if 0 < stopped_us < before_us:
             yield Change(what="lost", kind=DISK, at_us=stopped_us, until_us=start.at_us, noted_us=start.at_us)
         before_us = start.at_us
+
+
+def _untracked(links: Iterable[Any], told: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """What brokers told of their links in starts without a map, after the last that told one: each start
+    tells it before its links, but one that does not track messages has none."""
+    boots = {broker: of[-1].number >> 32 for broker, of in told.items()}
+    since = (row for row in links if row.boot > boots.get(row.broker, -1))
+    return {broker: list(of) for broker, of in groupby(since, lambda row: row.broker)}
+
+
+def _lost_but_links(links: Sequence[Any]) -> Iterator[Change]:
+    """Of a broker that does not track messages, and told these."""
+    for row in links[:1]:
+        yield Change(what="lost", kind=DISK, at_us=row.at_us, until_us=FOREVER, noted_us=row.at_us)
+    for row in links:
+        for link in row.links:
+            yield Change(what="attach", at_us=row.at_us, kind=NEIGHBOUR, who=str(int(link.broker, 16)))
 
 
 def _unlanded(told: Sequence[Any], gaps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
