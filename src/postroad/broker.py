@@ -211,6 +211,7 @@ class Broker:
             forwarded=self._forwarded if tracked and self._config.tracking.routing != "all" else None,
             confirmed=lambda key, missing: self._subscribing.confirmed(key, missing),
             held=lambda pubend: self._releasing.held(pubend),
+            owing=lambda pubend: is_history(pubend) and self._history.owing,
             ends=ends,
             now_us=self._now_us,
         )

@@ -50,6 +50,7 @@ class MemoryDisk:
     reads: int = 0
     saves: int = 0
     full: bool = False
+    short: bool = False  # of room: events are refused, rows are taken, as by `storage.commit`
 
     def kept(self, stream: int) -> int:
         """Records of a stream that are not released."""
@@ -61,7 +62,7 @@ class MemoryDisk:
 
     def _do(self, effect: StorageEffect) -> list[Input]:
         match effect:
-            case Append() if self.full:
+            case Append() if self.full or self.short:
                 return [AppendFailed(tag=effect.tag, error=StorageError("no space left"))]
             case Save() if self.full:
                 return [SaveFailed(tag=effect.tag, error=StorageError("no space left"))]

@@ -151,6 +151,22 @@ def test_a_repetition_waits_for_the_record_of_its_original_and_for_no_other() ->
     rig.pubend.check()
 
 
+def test_a_pubend_that_owes_events_is_silent_by_one_tick() -> None:
+    rig = Rig()
+    rig.write(rig.pubend.reserve(NOW))
+    late = NOW + 100 * RESERVE_US
+    (append,) = rig.pubend.stage([rig.batch()], late).effects
+    assert isinstance(append, Append)
+    assert rig.pubend.append_failed(append.tag) == [append.tag]
+    for at in range(1, 4):
+        segment, effects = rig.pubend.assert_silence(late, owing=True)
+        assert segment is not None
+        assert segment.end == NOW + at
+        rig.write(effects)
+    rig.pubend.check()
+    assert rig.restart(late).last < NOW + 2 * RESERVE_US, "nor does a restart skip the time of what is owed"
+
+
 def test_silence_is_bounded_by_what_was_saved_and_never_assigned_after_a_crash() -> None:
     """A clock that steps back and a crash: ticks only increase (traps)."""
     rig = Rig()

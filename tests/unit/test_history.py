@@ -17,7 +17,7 @@ from tests.unit.test_durable_subscribers import Reader
 from postroad.broker import Broker, Closed
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.events.batch import Event, EventBatch
-from postroad.ids import HISTORY, MessageId, is_history
+from postroad.ids import HISTORY, MessageId, is_history, pubend_text
 from postroad.overlay import history
 from postroad.overlay.effects import Effect, Note
 from postroad.overlay.topology import EXPIRE_US
@@ -51,7 +51,7 @@ from postroad.tracking.record import FilterMeta, decode_meta, decode_record, fil
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import KIB
-from postroad.wire.frames import Rejected, Reply, Request, encode
+from postroad.wire.frames import Rejected, Reply, Request, Subscribed, encode
 
 ALL = "$postroad/#"
 PERSIST_S = 1
@@ -215,6 +215,14 @@ def logged(net: HistoryNet, at: int) -> list[Event]:
     """What a broker has published about itself."""
     records = net.disks[at].records.get(at + 1 << 32 | HISTORY, [])
     return [event for *_, data in records for event in EventBatch.parse(data, DEFAULT_LIMITS).events()]
+
+
+def told_until(net: HistoryNet, at: int, by: int) -> int:
+    """Until when another broker has all that this one published about itself."""
+    asking = Client(net, by)
+    asking.send(encode(Request(number=1, what="heads")))
+    (reply,) = [message for message in asking.messages if isinstance(message, Reply)]
+    return int(json.loads(reply.body)["heads"][pubend_text(at + 1 << 32 | HISTORY)])
 
 
 def history_records(net: HistoryNet, at: int) -> int:
@@ -554,6 +562,34 @@ def test_a_failing_disk_drops_counts_says_and_makes_good() -> None:
     assert len(attached) == 9, "the last whole map, and what came after it"
     numbers = [int(event.attributes["number"]) for event in events(pipeline, ATTACHMENTS, 0)]
     assert numbers[-1] - numbers[0] >= len(numbers), "a hole tells that some were dropped"
+
+
+def test_who_owes_history_does_not_say_that_there_is_none() -> None:
+    """A full disk takes rows, so silence could be reserved, and a lake would have all of that time."""
+    net = HistoryNet(2, [(0, 1)])
+    pipeline, publisher = Reader(net, 1), Client(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(30)
+    assert net.now_us - told_until(net, 0, by=1) <= 20 * SECOND_US, "nothing to tell, and that is told"
+    net.disks[0].short = True
+    full_us = net.now_us
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    for restarts in range(3):
+        if restarts:
+            net.kill(0)
+            net.start(0)
+            net.link(0, 1)
+        for number in range(15):
+            net.wait(4)
+            late = Client(net, 1)
+            late.subscribe(1, f"t/{restarts}/{number}")
+            assert late.has(Subscribed), "nobody waits for that disk"
+        assert told_until(net, 0, by=1) <= full_us + 5 * SECOND_US
+    net.disks[0].short = False
+    net.wait(60)
+    assert holds(filters([pipeline], 0), PUBLISH, frame[48:64])
+    assert net.now_us - told_until(net, 0, by=1) <= 35 * SECOND_US
 
 
 class Stepped(HistoryNet):

@@ -36,7 +36,7 @@ from postroad.wire.frames import Kind, Limits
 
 TABLE: Final = "durable.pubends"
 PUBLISHERS: Final = "durable.publishers"
-RESERVE_US: Final = 4 * SECOND_US  # silence is reserved this far ahead of the clock
+RESERVE_US: Final = 4 * SECOND_US  # silence is reserved this far ahead of where it is to end
 AHEAD_US: Final = SECOND_US // 10  # or this far ahead of the last tick: less than a start takes
 RESERVE_RETRY_US: Final = SECOND_US // 2
 MAX_STAGED_BYTES: Final = 64 * MIB  # on their way to disk; then publishers are refused
@@ -138,7 +138,7 @@ class DurablePubend:
             tag = self._new_tag()
             effects.append(self._log(fresh, prefixes, tag, now_us))
             if self._hole[1] > self._synced:  # the log notes with it that there is a record behind the hole
-                effects.append(self._save_facts(now_us))
+                effects.append(self._save_facts(now_us, now_us))
         return Staged(effects=effects, tags=[tag if wait is True else wait for wait in waits])
 
     def claim(self, prefix: bytes, principal: str, *, given: bool = False) -> bool:
@@ -251,33 +251,41 @@ class DurablePubend:
 
     # ---- silence
 
-    def assert_silence(self, now_us: int) -> tuple[Segment | None, list[StorageEffect]]:
-        """Silence since the last tick told, as far as the reservation reaches; None: nothing can be said."""
-        effects = self.reserve(now_us)
-        end = min(max(self.last + 1, now_us), self._reserved)
-        if self._staged or end <= self._assigned:
+    def assert_silence(
+        self, now_us: int, *, owing: bool = False
+    ) -> tuple[Segment | None, list[StorageEffect]]:
+        """Silence since the last tick told, as far as the reservation reaches; None: nothing can be said.
+
+        `owing`: events of that time are still to come. One tick is silent then, for those who wait to hear
+        with which interest it was filtered.
+        """
+        until_us = self.last + 1 if owing else now_us
+        effects = self.reserve(now_us, until_us=until_us)
+        end = min(max(self.last + 1, until_us), self._reserved)
+        if self._staged or end <= self.last:
             return None, effects
-        self._assigned = end
+        self._assigned = max(self._assigned, end)  # which an append that failed may have left above
         return self._tell(Segment(self.last, end, EVERYTHING)), effects
 
-    def reserve(self, now_us: int) -> list[StorageEffect]:
-        """Save a later bound for silence when half of the last one is used up."""
-        used = max(now_us + RESERVE_US // 2, self.last + AHEAD_US // 2)
+    def reserve(self, now_us: int, *, until_us: int | None = None) -> list[StorageEffect]:
+        """Save a later bound for silence, up to now or until then, when half of the last one is used up."""
+        until_us = now_us if until_us is None else until_us
+        used = max(until_us + RESERVE_US // 2, self.last + AHEAD_US // 2)
         if (self._reserving or self._reserved >= used) and not self._fresh:
             return []
         if now_us < self._reserve_us:  # a disk that fails is not asked with every turn
             return []
-        return [self._save_facts(now_us)]
+        return [self._save_facts(now_us, until_us)]
 
     @property
     def _bound(self) -> int:
         return max([self._reserved, *self._reserving.values()])
 
-    def _save_facts(self, now_us: int) -> Save:
+    def _save_facts(self, now_us: int, until_us: int) -> Save:
         self._reserve_us = now_us + RESERVE_RETRY_US
         self._fresh = False
         tag = self._new_tag()
-        bound = max(self._bound, now_us + RESERVE_US, self.last + AHEAD_US)
+        bound = max(self._bound, until_us + RESERVE_US, self.last + AHEAD_US)
         self._reserving[tag] = bound
         row = msgspec.msgpack.encode(Facts(self.start, bound, self._hole, self._widest))
         return Save(table=TABLE, rows=((self._key, row),), tag=tag)

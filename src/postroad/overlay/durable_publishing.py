@@ -32,7 +32,7 @@ from postroad.errors import (
     UsageError,
 )
 from postroad.events.batch import EventBatch
-from postroad.ids import HISTORY
+from postroad.ids import HISTORY, is_history
 from postroad.overlay.access import ANONYMOUS
 from postroad.overlay.effects import Effect, Send
 from postroad.overlay.links import Links
@@ -167,9 +167,10 @@ class DurablePublishing:
         return pubend
 
     def _reserve(self, pubend: DurablePubend, now_us: int) -> None:
-        """The first reservation of this start, once all before it is known."""
+        """The first reservation of this start, once all before it is known. The next start begins above it:
+        that of history does not reach over times of which something may be owed."""
         if pubend.recovered:
-            self._out += pubend.reserve(now_us)
+            self._out += pubend.reserve(now_us, until_us=pubend.last if is_history(pubend.id) else now_us)
 
     # ---- frames
 

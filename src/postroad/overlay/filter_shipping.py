@@ -92,6 +92,11 @@ class FilterShipping:
         return ROW, msgspec.msgpack.encode(self._mark)
 
     @property
+    def owing(self) -> bool:
+        """Whether something is stored and not published."""
+        return bool(self._mark.group or self._tracking.stored_after(self._mark.cursor))
+
+    @property
     def _busy(self) -> bool:
         return self._reading is not None or self._saving is not None or self._frames > 0
 

@@ -9,7 +9,7 @@ and after a start nobody is heard of yet.
 Filters have a room of their own (`filter_shipping`). The other bulletins begin anew with each start, and
 after any loss: the whole attachment map, the links, and what durable subscribers have acknowledged, which
 tells of deliveries whose report died with the process. Who comes to a topic that others want already asks for
-that state to be told again. What the disk does not take is dropped, counted and said.
+that state to be told again. What the disk does not take is dropped, counted and said, and made good later.
 """
 
 from __future__ import annotations
@@ -243,6 +243,16 @@ class History:
         return min([self._look_us, *(deadline for deadline in others if deadline is not None)])
 
     # ---- bulletins
+
+    @property
+    def owing(self) -> bool:
+        """Whether something is to be published that is not on disk. Until it is, the pubend does not say that
+        it is silent: who reads the history takes that for all there is of the time (`spark.views`)."""
+        if not self._wanted:
+            return False
+        refused = self._refused or self._blocked_us > 0
+        waits = self._press.pending_bytes > 0 or self._gathered_us is not None or self._map is not None
+        return refused or waits or (FILTERS in self._wanted and self._filters.owing)
 
     @property
     def _has_room(self) -> bool:

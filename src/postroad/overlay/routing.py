@@ -74,6 +74,7 @@ class Routing:
         forwarded: Forwarded | None,
         confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
         held: Callable[[int], bool],
+        owing: Callable[[int], bool],
         ends: Mapping[bytes, bytes],
         now_us: int,
     ) -> None:
@@ -103,6 +104,7 @@ class Routing:
             durable=self._durable,
             silence_us=config.silence_us,
             held=held,
+            owing=owing,
             spread=self._spread,
             out=self._out,
             now_us=now_us,

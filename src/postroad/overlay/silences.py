@@ -4,6 +4,9 @@ The plain one says so every `silence_us`. A durable one pays for silence with a 
 who follow it with their tokens: if no token has to advance, what is quiet is told with the next event; else
 the longer it is quiet, the more rarely that is told. When interest or routes change all of them say so at
 once, since subscriptions wait for that.
+
+One that owes events of a time does not say that there were none: to those who read the broker's own history
+its ticks are times. It says no more than the next tick, which is enough for subscriptions.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarel
 
 class Silences:
     """`durable`: the own durable pubends that are open; `held(pubend)`: durable subscriptions follow it;
-    `spread` takes what there is to be said."""
+    `owing(pubend)`: events of the past are still to come; `spread` takes what there is to be said."""
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Silences:
         durable: Mapping[int, tuple[Stream, DurablePubend]],
         silence_us: int,
         held: Callable[[int], bool],
+        owing: Callable[[int], bool],
         spread: Callable[[Stream, Segment, int], None],
         out: list[Effect],
         now_us: int,
@@ -42,6 +46,7 @@ class Silences:
         self._durable = durable
         self._silence_us = silence_us
         self._held = held
+        self._owing = owing
         self._spread = spread
         self._out = out
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
@@ -97,9 +102,11 @@ class Silences:
         those events or as soon as it can."""
         for pubend_id in list(self._unsaid):
             stream, pubend = self._durable[pubend_id]
-            segment, effects = pubend.assert_silence(now_us)
+            owing = self._owing(pubend_id)
+            segment, effects = pubend.assert_silence(now_us, owing=owing)
             self._out += effects
             if segment is not None:
-                if segment.end >= now_us:  # else as far as the reservation reached, and the rest once it can
+                # Else as far as the reservation reached, and the rest once it can.
+                if owing or segment.end >= now_us:
                     del self._unsaid[pubend_id]
                 self._spread(stream, segment, now_us)
