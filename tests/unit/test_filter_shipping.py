@@ -19,7 +19,7 @@ from postroad.storage.effects import Save, Saved, SaveFailed
 from postroad.storage.metadata import Metadata
 from postroad.tracking.bulletins import Author, Bulletin, join_parts
 from postroad.tracking.effects import FiltersRead, ReadFilters, StoreFilter
-from postroad.tracking.record import decode_record
+from postroad.tracking.record import decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import SECOND_US
@@ -53,8 +53,10 @@ class PaperPress:
 class Shipped:
     """A broker's tracking with small filters, its folder, and the shipping of what is stored there."""
 
-    def __init__(self) -> None:
-        config = TrackingConfig(bits=8000, capacity=20, hashes=7, adaptive=False, retain=False)
+    def __init__(self, strategy: str = "bloom") -> None:
+        config = TrackingConfig(
+            strategy=strategy, bits=8000, capacity=20, hashes=7, adaptive=False, retain=False, log_bytes=1
+        )
         self.tracking = make_tracking(config, me=ME, stored=(), changes=(), now_us=NOW_US)
         self.folder: dict[int, bytes] = {}
         self.rows: dict[bytes, bytes] = {}
@@ -120,14 +122,30 @@ class Shipped:
             self.save(self.read(effects))
             self.settle()
 
-    def sequences(self) -> list[int]:
-        """Of the records that were printed, which must be whole."""
+    def records(self) -> dict[int, bytes]:
+        """What was printed."""
         parts: dict[int, list[bytes]] = {}
         for _, one in self.press.printed:
-            parts.setdefault(int(cast(int, one.attributes["sequence"])), []).append(one.payload)
-        for sequence, payloads in parts.items():
-            assert decode_record(join_parts(payloads))[0].sequence == sequence
-        return list(parts)
+            held = parts.setdefault(int(cast(int, one.attributes["sequence"])), [])
+            assert one.attributes["part"] == len(held)
+            held.append(one.payload)
+        return {sequence: join_parts(payloads) for sequence, payloads in parts.items()}
+
+    def sequences(self) -> list[int]:
+        """Of the records that were printed, which must be whole."""
+        found = self.records()
+        assert [decode_record(record)[0].sequence for record in found.values()] == list(found)
+        return list(found)
+
+    def is_described(self, sequence: int) -> bool:
+        """Whether it is known what it was, and that it cannot be read."""
+        record = self.records()[sequence]
+        assert decode_meta(record) == decode_meta(self.folder[sequence])
+        try:
+            decode_record(record)
+        except StorageError:
+            return True
+        return False
 
 
 def test_what_is_stored_from_the_beginning_on_is_published_in_order() -> None:
@@ -161,12 +179,21 @@ def test_one_group_at_a_time_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch
     assert net.sequences() == [1, 2, 3, 4, 5]
 
 
-def test_a_filter_that_is_too_large_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = Shipped()
+@pytest.mark.parametrize("strategy", ["bloom", "exact"])
+def test_of_a_record_that_is_too_large_it_is_told_what_it_was(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a lake would take its times for whole."""
+    net = Shipped(strategy)
     net.fill(2)
     monkeypatch.setattr(filter_shipping, "MAX_FILTER_BYTES", 10)
-    net.ship()
-    assert net.sequences() == []
+    monkeypatch.setattr(filter_shipping, "READ_BYTES", 10)
+    while effects := net.step():
+        net.save(effects)  # nothing was read
+        net.settle()
+    assert list(net.records()) == [1, 2]
+    assert net.is_described(1)
+    assert net.is_described(2)
     assert [count for count, why in net.press.lost if "too large" in why] == [1, 1]
 
 
@@ -227,17 +254,44 @@ def test_after_a_failure_it_is_tried_again_but_not_at_once(fails: str) -> None:
     assert net.step() == []
 
 
-def test_what_cannot_be_read_is_counted_and_what_was_replaced_is_not() -> None:
+def test_of_what_cannot_be_read_it_is_told_what_it_was_and_of_what_was_dropped_nothing() -> None:
     net = Shipped()
     net.fill(3)
     damaged = {1: net.folder[1], 2: b"x" + net.folder[2][1:], 3: net.folder[3]}
     net.save(net.read(net.step(), damaged))
     net.settle()
-    assert net.sequences() == [1, 3]
+    assert [net.is_described(sequence) for sequence in (1, 2, 3)] == [False, True, False]
     assert net.press.lost == [(1, "their stored filters cannot be read")]
     net.fill(1)
-    net.read(net.step(), {0: b""})
-    assert net.step() == [], "none of a group could be read: it goes on with the next"
+    asked = net.step()
+    net.tracking.tick(net.now_us + 31 * 86_400 * SECOND_US)
+    assert net.tracking.stored_after(0) == [], "retention dropped them"
+    assert net.read(asked, {0: b""}) == []
+    assert net.step() == [], "nothing is left of a group: it goes on with the next"
+    assert list(net.records()) == [1, 2, 3]
+    assert len(net.press.lost) == 1
+
+
+@pytest.mark.parametrize("readable_first", [True, False])
+def test_what_can_be_read_only_once_has_its_parts_all_the_same(readable_first: bool) -> None:
+    """Some of them may be published, and are not once more."""
+    net = Shipped()
+    net.fill(1)
+    folders = [net.folder, {1: b""}]
+    net.save(net.read(net.step(), folders[not readable_first]))
+    first = list(net.press.printed)
+    net.settle(accepted=False)
+    net.press.printed.clear()
+    net.now_us += RETRY_US
+    assert net.step() == []
+    net.now_us += RETRY_US
+    net.read(net.step(), folders[readable_first])
+    assert [identity for identity, _ in net.press.printed] == [identity for identity, _ in first]
+    assert net.is_described(1)
+    mixed = join_parts([first[0][1].payload, *(one.payload for _, one in net.press.printed[1:])])
+    assert decode_meta(mixed) == decode_meta(net.folder[1])
+    net.settle()
+    assert net.step() == []
 
 
 @pytest.mark.parametrize("row", ["filters", "wanted"])

@@ -7,6 +7,9 @@ state that was replaced meanwhile is left out.
 A group of filters is published under ids that were saved before. Whoever is not sure that it was published,
 after a crash or a failure, does so again under the same ids, and the pubend takes only what it has not. So
 each is published once.
+
+Of a record that is too large, or cannot be read, the description alone is published: whoever reads the
+history then knows what it lacks.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ from postroad.overlay.press import Press
 from postroad.storage.effects import Save, Saved, SaveFailed, StorageInput
 from postroad.tracking.bulletins import Author, Bulletin, filter_bulletins, running_number
 from postroad.tracking.effects import FiltersRead, ReadFilters
-from postroad.tracking.record import decode_meta
+from postroad.tracking.record import FilterMeta, decode_meta, encode_description
 from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 ROW: Final = b"filters"
 READ_BYTES: Final = 4 * MIB  # of stored filters, at a time
-MAX_FILTER_BYTES: Final = 64 * MIB  # a larger one is left out
+MAX_FILTER_BYTES: Final = 64 * MIB  # of a larger one only the description is published
 RETRY_US: Final = 10 * SECOND_US  # after the disk failed
+UNREADABLE: Final = "their stored filters cannot be read"
 _COUNTERS: Final = 1 << 16  # ids in one millisecond
 
 
@@ -66,6 +70,7 @@ class FilterShipping:
         self._new_tag = new_tag
         self._mark = _Mark()
         self._reading: int | None = None  # tag of what is being read
+        self._wanted: tuple[int, ...] = ()  # sequences of that
         self._reads = 0
         self._saving: int | None = None  # tag of the mark on its way to disk
         self._records: dict[int, bytes] = {}  # those of the group, while its mark is saved
@@ -112,28 +117,21 @@ class FilterShipping:
         if now_us < self._retry_us:
             return []
         self._retry_us = 0
-        wanted = [sequence for sequence, _ in self._mark.group] or self._next_group()
-        if not wanted:
+        held = self._held()
+        self._wanted = tuple(sequence for sequence, _ in self._mark.group) or _next_group(held)
+        if not self._wanted:
             return []
         self._reads += 1
         self._reading = -self._reads  # questions of traces have positive tags
-        return [ReadFilters(tag=self._reading, sequences=tuple(wanted))]
+        large = {sequence for sequence, (_, size) in held.items() if size > MAX_FILTER_BYTES}
+        asked = tuple(sequence for sequence in self._wanted if sequence not in large)
+        if not asked:
+            return self.read(FiltersRead(tag=self._reading, records={}), now_us)
+        return [ReadFilters(tag=self._reading, sequences=asked)]
 
-    def _next_group(self) -> list[int]:
-        group: list[int] = []
-        size = 0
-        for sequence, record_bytes in self._tracking.stored_after(self._mark.cursor):
-            if record_bytes > MAX_FILTER_BYTES:
-                self._press.dropped(1, f"a filter of {record_bytes} bytes is too large")
-                if not group:
-                    self._mark = msgspec.structs.replace(self._mark, cursor=sequence)
-                    continue
-                break
-            if group and size + record_bytes > READ_BYTES:
-                break
-            group.append(sequence)
-            size += record_bytes
-        return group
+    def _held(self) -> dict[int, tuple[FilterMeta, int]]:
+        """What is stored beyond the cursor, by sequence: its description and size."""
+        return {meta.sequence: (meta, size) for meta, size in self._tracking.stored_after(self._mark.cursor)}
 
     def reads(self, tag: int) -> bool:
         return tag == self._reading
@@ -141,18 +139,22 @@ class FilterShipping:
     def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
         """The records of a group; the mark of a new one is saved before they are published."""
         self._reading = None
-        held = {sequence for sequence, _ in self._tracking.stored_after(self._mark.cursor)}
-        self._records = {
-            sequence: record for sequence, record in sorted(item.records.items()) if _sound(sequence, record)
-        }
-        lost = len(held.intersection(item.records).difference(self._records))
-        if lost:  # what is not held any more was replaced, or retention dropped it
-            self._press.dropped(lost, "their stored filters cannot be read")
+        held = self._held()
+        self._records = {}
+        for sequence in self._wanted:
+            record = item.records.get(sequence, b"")
+            if _sound(sequence, record):
+                self._records[sequence] = record
+            elif sequence in held:  # else it was replaced, or retention dropped it
+                meta, size = held[sequence]
+                large = size > MAX_FILTER_BYTES
+                self._press.dropped(1, f"a filter of {size} bytes is too large" if large else UNREADABLE)
+                self._records[sequence] = encode_description(meta)
         if self._mark.group:
             self._publish(now_us)
             return []
         if not self._records:
-            self._mark = msgspec.structs.replace(self._mark, cursor=max(item.records))
+            self._mark = msgspec.structs.replace(self._mark, cursor=self._wanted[-1])
             return []
         part_bytes = self._press.part_bytes
         self._mark = _Mark(
@@ -182,13 +184,16 @@ class FilterShipping:
             self._done()
 
     def _identified(self, records: Mapping[int, bytes]) -> list[tuple[bytes, Bulletin]]:
-        """Every part of the group has its id, whether or not its record is still there."""
+        """Every part of the group has its id, whether or not its record is still there. One that could be read
+        only before the mark was saved, or only after, has its parts of then: some may be published."""
         ids = IdSource(self._publisher, self._author.broker)
+        part_bytes = self._mark.part_bytes
         out: list[tuple[bytes, Bulletin]] = []
         for sequence, parts in self._mark.group:
             own = [ids.next(self._mark.time_ms) for _ in range(parts)]
             if sequence in records:
-                made = filter_bulletins(self._author, sequence, records[sequence], self._mark.part_bytes)
+                record = records[sequence][: parts * part_bytes].ljust((parts - 1) * part_bytes + 1, b"\0")
+                made = filter_bulletins(self._author, sequence, record, part_bytes)
                 out += zip(own, made, strict=True)
         return out
 
@@ -213,6 +218,18 @@ class FilterShipping:
             raise BugError("filters are being published that belong to no group")
         if any(sequence <= self._mark.cursor for sequence, _ in self._mark.group):
             raise BugError("filters are published again")
+
+
+def _next_group(held: Mapping[int, tuple[FilterMeta, int]]) -> tuple[int, ...]:
+    """As many as are read at a time; a large one alone."""
+    group: list[int] = []
+    total = 0
+    for sequence, (_, size) in held.items():
+        if group and total + size > READ_BYTES:
+            break
+        group.append(sequence)
+        total += size
+    return tuple(group)
 
 
 def _sound(sequence: int, record: bytes) -> bool:

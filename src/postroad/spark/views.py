@@ -25,7 +25,7 @@ Times = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 FOREVER: Final = 1 << 60
 NOT_LANDED: Final = "the lake does not have all of that time from this broker"
-UNREAD: Final = "a stored filter of that time is damaged"
+UNREAD: Final = "a stored filter of that time cannot be read"
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,11 @@ def encode_record(meta: FilterMeta, body: bytes, *, compress: bool = False, fill
     return b"".join((front, sums, head, body))
 
 
+def encode_description(meta: FilterMeta) -> bytes:
+    """A record that lacks its body: `decode_meta` reads it, `decode_record` does not, whatever follows."""
+    return encode_record(meta, b"\1")[:-1]
+
+
 def record_extent(prefix: bytes) -> tuple[int, int]:
     """(bytes of meta, bytes of body) of the record that begins so; StorageError if none does."""
     if len(prefix) < PREFIX_BYTES:

@@ -384,7 +384,7 @@ class Recorder(Lookup):
     def resume_after(self, sequence: int) -> None:
         self._sequence = max(self._sequence, sequence)
 
-    def stored_after(self, sequence: int) -> list[tuple[int, int]]:
+    def stored_after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
         return self._shelf.after(sequence)
 
     @property

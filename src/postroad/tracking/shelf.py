@@ -71,7 +71,7 @@ class Shelf:
 
     def last_stored_us(self, after: int) -> int:
         """When the last of the sequences after that one was stored; clocks may be set back, they increase."""
-        return max((self._metas[sequence].stored_us for sequence, _ in self.after(after)), default=0)
+        return max((meta.stored_us for meta, _ in self.after(after)), default=0)
 
     def put(self, meta: FilterMeta, bits: bytes, size: int) -> None:
         """A filter was handed to the driver to be stored."""
@@ -136,13 +136,13 @@ class Shelf:
             return None
         return body if found.sequence == meta.sequence and found.key == meta.key else None
 
-    def after(self, sequence: int) -> list[tuple[int, int]]:
-        """(sequence, size) of the records beyond that one, by sequence."""
-        found: list[tuple[int, int]] = []
+    def after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
+        """The records beyond that one and their sizes, by sequence."""
+        found: list[tuple[FilterMeta, int]] = []
         for one in reversed(self._metas):
             if one <= sequence:
                 break
-            found.append((one, self._sizes[one]))
+            found.append((self._metas[one], self._sizes[one]))
         found.reverse()
         return found
 

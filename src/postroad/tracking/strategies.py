@@ -79,8 +79,8 @@ class Tracking(Protocol):
     def resume_after(self, sequence: int) -> None:
         """Sequences up to this one were used, even if nothing is left of them."""
 
-    def stored_after(self, sequence: int) -> list[tuple[int, int]]:
-        """(sequence, about how many bytes) of the stored records beyond, by sequence."""
+    def stored_after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
+        """The stored records beyond, each with about how many bytes it has, by sequence."""
 
     @property
     def unrecorded_us(self) -> int | None:
@@ -165,7 +165,7 @@ class NoTracking:
     def resume_after(self, sequence: int) -> None:
         pass
 
-    def stored_after(self, sequence: int) -> list[tuple[int, int]]:  # noqa: ARG002
+    def stored_after(self, sequence: int) -> list[tuple[FilterMeta, int]]:  # noqa: ARG002
         return []
 
     @property
