@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.errors import PeerError
+from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import MessageId
 from postroad.overlay.topology import MAX_NAME, check_name
+from postroad.tracking import record
 from postroad.tracking.attachment import (
     LATE_ROUND_US,
     MAX_AHEAD,
@@ -33,11 +34,12 @@ from postroad.tracking.effects import (
     TrackingEffect,
 )
 from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
+from postroad.tracking.keys import LOG, HistoryKey
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.notes import HANDLED_US, MAX_LATE
-from postroad.tracking.record import FilterMeta, decode_meta, decode_record
+from postroad.tracking.record import MAX_BODY_BYTES, FilterMeta, decode_meta, decode_record
 from postroad.tracking.recorder import EXPIRE_US
-from postroad.tracking.settings import GATHER_US, TrackingConfig
+from postroad.tracking.settings import GATHER_US, MAX_PART_BYTES, TrackingConfig
 from postroad.tracking.store import SPARE_BYTES
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -748,3 +750,41 @@ def test_the_log_is_split_by_the_bytes_of_names() -> None:
         for at in range(0, len(body), 20)
     }
     assert told == {"", *names}
+
+
+@pytest.mark.parametrize(("subscribers", "messages"), [(2000, 40), (3, 3000)])
+def test_the_log_is_split_however_much_comes_at_once(subscribers: int, messages: int) -> None:
+    """T11. Found: a batch to thousands was one part, a thousand times `log_bytes`, and from 512 MiB on none
+    that can be read."""
+    config = TrackingConfig(strategy="exact", log_bytes=10_000)
+    disk = Disk()
+    tracking = disk.start(NOW_US, config)
+    names = [f"reader-{number}" for number in range(subscribers)]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    ids = [identity(NOW_US, number) for number in range(messages)]
+    tracking.published(b"".join(ids), NOW_US)
+    tracking.delivered(1, names, b"".join(ids), NOW_US)
+    disk.keep(tracking.tick(NOW_US + 60 * SECOND_US))
+    tracking.check()
+    told = [
+        (body[at : at + 16], meta.names[int.from_bytes(body[at + 16 : at + 20], "little")])
+        for meta, body in map(decode_record, disk.records.values())
+        for at in range(0, len(body), 20)
+    ]
+    happened = ["published 1 ", *(f"delivered 1 {name}" for name in names)]
+    assert sorted(told) == sorted((one, what) for one in ids for what in happened)
+    assert max(meta.count for meta in disk.metas) * 20 < 2 * config.log_bytes
+
+
+def test_a_part_of_the_log_can_always_be_read() -> None:
+    with pytest.raises(UsageError, match="log_bytes is at most 16 MiB"):
+        TrackingConfig(log_bytes=MAX_PART_BYTES + 1)
+    assert 2 * MAX_PART_BYTES < MAX_BODY_BYTES
+
+
+def test_a_record_that_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MAX_BODY_BYTES", 100)
+    meta = FilterMeta(key=HistoryKey(LOG), sequence=1, m=0, n=0, k=0, count=6, lo_ms=1, hi_ms=0)
+    with pytest.raises(BugError, match="120 bytes in one stored filter"):
+        record.encode_record(meta, bytes(120))

@@ -1,9 +1,9 @@
 """Strategy exact: an asynchronous log of (id, what, who), the paper's ASYNC (section 5; spec T11).
 
-Entries of 20 bytes collect in memory and are stored when they have grown to `log_bytes` or the persistence
-interval ends: 0 id | 16 u32, the position in the part's list of happenings, such as "delivered 7 billing":
-what, the origin, who. Each stored part has a range of message time like a filter, so the same index finds
-the parts a message can be in. Its answers are never wrong: every rate is 0.
+Entries of 20 bytes collect in memory and are stored when they have grown to `log_bytes`, never to twice as
+much, or the persistence interval ends: 0 id | 16 u32, the position in the part's list of happenings, such as
+"delivered 7 billing": what, the origin, who. Each stored part has a range of message time like a filter, so
+the same index finds the parts a message can be in. Its answers are never wrong: every rate is 0.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class ExactTracking(Recorder):
             now_us=now_us,
         )
         self._window = Window(ahead_us=config.skew_us, behind_us=config.skew_us + config.jitter_us)
+        self._most = -(-config.log_bytes // ENTRY.itemsize)  # entries, with which a part is stored
         self._entries = bytearray()  # not stored yet
         self._happenings: dict[tuple[str, int, str], int] = {}  # (what, origin, who) -> position
         self._listed_bytes = 0  # of those, at most
@@ -78,15 +79,23 @@ class ExactTracking(Recorder):
         if self.noted:
             self.record()  # what came before comes first
         times = Times(ids)
+        step = self._most * ID_BYTES
+        for at in range(0, len(ids), step):
+            self._split(happenings, ids[at : at + step], times, now_us)
+        self._note_handled(times, now_us, now_us)
+
+    def _split(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
+        """No more ids than a part takes; of what happened to them, as much at a time as there is room for."""
+        count = len(ids) // ID_BYTES
         first = size = 0
         for at, happening in enumerate(happenings):
             size += _size(happening)
-            if size > MAX_LISTED_BYTES:
+            entries = len(self._entries) // ENTRY.itemsize + (at + 1 - first) * count
+            if size > MAX_LISTED_BYTES or entries >= self._most:
                 self._append(happenings[first : at + 1], ids, times, now_us)
                 first, size = at + 1, 0
         if first < len(happenings):
             self._append(happenings[first:], ids, times, now_us)
-        self._note_handled(times, now_us, now_us)
 
     def _append(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
         if self._opened_us is None:
@@ -106,7 +115,7 @@ class ExactTracking(Recorder):
             rows["what"] = np.array(numbers, np.uint32)[:, None]
             self._entries += rows.tobytes()
         self._range.include(times, self._window, now_us)
-        if len(self._entries) >= self._config.log_bytes or self._listed_bytes > MAX_LISTED_BYTES:
+        if len(self._entries) >= self._most * ENTRY.itemsize or self._listed_bytes > MAX_LISTED_BYTES:
             self._flush(now_us)
 
     def _flush(self, now_us: int) -> None:

@@ -84,6 +84,8 @@ def encode_record(meta: FilterMeta, body: bytes, *, compress: bool = False, fill
     head = _ENCODER.encode(meta)
     if len(head) > MAX_META_BYTES:
         raise BugError(f"{len(head)} bytes about one stored filter")
+    if len(body) > MAX_BODY_BYTES:
+        raise BugError(f"{len(body)} bytes in one stored filter")
     front = _PREFIX.pack(MAGIC, VERSION, flags, 0, len(head), len(body), 0, 0)[:16]
     sums = struct.pack("<II", _crc(front + head), _crc(body))
     return b"".join((front, sums, head, body))

@@ -17,6 +17,7 @@ from postroad.units import GIB, KIB, MIB, MILLISECOND_US, SECOND_US
 DAY_US: Final = 86_400 * SECOND_US
 GATHER_US: Final = 100 * MILLISECOND_US  # ids are collected for this long before they go into filters
 PUT_OFF_US: Final = 50 * MILLISECOND_US  # what to keep waits at most so long for a turn without messages
+MAX_PART_BYTES: Final = 16 * MIB  # of the exact log; a part that is stored has less than twice as much
 STRATEGIES: Final = ("none", "exact", "bloom")
 ROUTING: Final = ("all", "neighbours", "set")
 DELIVERIES: Final = ("origin", "subscriber")
@@ -56,6 +57,8 @@ class TrackingConfig:
         for name in ("persist_us", "skew_us", "renew_us", "log_bytes", "keep_us", "keep_bytes"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"tracking: {name.removesuffix('_us')} must be more than 0")
+        if self.log_bytes > MAX_PART_BYTES:
+            raise UsageError(f"tracking: log_bytes is at most {MAX_PART_BYTES // MIB} MiB")
         if self.jitter_us < 0 or self.cache_bytes < 0:
             raise UsageError("tracking: jitter and cache_bytes cannot be negative")
         if self.least_capacity < 1 or self.max_histories < 1:
