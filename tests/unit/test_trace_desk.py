@@ -7,15 +7,19 @@ import pytest
 
 from postroad.errors import UnavailableError
 from postroad.ids import MessageId
-from postroad.tracking import desk
+from postroad.tracking import desk, lookup
+from postroad.tracking.attachment_log import decode_changes
+from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.desk import WORK_A_TURN, WORK_AN_ID, Inquire, Output, Report, Respond, TraceDesk
-from postroad.tracking.effects import ReadFilters, StoreFilter
+from postroad.tracking.effects import ReadFilters, StoreAttachments, StoreFilter
+from postroad.tracking.keys import DELIVERY, ROUTING, HistoryKey
+from postroad.tracking.lookup import Reading
 from postroad.tracking.messages import Finding, Receiver, Sighting, TraceAnswer, TraceItem, TraceQuestion
-from postroad.tracking.record import decode_record
+from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
 from postroad.tracking.trace import NO_ANSWER, NOT_REACHABLE
-from postroad.units import SECOND_US
+from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import MAX_BODY_BYTES
 
 ME, OTHER = 7, 8
@@ -298,3 +302,162 @@ def test_the_records_for_all_ids_of_a_question_are_read_together() -> None:
     assert isinstance(respond, Respond)
     findings = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
     assert [one.published is not None for one in findings] == [True] * 40
+
+
+SIZE = 10_000  # bytes of each of the filters below
+
+
+def routed(origins: int) -> tuple[Tracking, dict[int, bytes]]:
+    """Tracking with a stored filter of each of these origins; the last has the message of that number."""
+    metas: list[FilterMeta] = []
+    disk: dict[int, bytes] = {}
+    for number in range(1, origins + 1):
+        one = BloomFilter(8 * SIZE, 1000, 11)
+        one.add(identity(number))
+        meta = FilterMeta(
+            key=HistoryKey(ROUTING, 100 + number, OTHER),
+            sequence=number,
+            m=one.m,
+            n=one.n,
+            k=one.k,
+            count=1,
+            lo_ms=NOW_US // 1000,
+            hi_ms=NOW_US // 1000,
+            stored_us=NOW_US,
+        )
+        metas.append(meta)
+        disk[number] = encode_record(meta, one.bits)
+    return make_tracking(TrackingConfig(), me=ME, stored=metas, changes=(), now_us=NOW_US), disk
+
+
+def test_stored_filters_are_read_and_looked_into_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6. Found: a hundred filters of 2 MB were read at once and looked into in one turn, of a second; so it
+    was with every question that came, and a few took all memory."""
+    monkeypatch.setattr(lookup, "PORTION_BYTES", 3 * SIZE)
+    monkeypatch.setattr(desk, "MAX_HELD_BYTES", 7 * SIZE)
+    monkeypatch.setattr(desk, "WORK_A_TURN", 1)
+    tracking, disk = routed(50)
+    made = desk_of(tracking)
+    out: list[Output] = []
+    for number in range(1, 6):
+        out += made.asked(OTHER, number, question(identity(10 * number)), NOW_US)
+    reads: list[ReadFilters] = []
+    answers: dict[int, Finding] = {}
+    while len(answers) < 5:
+        before = tracking.looked
+        out += made.tick(NOW_US)
+        assert tracking.looked - before <= 2 * 3 * SIZE // KIB
+        reads += [one for one in out if isinstance(one, ReadFilters)]
+        for one in out:
+            if isinstance(one, Respond):
+                (answers[one.number],) = msgspec.msgpack.decode(one.body, type=TraceAnswer).findings
+        assert max((len(one.sequences) for one in reads), default=0) <= 3
+        assert sum(len(one.sequences) for one in reads) <= 7
+        if reads:
+            done = reads.pop(0)
+            out = made.read(done.tag, {sequence: disk[sequence] for sequence in done.sequences}, NOW_US)
+        else:
+            out = []
+    for number, finding in answers.items():
+        assert [one.origin for one in finding.routed] == [100 + 10 * number]
+        assert "read" not in finding.lost
+    assert made.metrics()["trace_questions_waiting"] == 0
+
+
+@pytest.mark.parametrize(("few", "read"), [(1, 20), (30, 30)])
+def test_what_a_question_does_not_read_is_said(monkeypatch: pytest.MonkeyPatch, few: int, read: int) -> None:
+    """So many bytes, or a few records if those are large."""
+    monkeypatch.setattr(lookup, "MAX_READ_BYTES", 20 * SIZE)
+    monkeypatch.setattr(lookup, "FEW_READS", few)
+    tracking, disk = routed(50)
+    made = desk_of(tracking)
+    out = made.asked(OTHER, 1, question(identity(1)), NOW_US)
+    while not the(Respond, out):
+        (wanted,) = out
+        assert isinstance(wanted, ReadFilters)
+        out = made.read(wanted.tag, {sequence: disk[sequence] for sequence in wanted.sequences}, NOW_US)
+    (respond,) = out
+    assert isinstance(respond, Respond)
+    (finding,) = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
+    assert [one.origin for one in finding.routed] == [101]
+    assert finding.lost == f"stored filters that could not be read: {50 - read}"
+
+
+def test_who_gives_up_makes_room_for_others_who_want_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "MAX_HELD_BYTES", SIZE)
+    tracking, disk = routed(1)
+    made = desk_of(tracking, ME)
+    tickets = []
+    out: list[Output] = []
+    for _ in range(2):
+        ticket, more = made.begin([identity(1)], NOW_US)
+        tickets.append(ticket)
+        out += more
+    (first,) = out
+    assert isinstance(first, ReadFilters)
+    out = made.asked(OTHER, 1, question(identity(1)), NOW_US)
+    assert out == []
+    for ticket in tickets:
+        made.abandon(ticket)
+    (second,) = made.read(first.tag, disk, NOW_US)
+    assert isinstance(second, ReadFilters)
+    (respond,) = made.read(second.tag, disk, NOW_US)
+    assert isinstance(respond, Respond)
+    assert made.metrics()["trace_questions_waiting"] == 0
+
+
+def delivered() -> tuple[Tracking, dict[int, bytes]]:
+    """Two messages went to ann, and only then the second is known to be published; all is on disk."""
+    config = TrackingConfig(cache_bytes=0, retain=False)
+    first = make_tracking(config, me=ME, stored=(), changes=(), now_us=NOW_US)
+    first.attached("ann", NOW_US)
+    first.published(identity(1), NOW_US)
+    first.delivered(ME, ["ann"], identity(1) + identity(2), NOW_US)
+    kept = first.tick(NOW_US + 20 * SECOND_US)
+    first.published(identity(2), NOW_US + SECOND_US // 10)
+    kept += first.tick(NOW_US + 40 * SECOND_US)
+    disk = {one.sequence: one.record for one in kept if isinstance(one, StoreFilter)}
+    metas = [decode_record(one)[0] for one in disk.values()]
+    log = b"".join(one.record for one in kept if isinstance(one, StoreAttachments))
+    changes = decode_changes(log)[0]
+    return make_tracking(config, me=ME, stored=metas, changes=changes, now_us=NOW_US + 1000), disk
+
+
+def test_a_record_is_read_again_for_another_message_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the second was here is known when the record of deliveries was let go."""
+    monkeypatch.setattr(lookup, "PORTION_BYTES", 1)
+    tracking, disk = delivered()
+    made = desk_of(tracking)
+    out = made.asked(OTHER, 1, question(identity(1), identity(2)), NOW_US)
+    reads: list[int] = []
+    while not the(Respond, out):
+        (wanted,) = out
+        assert isinstance(wanted, ReadFilters)
+        reads += wanted.sequences
+        out = made.read(wanted.tag, {sequence: disk[sequence] for sequence in wanted.sequences}, NOW_US)
+    assert len(reads) == len(disk) + 1
+    (respond,) = out
+    assert isinstance(respond, Respond)
+    for finding in msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings:
+        assert [one.subscriber for one in finding.delivered] == ["ann"]
+        assert "read" not in finding.lost
+
+
+def test_who_may_have_got_it_may_change_while_records_are_read() -> None:
+    """The record of deliveries is then looked into again."""
+    again, disk = delivered()
+    asked = TraceQuestion(items=(TraceItem(id=identity(1), origin=ME),))
+    reading = Reading()
+    answer, wanted = again.answer(asked, {}, reading)
+    reads: list[FilterMeta] = []
+    while wanted:
+        record = disk[wanted[0]]
+        reads.append(decode_record(record)[0])
+        answer, wanted = again.answer(asked, {wanted[0]: record}, reading)
+        if [one.key.kind for one in reads].count(DELIVERY) == 1:
+            again.attached("bob", NOW_US + 1000)
+            answer, wanted = again.answer(asked, {}, reading)
+    assert [one.key.kind for one in reads if reads.count(one) == 2] == [DELIVERY, DELIVERY]
+    assert {one.sequence for one in reads} == set(disk)
+    assert [one.subscriber for one in answer.findings[0].delivered] == ["ann"]
+    assert "read" not in answer.findings[0].lost

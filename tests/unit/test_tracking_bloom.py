@@ -18,6 +18,7 @@ from postroad.tracking.bloom import (
     capacity_for,
     expected_rate,
     false_positive_rate,
+    fill_of,
     filter_for,
     filter_rate,
 )
@@ -86,6 +87,21 @@ def test_count_room_and_fill() -> None:
     one.add(some_ids(10))
     assert (one.count, one.room, one.full) == (10, 0, True)
     assert 0.02 < one.fill <= 0.03
+
+
+@given(st.binary(min_size=1, max_size=40))
+@settings(max_examples=100)
+def test_fill_counts_the_bits(bits: bytes) -> None:
+    assert fill_of(bits, 8 * len(bits)) == sum(byte.bit_count() for byte in bits) / (8 * len(bits))
+
+
+def test_bits_that_were_given_stay_as_they_are() -> None:
+    bits = bytes(125)
+    one = BloomFilter(1000, 10, 3, bits=bits)
+    assert one.bits is bits
+    one.add(some_ids(10))
+    assert one.contains(some_ids(10)) == b"\1" * 10
+    assert bits == bytes(125)
 
 
 def test_tags_are_part_of_the_format() -> None:

@@ -103,10 +103,12 @@ class BloomFilter:
         self.n = n
         self.k = k
         self.count = count
-        self._bits = bytearray(shape.size) if bits is None else bytearray(bits)
+        self._bits: bytes | bytearray = bytearray(shape.size) if bits is None else bits
         self._rated: tuple[int, float] | None = None  # with how many keys it had which `fpp`
 
     def add(self, keys: bytes) -> None:
+        if isinstance(self._bits, bytes):  # others may have them: most filters are only looked into
+            self._bits = bytearray(self._bits)
         kernel.bloom_add(self._bits, self.m, self.k, keys)
         self.count += len(keys) // ID_BYTES
 
@@ -153,4 +155,6 @@ class BloomFilter:
 
 
 def fill_of(bits: bytes | bytearray, m: int) -> float:
-    return float(np.bitwise_count(np.frombuffer(bits, np.uint8)).sum(dtype=np.int64)) / m
+    words, rest = divmod(len(bits), 8)
+    held = np.bitwise_count(np.frombuffer(bits, np.uint64, words)).sum(dtype=np.int64)
+    return (int(held) + int.from_bytes(bits[len(bits) - rest :], "little").bit_count()) / m

@@ -1,8 +1,9 @@
 """The desk of a broker where traces are asked for, and where questions of other brokers are answered.
 
 A trace asked for here is run here (`trace.Trace`): its questions go to other brokers or to this one. To
-answer a question, stored filters may have to be read first; the desk keeps the question until they are here.
-In one turn it looks for so much and no more, a message of each question after the other: deliveries go on.
+answer a question, stored filters may have to be read first; the desk keeps the question until they are here,
+a portion of them at a time, looked into and let go before the next. In one turn it looks for so much and no
+more, a message of each question after the other: deliveries go on.
 All that can pile up is bounded: whoever asks beyond that is told to come again.
 """
 
@@ -17,15 +18,17 @@ import msgspec
 
 from postroad.errors import PeerError, UnavailableError
 from postroad.tracking.effects import ReadFilters
-from postroad.tracking.lookup import MAX_READS
+from postroad.tracking.lookup import Reading
 from postroad.tracking.messages import Finding, TraceAnswer, TraceItem, TraceQuestion
 from postroad.tracking.strategies import Tracking
 from postroad.tracking.trace import Ask, Trace
 from postroad.tracking.verdict import TraceResult
+from postroad.units import MIB
 from postroad.wire.frames import MAX_BODY_BYTES, decode_body
 
 MAX_TRACES: Final = 64  # under way at once
 MAX_QUESTIONS: Final = 256  # under way, or waiting for stored filters
+MAX_HELD_BYTES: Final = 64 * MIB  # of stored filters, being read or looked into; or one portion of them
 WORK_A_TURN: Final = 1 << 14  # keys and the like that are looked for in one turn, some milliseconds
 WORK_AN_ID: Final = 64  # however little is known of it
 HERE: Final = -1  # the asker of a question that this broker put to itself
@@ -65,8 +68,10 @@ class _Question:
     asker: int  # broker, or HERE
     number: int  # the asker's own
     items: tuple[TraceItem, ...]
-    left: deque[int]  # places in `items` to look up, with the records that are read
-    records: dict[int, bytes] = field(default_factory=dict)
+    left: deque[int]  # places in `items` to look up, with the records that are here
+    records: Mapping[int, bytes] = field(default_factory=dict)  # of the last portion
+    held: int = 0  # bytes in that, or in the one that is being read
+    reading: Reading = field(default_factory=Reading)
     findings: dict[int, Finding] = field(default_factory=dict)  # by place in `items`
     wanted: set[int] = field(default_factory=set)  # records to read for those without a finding
 
@@ -88,6 +93,8 @@ class TraceDesk:
         self._asked: dict[int, tuple[int, int]] = {}  # number of our question -> (ticket, broker asked)
         self._questions: dict[int, _Question] = {}  # by tag; waiting for records
         self._working: deque[_Question] = deque()  # to be looked up; the next first
+        self._wanting: deque[_Question] = deque()  # records, once others have let go of theirs; likewise
+        self._held = 0  # bytes of records that questions hold
         self._room = WORK_A_TURN  # what may still be looked for in this turn
         self.own_work = 0  # what was looked for so far for traces that were asked for here
         self._last = 0  # tickets, numbers and tags come from one counter
@@ -148,7 +155,7 @@ class TraceDesk:
         question = self._questions.pop(tag, None)
         if question is None:
             return []
-        question.records.update(records)
+        question.records = records
         self._working.append(question)
         return self._work(now_us)
 
@@ -170,6 +177,10 @@ class TraceDesk:
     @property
     def busy(self) -> bool:
         return bool(self.traces or self._working)
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._questions) + len(self._working) + len(self._wanting)
 
     def _next(self) -> int:
         self._last += 1
@@ -195,7 +206,7 @@ class TraceDesk:
 
     def _take(self, asker: int, number: int, question: TraceQuestion, now_us: int) -> list[Output]:
         taken = _Question(asker, number, question.items, deque(range(len(question.items))))
-        if len(self._questions) + len(self._working) >= MAX_QUESTIONS:
+        if self._waiting >= MAX_QUESTIONS:
             return self._refuse(taken, "has too many questions to answer", now_us)
         self._working.append(taken)
         return []
@@ -205,22 +216,29 @@ class TraceDesk:
         out: list[Output] = []
         while self._working and self._room > 0:
             question = self._working.popleft()
-            if question.asker == HERE and question.number not in self._asked:
-                continue  # nobody waits for it any more
+            if self._in_vain(question):
+                self._let_go(question)
+                continue
             if question.left:
                 self._look_up(question, question.left.popleft())
             if question.left:
                 self._working.append(question)
-            elif question.wanted:
-                out.append(self._read_first(question))
+                continue
+            self._let_go(question)
+            if question.wanted:
+                self._wanting.append(question)
             else:
                 out += self._answer(question, now_us)
-        return out
+        return out + self._read()
+
+    def _in_vain(self, question: _Question) -> bool:
+        """Nobody waits for it any more."""
+        return question.asker == HERE and question.number not in self._asked
 
     def _look_up(self, question: _Question, place: int) -> None:
         before = self._tracking.looked
         asked = TraceQuestion(items=(question.items[place],))
-        answer, wanted = self._tracking.answer(asked, question.records)
+        answer, wanted = self._tracking.answer(asked, question.records, question.reading)
         work = self._tracking.looked - before + WORK_AN_ID
         self._room -= work
         if question.asker == HERE:
@@ -230,14 +248,33 @@ class TraceDesk:
         else:
             (question.findings[place],) = answer.findings
 
-    def _read_first(self, question: _Question) -> ReadFilters:
-        """And look up then what is not known."""
-        wanted = sorted(question.wanted)[: MAX_READS - len(question.records)]
-        question.wanted.clear()
-        question.left.extend(place for place in range(len(question.items)) if place not in question.findings)
-        tag = self._next()
-        self._questions[tag] = question
-        return ReadFilters(tag=tag, sequences=tuple(wanted))
+    def _let_go(self, question: _Question) -> None:
+        self._held -= question.held
+        question.held = 0
+        question.records = {}
+
+    def _read(self) -> list[Output]:
+        """For as many as there is room for; what is not known is looked up then."""
+        out: list[Output] = []
+        while self._wanting:
+            question = self._wanting[0]
+            if self._in_vain(question):
+                self._wanting.popleft()
+                continue
+            portion = question.reading.portion(question.wanted)
+            size = sum(question.reading.sizes[sequence] for sequence in portion)
+            if self._held and self._held + size > MAX_HELD_BYTES:
+                break
+            self._wanting.popleft()
+            self._held += size
+            question.held = size
+            question.wanted.clear()
+            places = range(len(question.items))
+            question.left.extend(place for place in places if place not in question.findings)
+            tag = self._next()
+            self._questions[tag] = question
+            out.append(ReadFilters(tag=tag, sequences=portion))
+        return out
 
     def _answer(self, question: _Question, now_us: int) -> list[Output]:
         body = _within(
@@ -258,8 +295,7 @@ class TraceDesk:
         return [Respond(broker=question.asker, number=question.number, body=msgspec.msgpack.encode(answer))]
 
     def metrics(self) -> dict[str, int | float]:
-        waiting = len(self._questions) + len(self._working)
-        return {"traces": len(self.traces), "trace_questions_waiting": waiting}
+        return {"traces": len(self.traces), "trace_questions_waiting": self._waiting}
 
 
 def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:

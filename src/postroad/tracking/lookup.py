@@ -6,7 +6,7 @@ keeps filters, and the other way round. Where both know something, the log is ri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from postroad.ids import ID_BYTES, MessageId
@@ -46,21 +46,60 @@ from postroad.tracking.messages import (
     TraceItem,
     TraceQuestion,
 )
-from postroad.tracking.record import FilterMeta
+from postroad.tracking.record import FilterMeta, filter_of
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.shelf import Shelf
-from postroad.units import KIB, MILLISECOND_US
+from postroad.units import KIB, MIB, MILLISECOND_US
 
-MAX_READS: Final = 1024  # stored records read for one question
+MAX_READS: Final = 1024  # stored records read for one question,
+MAX_READ_BYTES: Final = 256 * MIB  # as long as those before have less than this,
+FEW_READS: Final = 8  # or are fewer than this;
+PORTION_BYTES: Final = 8 * MIB  # so much at a time, or one
 MAX_SET_DEGREE: Final = 10  # neighbours whose 2^D sets are tried; with more, a trace asks all
 _LOG: Final = HistoryKey(LOG)
 
 
-class Tested(NamedTuple):
-    """A filter and its false positive rate as filled now."""
+class Claims(NamedTuple):
+    """What a stored filter says of a message."""
 
-    filter: BloomFilter
+    tags: bytes  # that were looked for
+    claimed: bytes  # a byte for each, 1 if it claims it
     fpp: float
+
+
+class Reading:
+    """What the stored records that were read for a question told; they themselves are not kept."""
+
+    __slots__ = ("_bytes", "_count", "_here", "claims", "entries", "failed", "sizes")
+
+    def __init__(self) -> None:
+        self.claims: dict[tuple[int, bytes], Claims] = {}  # by record and message
+        self.entries: dict[tuple[int, bytes], list[tuple[str, int, str]]] = {}  # likewise, of the log
+        self.sizes: dict[int, int] = {}  # bytes of the records that were missing so far
+        self.failed: set[int] = set()  # records that could not be read
+        self._here: frozenset[int] = frozenset()  # those that were given last
+        self._count = self._bytes = 0  # of all that were
+
+    def take(self, records: Mapping[int, bytes]) -> None:
+        """With every message of the question; for another message, or other tags, they may come again."""
+        for sequence in records.keys() - self._here:
+            self._count += 1
+            self._bytes += self.sizes.get(sequence, len(records[sequence]))
+        self._here = frozenset(records)
+
+    def portion(self, missing: Set[int]) -> tuple[int, ...]:
+        """Those of them to read next."""
+        found: list[int] = []
+        size = 0
+        for sequence in sorted(missing - self.failed):
+            count = self._count + len(found)
+            if count >= MAX_READS or (count >= FEW_READS and self._bytes + size >= MAX_READ_BYTES):
+                break
+            size += self.sizes[sequence]
+            if found and size > PORTION_BYTES:
+                break
+            found.append(sequence)
+        return tuple(found)
 
 
 class Current(NamedTuple):
@@ -115,14 +154,15 @@ class Keyed(NamedTuple):
 class Look:
     """One message looked up: the records read for it, and whether any could not be."""
 
-    __slots__ = ("id", "opened", "records", "time_ms", "unread")
+    __slots__ = ("happened", "id", "reading", "records", "time_ms", "unread")
 
-    def __init__(self, identity: bytes, records: Mapping[int, bytes], opened: dict[int, Tested]) -> None:
+    def __init__(self, identity: bytes, records: Mapping[int, bytes], reading: Reading) -> None:
         self.id = identity
         self.time_ms = MessageId.from_bytes(identity).time_ms
         self.records = records
-        self.opened = opened  # stored filters that this question has looked into, by sequence
-        self.unread: set[int] = set()  # stored, matching, and not to be had from `records`
+        self.reading = reading
+        self.happened: dict[tuple[str, int, str], None] | None = None  # by the exact log, once it is searched
+        self.unread: set[int] = set()  # stored, matching, and neither in `records` nor told before
 
 
 class Lookup:
@@ -163,18 +203,18 @@ class Lookup:
     # ---- questions
 
     def answer(
-        self, question: TraceQuestion, records: Mapping[int, bytes]
+        self, question: TraceQuestion, records: Mapping[int, bytes], reading: Reading | None = None
     ) -> tuple[TraceAnswer, tuple[int, ...]]:
         self._flush_before_question()
+        reading = reading or Reading()
+        reading.take(records)
         findings: list[Finding] = []
         unread: set[int] = set()
-        opened: dict[int, Tested] = {}
         for item in question.items:
-            look = Look(item.id, records, opened)
+            look = Look(item.id, records, reading)
             findings.append(self._find(look, item))
             unread |= look.unread
-        wanted = sorted(unread - records.keys())[: max(0, MAX_READS - len(records))]
-        return TraceAnswer(findings=tuple(findings)), tuple(wanted)
+        return TraceAnswer(findings=tuple(findings)), reading.portion(unread)
 
     def attachment_parts(self, now_us: int) -> Iterator[bytes]:
         return encoded_parts(self._map.snapshot(now_us))
@@ -242,26 +282,26 @@ class Lookup:
             body = self._just_stored(meta.sequence)
         if body is None:
             look.unread.add(meta.sequence)
+            if meta.sequence in look.records:
+                look.reading.failed.add(meta.sequence)
+            look.reading.sizes[meta.sequence] = (meta.m + 7) // 8 or meta.count * ENTRY.itemsize
         return body
 
     # ---- in filters
 
-    def _filters(self, look: Look, key: HistoryKey) -> list[Tested]:
-        """M(H, t), as far as it can be read."""
-        found: list[Tested] = []
-        current = self._current(key, look.time_ms)
-        found += [Tested(one.filter, one.filter.fpp) for one in current if one.filter is not None]
-        for meta in self._stored(look, key, current):
-            tested = look.opened.get(meta.sequence)
-            if tested is None:
-                bits = self._body(look, meta)
-                if bits is None:
-                    continue
-                one = BloomFilter(meta.m, meta.n, meta.k, bits=bits, count=meta.count)
-                tested = look.opened[meta.sequence] = Tested(one, one.fpp)
-                self.looked += len(bits) // KIB
-            found.append(tested)
-        return found
+    def _claims(self, look: Look, meta: FilterMeta, keys: bytes, tags: bytes) -> Claims | None:
+        """What a stored filter says of these; None if it cannot be read."""
+        place = (meta.sequence, look.id)
+        told = look.reading.claims.get(place)
+        if told is not None and told.tags == tags:
+            return told
+        bits = self._body(look, meta)
+        if bits is None:
+            return None
+        one = filter_of(meta, bits)
+        self.looked += len(bits) // KIB + len(tags) // ID_BYTES
+        told = look.reading.claims[place] = Claims(tags, one.contains(keys), one.fpp)
+        return told
 
     def _stored(self, look: Look, key: HistoryKey, current: Sequence[Current]) -> list[FilterMeta]:
         """Those of M(H, t) that are stored, without earlier states of the current ones."""
@@ -270,16 +310,24 @@ class Lookup:
         return [meta for meta in self._shelf.matching(key, look.time_ms) if meta.sequence not in earlier]
 
     def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
-        """Which of the tags some filter claims for the message, and the rate at which it claims others."""
+        """Which of the tags some filter of M(H, t) claims for the message, as far as it can be read, and the
+        rate at which it claims others: measured where it claims any, else 1, or 0 if there is no filter."""
         keys = tagged(look.id, tags)
         count = len(tags) // ID_BYTES
+        current = self._current(key, look.time_ms)
+        filters = [one.filter for one in current if one.filter is not None]
+        stored = [self._claims(look, meta, keys, tags) for meta in self._stored(look, key, current)]
+        read = [one for one in stored if one is not None]
+        self.looked += count * len(filters)
         claimed = 0  # a byte for each, 1 if so
+        for told in [*(one.contains(keys) for one in filters), *(one.claimed for one in read)]:
+            claimed |= int.from_bytes(told, "big")
+        if not claimed:
+            return [], float(bool(filters or read))
         rate = 0.0
-        for one, fpp in self._filters(look, key):
+        for fpp in [*(one.fpp for one in filters), *(one.fpp for one in read)]:
             rate += fpp * (1 - rate)  # keeps the digits of rates that 1 less the rate would lose
-            claimed |= int.from_bytes(one.contains(keys), "big")
-            self.looked += count
-        return _positions(claimed.to_bytes(count, "big")) if claimed else [], rate
+        return _positions(claimed.to_bytes(count, "big")), rate
 
     def _publication(self, look: Look) -> float | None:
         for _ in self._happened(look, PUBLISHED):
@@ -383,16 +431,23 @@ class Lookup:
 
     def _happened(self, look: Look, wanted: str) -> Iterator[tuple[int, str]]:
         """(origin, who) of every entry of that kind about the message, each once."""
-        found: dict[tuple[int, str], None] = {}
+        if look.happened is None:
+            look.happened = dict.fromkeys(self._entries_of(look))
+        return ((origin, who) for what, origin, who in look.happened if what == wanted)
+
+    def _entries_of(self, look: Look) -> Iterator[tuple[str, int, str]]:
         current = self._current_log(look.time_ms)
         if current is not None:
-            _search(*current, look.id, wanted, found)
+            yield from _search(*current, look.id)
         for meta in self._shelf.matching(_LOG, look.time_ms):
-            body = self._body(look, meta)
-            if body is not None:
+            place = (meta.sequence, look.id)
+            if place not in look.reading.entries:
+                body = self._body(look, meta)
+                if body is None:
+                    continue
                 self.looked += len(body) // KIB
-                _search(body, meta.names, look.id, wanted, found)
-        return iter(found)
+                look.reading.entries[place] = list(_search(body, meta.names, look.id))
+            yield from look.reading.entries[place]
 
 
 def _positions(claimed: bytes) -> list[int]:
@@ -405,16 +460,15 @@ def _positions(claimed: bytes) -> list[int]:
     return found
 
 
-def _search(
-    body: bytes, names: Sequence[str], identity: bytes, wanted: str, found: dict[tuple[int, str], None]
-) -> None:
+def _search(body: bytes, names: Sequence[str], identity: bytes) -> Iterator[tuple[str, int, str]]:
+    """What is said of that message: what happened, the origin, who."""
     at = body.find(identity)
     while at >= 0:
         if at % ENTRY.itemsize == 0:
             position = int.from_bytes(body[at + ID_BYTES : at + ENTRY.itemsize], "little")
-            what, origin, who = names[position].split(" ", 2) if position < len(names) else ("", "0", "")
-            if what == wanted:
-                found[int(origin), who] = None
+            if position < len(names):
+                what, origin, who = names[position].split(" ", 2)
+                yield what, int(origin), who
             at += ENTRY.itemsize
         else:
             at += 1

@@ -15,6 +15,7 @@ from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import NotKept, TrackingEffect
 from postroad.tracking.exact_strategy import ExactTracking
+from postroad.tracking.lookup import Reading
 from postroad.tracking.messages import MAX_NEIGHBOURS, Finding, TraceAnswer, TraceQuestion
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import Passage
@@ -64,12 +65,13 @@ class Tracking(Protocol):
         recorded; None if all are."""
 
     def answer(
-        self, question: TraceQuestion, records: Mapping[int, bytes]
+        self, question: TraceQuestion, records: Mapping[int, bytes], reading: Reading | None = None
     ) -> tuple[TraceAnswer, tuple[int, ...]]:
-        """What memory and these stored records tell, and the sequences of those to read for the rest.
+        """What memory and these stored records tell, and the sequences of those to read next for the rest.
 
         Ask until there are none: which delivery histories matter is known only after the routing histories.
-        A record that cannot be read is given as b"".
+        A record that cannot be read is given as b"". With the same `reading` for all of a question, records
+        that were given before need not be given again.
         """
 
     @property
@@ -153,6 +155,7 @@ class NoTracking:
         self,
         question: TraceQuestion,
         records: Mapping[int, bytes],  # noqa: ARG002
+        reading: Reading | None = None,  # noqa: ARG002
     ) -> tuple[TraceAnswer, tuple[int, ...]]:
         neighbours = tuple(sorted(self._neighbours)[:MAX_NEIGHBOURS])
         nothing = Finding(lost="this broker does not track messages", neighbours=neighbours)
