@@ -184,8 +184,8 @@ class FilterShipping:
             self._done()
 
     def _identified(self, records: Mapping[int, bytes]) -> list[tuple[bytes, Bulletin]]:
-        """Every part of the group has its id, whether or not its record is still there. One that could be read
-        only before the mark was saved, or only after, has its parts of then: some may be published."""
+        """Every part of the group has its id, whether or not its record is still there. One that could be
+        read only before the mark was saved, or only after, has its parts of then: some may be published."""
         ids = IdSource(self._publisher, self._author.broker)
         part_bytes = self._mark.part_bytes
         out: list[tuple[bytes, Bulletin]] = []
