@@ -19,6 +19,7 @@ from postroad.storage.effects import Save, Saved, SaveFailed
 from postroad.storage.metadata import Metadata
 from postroad.tracking.bulletins import Author, Bulletin, join_parts
 from postroad.tracking.effects import FiltersRead, ReadFilters, StoreFilter
+from postroad.tracking.keys import ENTRY
 from postroad.tracking.record import decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
@@ -55,7 +56,13 @@ class Shipped:
 
     def __init__(self, strategy: str = "bloom") -> None:
         config = TrackingConfig(
-            strategy=strategy, bits=8000, capacity=20, hashes=7, adaptive=False, retain=False, log_bytes=1
+            strategy=strategy,
+            bits=8000,
+            capacity=20,
+            hashes=7,
+            adaptive=False,
+            retain=False,
+            log_bytes=20 * ENTRY.itemsize,
         )
         self.tracking = make_tracking(config, me=ME, stored=(), changes=(), now_us=NOW_US)
         self.folder: dict[int, bytes] = {}
