@@ -16,6 +16,7 @@ from tests.unit.test_durable_subscribers import Reader
 
 from postroad.broker import Broker, Closed
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.durable.durable_pubend import RESERVE_US
 from postroad.events.batch import Event, EventBatch
 from postroad.ids import HISTORY, MessageId, is_history, pubend_text
 from postroad.overlay import history
@@ -223,6 +224,19 @@ def told_until(net: HistoryNet, at: int, by: int) -> int:
     asking.send(encode(Request(number=1, what="heads")))
     (reply,) = [message for message in asking.messages if isinstance(message, Reply)]
     return int(json.loads(reply.body)["heads"][pubend_text(at + 1 << 32 | HISTORY)])
+
+
+def test_brokers_that_crash_again_and_again_do_not_tell_of_times_to_come() -> None:
+    """P5: a lake takes the ticks of their history for times; what is owed since a start holds silence up."""
+    net = HistoryNet(2, [(0, 1)])
+    Reader(net, 1).begin("pipeline", topic=ALL)
+    net.wait(30)
+    for _ in range(10):
+        net.kill(0)
+        net.start(0)
+        net.link(0, 1)
+        net.wait(1)
+    assert told_until(net, 0, by=1) < net.now_us + RESERVE_US
 
 
 def history_records(net: HistoryNet, at: int) -> int:

@@ -231,6 +231,27 @@ def test_a_set_whose_names_do_not_fit_one_change_is_several() -> None:
     tracking.check()
 
 
+@pytest.mark.parametrize(("count", "width", "change_bytes"), [(20_000, 220, 1 << 18), (50_000, 40, 4096)])
+def test_sets_of_one_delivery_do_not_push_each_other_out(count: int, width: int, change_bytes: int) -> None:
+    """P4: where that many would be needed there is one, as large as it is: else each would be named anew
+    with every page, and the map forget everything else for their names."""
+    tracking = make_tracking(TrackingConfig(), me=7, stored=(), changes=(), now_us=NOW_US)
+    tracking.change_bytes = change_bytes
+    names = tuple(f"{number:0{width}}" for number in range(count))
+    for name in names:
+        tracking.attached(name, NOW_US)
+    tracking.tick(NOW_US)
+    named = 0
+    for page in range(3):
+        now_us = NOW_US + page * GATHER_US
+        ids = b"".join(identity(number + 10 * page, now_us) for number in range(70_000 // count + 1))
+        tracking.delivered(7, names, ids, now_us)
+        effects = tracking.tick(now_us + MAX_HOLD_US)
+        log = b"".join(one.record for one in effects if isinstance(one, StoreAttachments))
+        named += sum(change.kind == GROUP for change in decode_changes(log)[0])
+    assert named == 1
+
+
 def test_the_log_lists_any_number_of_long_names() -> None:
     """T11: a record's description is bounded; 20,000 receivers with the longest names are several records."""
     tracking = make_tracking(TrackingConfig(strategy="exact"), me=7, stored=(), changes=(), now_us=NOW_US)

@@ -259,7 +259,7 @@ class DurablePubend:
         `owing`: events of that time are still to come. One tick is silent then, for those who wait to hear
         with which interest it was filtered.
         """
-        until_us = self.last + 1 if owing else now_us
+        until_us = min(self.last + 1, now_us) if owing else now_us
         effects = self.reserve(now_us, until_us=until_us)
         end = min(max(self.last + 1, until_us), self._reserved)
         if self._staged or end <= self.last:

@@ -170,7 +170,8 @@ class DurablePublishing:
         """The first reservation of this start, once all before it is known. The next start begins above it:
         that of history does not reach over times of which something may be owed."""
         if pubend.recovered:
-            self._out += pubend.reserve(now_us, until_us=pubend.last if is_history(pubend.id) else now_us)
+            until_us = min(pubend.last, now_us) if is_history(pubend.id) else now_us
+            self._out += pubend.reserve(now_us, until_us=until_us)
 
     # ---- frames
 

@@ -41,11 +41,20 @@ def group_members(name: str) -> Members:
 
 
 def fitting(members: Members, name_bytes: int) -> list[Members]:
-    """These as sets whose names have at most so many bytes, or that are too small for one."""
-    if len(members) < MIN_MEMBERS or len(msgspec.json.encode(members)) <= name_bytes:
+    """These as sets whose names have at most so many bytes, or that are too small for one. As one if they
+    were so many that they would push each other out of use."""
+    size = len(msgspec.json.encode(members))
+    if size > min(MAX_NAMES_BYTES // 2, name_bytes * MAX_GROUPS // 4):
+        return [members]
+    return _halved(members, size, name_bytes)
+
+
+def _halved(members: Members, size: int, name_bytes: int) -> list[Members]:
+    if size <= name_bytes or len(members) < MIN_MEMBERS:
         return [members]
     half = len(members) // 2
-    return fitting(members[:half], name_bytes) + fitting(members[half:], name_bytes)
+    parts = (members[:half], members[half:])
+    return [one for part in parts for one in _halved(part, len(msgspec.json.encode(part)), name_bytes)]
 
 
 def worth(named_bytes: int) -> int:
