@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from types import FrameType
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,9 @@ from postroad.tracking.effects import (
 )
 from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
 from postroad.tracking.keys import LOG, HistoryKey
+from postroad.tracking.lookup import Reading
 from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.moments import Times
 from postroad.tracking.notes import HANDLED_US, MAX_LATE
 from postroad.tracking.record import MAX_BODY_BYTES, FilterMeta, decode_meta, decode_record
 from postroad.tracking.recorder import EXPIRE_US
@@ -775,6 +779,45 @@ def test_the_log_is_split_however_much_comes_at_once(subscribers: int, messages:
     happened = ["published 1 ", *(f"delivered 1 {name}" for name in names)]
     assert sorted(told) == sorted((one, what) for one in ids for what in happened)
     assert max(meta.count for meta in disk.metas) * 20 < 2 * config.log_bytes
+
+
+def test_times_of_a_late_batch_are_gone_through_once_however_many_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """T11. Found: every part of the log did so again, 5 s for 16,384 messages to 200."""
+    tracking = Disk().start(NOW_US, TrackingConfig(strategy="exact", log_bytes=1000))
+    names = [f"reader-{number}" for number in range(200)]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    gone_through = 0
+    all_ms = Times.all_ms
+
+    def counted(times: Times) -> npt.NDArray[np.int64]:
+        nonlocal gone_through
+        gone_through += 1
+        return all_ms(times)
+
+    monkeypatch.setattr(Times, "all_ms", counted)
+    late = b"".join(identity(NOW_US - HOUR_US - 7 * number * SECOND_US, number) for number in range(100))
+    tracking.delivered(1, names, late, NOW_US)
+    assert tracking.metrics()["tracking_stored_filters_total"] > 100
+    assert gone_through < 5
+
+
+def test_what_a_part_of_the_log_takes_to_look_into_it_counts_with_its_names() -> None:
+    disk = Disk()
+    tracking = disk.start(NOW_US, TrackingConfig(strategy="exact", cache_bytes=0))
+    names = [f"{number:0200}" for number in range(100)]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    tracking.published(identity(NOW_US), NOW_US)
+    tracking.delivered(1, names, identity(NOW_US), NOW_US)
+    disk.keep(tracking.tick(NOW_US + 60 * SECOND_US))
+    reading = Reading()
+    question = TraceQuestion(items=(TraceItem(id=identity(NOW_US), origin=1),))
+    assert tracking.answer(question, {}, reading)[1]
+    assert reading.sizes == {sequence: len(record) for sequence, record in disk.records.items()}
+    assert len(disk.find(tracking, identity(NOW_US)).delivered) == 100
 
 
 def test_a_part_of_the_log_can_always_be_read() -> None:

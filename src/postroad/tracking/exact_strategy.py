@@ -79,12 +79,14 @@ class ExactTracking(Recorder):
         if self.noted:
             self.record()  # what came before comes first
         times = Times(ids)
+        covers = Range()  # every part has the range of all
+        covers.include(times, self._window, now_us)
         step = self._most * ID_BYTES
         for at in range(0, len(ids), step):
-            self._split(happenings, ids[at : at + step], times, now_us)
+            self._split(happenings, ids[at : at + step], covers, now_us)
         self._note_handled(times, now_us, now_us)
 
-    def _split(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
+    def _split(self, happenings: list[tuple[str, int, str]], ids: bytes, covers: Range, now_us: int) -> None:
         """No more ids than a part takes; of what happened to them, as much at a time as there is room for."""
         count = len(ids) // ID_BYTES
         first = size = 0
@@ -92,12 +94,12 @@ class ExactTracking(Recorder):
             size += _size(happening)
             entries = len(self._entries) // ENTRY.itemsize + (at + 1 - first) * count
             if size > MAX_LISTED_BYTES or entries >= self._most:
-                self._append(happenings[first : at + 1], ids, times, now_us)
+                self._append(happenings[first : at + 1], ids, covers, now_us)
                 first, size = at + 1, 0
         if first < len(happenings):
-            self._append(happenings[first:], ids, times, now_us)
+            self._append(happenings[first:], ids, covers, now_us)
 
-    def _append(self, happenings: list[tuple[str, int, str]], ids: bytes, times: Times, now_us: int) -> None:
+    def _append(self, happenings: list[tuple[str, int, str]], ids: bytes, covers: Range, now_us: int) -> None:
         if self._opened_us is None:
             self._opened_us = now_us
             self._wake_us = min(self._wake_us, now_us + self._config.persist_us)
@@ -114,7 +116,7 @@ class ExactTracking(Recorder):
             rows["id"] = np.frombuffer(ids, "V16")
             rows["what"] = np.array(numbers, np.uint32)[:, None]
             self._entries += rows.tobytes()
-        self._range.include(times, self._window, now_us)
+        self._range.merge(covers)
         if len(self._entries) >= self._most * ENTRY.itemsize or self._listed_bytes > MAX_LISTED_BYTES:
             self._flush(now_us)
 

@@ -94,6 +94,13 @@ class Range:
         if hi_ms > self.hi_ms:
             self.hi_ms = hi_ms
 
+    def merge(self, other: Range) -> None:
+        """All that is in the other one."""
+        if other.singles:
+            self.singles = joined([*self.singles, *other.singles])
+        self.lo_ms = min(self.lo_ms, other.lo_ms)
+        self.hi_ms = max(self.hi_ms, other.hi_ms)
+
     @property
     def extent_ms(self) -> int:
         """From the first to the last single."""

@@ -284,7 +284,7 @@ class Lookup:
             look.unread.add(meta.sequence)
             if meta.sequence in look.records:
                 look.reading.failed.add(meta.sequence)
-            look.reading.sizes[meta.sequence] = (meta.m + 7) // 8 or meta.count * ENTRY.itemsize
+            look.reading.sizes[meta.sequence] = self._shelf.size(meta)
         return body
 
     # ---- in filters
@@ -445,7 +445,7 @@ class Lookup:
                 body = self._body(look, meta)
                 if body is None:
                     continue
-                self.looked += len(body) // KIB
+                self.looked += self._shelf.size(meta) // KIB
                 look.reading.entries[place] = list(_search(body, meta.names, look.id))
             yield from look.reading.entries[place]
 

@@ -136,6 +136,10 @@ class Shelf:
             return None
         return body if found.sequence == meta.sequence and found.key == meta.key else None
 
+    def size(self, meta: FilterMeta) -> int:
+        """Bytes of its record, or of its bits if they are compressed there: what it takes to look into it."""
+        return max(self._sizes[meta.sequence], (meta.m + 7) // 8)
+
     def after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
         """The records beyond that one and their sizes, by sequence."""
         found: list[tuple[FilterMeta, int]] = []
