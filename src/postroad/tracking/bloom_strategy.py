@@ -241,6 +241,9 @@ class BloomTracking(Recorder):
                     self._add_singly(pending, (subscriber,), b"".join(parts))
                 continue
             pending = page.pending_of((DELIVERY, origin, 0, ""))
+            if len(subscribers) < MIN_MEMBERS:
+                self._add_singly(pending, subscribers, b"".join(parts))
+                continue
             keys = sum(map(len, parts)) // ID_BYTES * len(subscribers)
             # In place of so many keys, a name is cheaper at once.
             enough = 1 if keys > MAX_SINGLE_KEYS else worth(self._map.group_bytes)
