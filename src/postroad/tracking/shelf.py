@@ -25,7 +25,7 @@ LOG_ENTRY_BYTES: Final = 20
 BUCKET_BITS: Final = 20  # of message time in ms: about 17 minutes
 MAX_BUCKETS: Final = 16  # of one filter
 _ANY_TIME: Final = -1  # the bucket of those with more
-INDEX_BYTES: Final = 400  # about what one entry takes in memory and around its bits on disk
+INDEX_BYTES: Final = 400  # about what a record has on disk around its bits
 
 
 class Shelf:
