@@ -345,7 +345,8 @@ class Delivery:
                 events += count
                 names.append(subscription.name)
             if note is not None and names:
-                note((self.now_us, batch, rows, pubend, names))
+                ids = batch.last_id if batch.count == 1 else batch.ids(rows)
+                note((self.now_us, ids, pubend, names))
         self._frames += frames
         self._delivered += events
 
@@ -493,7 +494,7 @@ class Delivery:
             self._delivered += count
             pubend = frame_pubend(frame)
             if self._note is not None and not is_history(pubend):
-                self._note((self.now_us, frame_ids(frame, count), None, pubend, [subscription.name]))
+                self._note((self.now_us, frame_ids(frame, count), pubend, [subscription.name]))
         else:
             subscription.gaps += 1
             self._gaps += 1

@@ -24,9 +24,7 @@ from postroad.tracking.skew import SkewCheck
 from postroad.tracking.strategies import Tracking
 from postroad.wire.frames import Accepted, Limits, Message, Rejected, Skew, encode
 
-# Events that come alone, and at their time, are recorded later; but no more, and no longer ones, than this.
-MAX_PUT_OFF: Final = 16
-MAX_PUT_OFF_BYTES: Final = 16 << 10
+MAX_PUT_OFF: Final = 16  # events of a turn that are recorded later, if each comes alone and at its time
 
 
 class Intake:
@@ -74,6 +72,7 @@ class Intake:
             return
         pending, self._pending = self._pending, []
         batches: list[EventBatch] = []
+        ids: list[bytes] = []  # in them
         clocks = self._clocks
         put_off = len(pending) <= MAX_PUT_OFF
         if clocks is not None and now_us >= clocks.until_us:
@@ -101,20 +100,20 @@ class Intake:
                     in_time = clocks.early <= newest[8:14] < clocks.late
                     if not in_time:
                         self._correct(peer, clocks.correction_us(peer.publisher, newest, now_us))
-                    put_off &= in_time and batch.count == 1 and len(batch.data) <= MAX_PUT_OFF_BYTES
+                    put_off &= in_time and batch.count == 1
                 if durable:
                     self._durable.publish(connection, batch)
                     continue
                 if fresh is not None:
                     batches.append(fresh)
+                    ids.append(newest if batch.count == 1 else fresh.ids())
                 self._receipts.accept(connection, batch.channel)
             self._out += self._links.consumed(connection, len(batch.data))
         if batches:
             self._counters["events_in_total"] += sum(batch.count for batch in batches)
+            if clocks is not None:
+                self._tracking.noted.append((now_us, b"".join(ids), 0, ()))
             for group in runs_within(batches, self._limits):
-                if clocks is not None:
-                    published = group[0] if len(group) == 1 else b"".join(batch.ids() for batch in group)
-                    self._tracking.noted.append((now_us, published, None, 0, ()))
                 self._out += self._routing.publish(group, now_us)
             if not put_off:
                 self._tracking.record()

@@ -7,10 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from postroad.events.batch import EventBatch
 from postroad.tracking.attachment import LATE_ROUND_US, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import (
     ASSUMED,
@@ -48,9 +44,8 @@ MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id ca
 MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval
 MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
 
-# When; the messages, or their ids; which rows of them. They were published here if there is no pubend and
-# nobody, else delivered to these.
-Passage = tuple[int, EventBatch | bytes, npt.NDArray[np.uint32] | None, int, Sequence[str]]
+# When; ids of messages. They were published here if there is no pubend and nobody, else delivered to these.
+Passage = tuple[int, bytes, int, Sequence[str]]
 
 
 class Recorder(Lookup):
@@ -124,8 +119,7 @@ class Recorder(Lookup):
     def record(self) -> None:
         noted = self.noted[:]
         self.noted.clear()
-        for now_us, messages, rows, pubend, subscribers in noted:
-            ids = messages if isinstance(messages, bytes) else messages.ids(rows)
+        for now_us, ids, pubend, subscribers in noted:
             if subscribers:
                 self.delivered(pubend >> 32, subscribers, ids, now_us)
             else:
