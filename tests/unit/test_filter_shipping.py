@@ -170,6 +170,39 @@ def test_what_is_stored_from_the_beginning_on_is_published_in_order() -> None:
     assert len({identity for identity, _ in net.press.printed}) == len(net.press.printed)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_wants_them_again_gets_those_of_the_time_between(restarts: bool) -> None:
+    net = Shipped()
+    net.fill(1)
+    net.shipping.begin()
+    net.fill(1)
+    net.ship()
+    net.rows = dict([net.shipping.row])
+    net.fill(2)  # nobody wants these
+    if restarts:
+        net.shipping = net.start()
+    net.shipping.begin()
+    net.ship()
+    assert net.sequences() == [2, 3, 4]
+
+
+def test_however_many_are_owed_they_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: all were gone through twice for each group, and at every question whether any is owed."""
+    net = Shipped()
+    net.fill(40)
+    monkeypatch.setattr(filter_shipping, "READ_BYTES", 2 * len(net.folder[1]))
+    found: list[int] = []
+    after = net.tracking.stored_after
+
+    def looked_for(sequence: int) -> list[int]:
+        found.extend(after(sequence))
+        return after(sequence)
+
+    monkeypatch.setattr(net.tracking, "stored_after", looked_for)
+    net.ship()
+    assert net.sequences() == list(range(1, 41)) == found
+
+
 def test_one_group_at_a_time_and_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Shipped()
     net.fill(5)

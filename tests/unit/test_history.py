@@ -478,6 +478,60 @@ def test_a_subscriber_whose_broker_is_cut_off_misses_nothing() -> None:
     assert [[link.broker for link in one.links] for one in told] == [["00000002"], [], ["00000002"]]
 
 
+def lapse(net: HistoryNet) -> None:
+    """More than a day, after which nobody is heard of any more."""
+    for passed_us in (EXPIRE_US, EXPIRE_US, EXPIRE_US, history.LINGER_US):
+        net.now_us += passed_us
+        net.wait(1)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_is_cut_off_for_more_than_a_day_gets_what_is_still_stored(kept: bool) -> None:
+    """Found: it was skipped, and a lake had all of that time but for the filters. Of what is not stored any
+    more the map says that it is forgotten."""
+    net = HistoryNet(2, [(0, 1)])
+    pipeline = Reader(net, 1)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(5)
+    net.cut(0, 1)
+    lapse(net)
+    published = history_records(net, 0)
+    publisher, at_us = Client(net, 0), net.now_us
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    net.wait(30)
+    assert history_records(net, 0) == published, "nobody wants it"
+    if not kept:
+        net.now_us += net.tracking.keep_us
+        net.wait(30)
+    net.link(0, 1)
+    again = Reader(net, 1)
+    again.begin("pipeline", topic=ALL, token=pipeline.token())
+    net.wait(30)
+    assert holds(filters([pipeline, again], 0), PUBLISH, frame[48:64]) is kept
+    assert ((attachment_map([pipeline, again], 0).forgot_us or 0) > at_us) is not kept
+
+
+def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
+    net = HistoryNet(2, [(0, 1)])
+    pipeline, publisher = Reader(net, 1), Client(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(5)
+    net.disks[0].short = True
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    net.wait(30)
+    net.kill(0)
+    lapse(net)
+    net.disks[0].short = False
+    net.start(0)
+    net.link(0, 1)
+    again = Reader(net, 1)
+    again.begin("pipeline", topic=ALL, token=pipeline.token())
+    net.wait(30)
+    assert holds(filters([pipeline, again], 0), PUBLISH, frame[48:64])
+
+
 def test_interest_lapses() -> None:
     net = HistoryNet(1)
     reader = Client(net, 0)

@@ -117,7 +117,7 @@ def test_what_a_question_fills_is_kept_in_the_same_turn() -> None:
     ask(made, MODEST)
     kept = [one for effect in made.tick(NOW_US) if isinstance(effect, Keep) for one in effect.effects]
     assert [one.sequence for one in kept if isinstance(one, StoreFilter)] == [1]
-    assert [meta.sequence for meta, _ in tracking.stored_after(0)] == [1]
+    assert tracking.stored_after(0) == [1]
 
 
 def test_links_that_go_while_a_large_network_is_asked() -> None:

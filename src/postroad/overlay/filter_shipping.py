@@ -1,8 +1,10 @@
 """Stored filters on their way to `$postroad/tracking/filters` (issue 4; spec P4).
 
 They are not queued: there is a cursor over their sequences, and what lies beyond it is read back from where
-it was stored. So a slow or failing disk costs no memory, a restart goes on where the last process was, and a
-state that was replaced meanwhile is left out.
+it was stored. So a slow or failing disk costs little memory, a restart goes on where the last process was,
+and a state that was replaced meanwhile is left out. It goes on there, too, when nobody wanted them for a
+while: whoever comes may be who left, and has no other way to get what it lacks. That may be all that is kept,
+but it goes a group at a time, the oldest first.
 
 A group of filters is published under ids that were saved before. Whoever is not sure that it was published,
 after a crash or a failure, does so again under the same ids, and the pubend takes only what it has not. So
@@ -14,6 +16,7 @@ history then knows what it lacks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -69,6 +72,7 @@ class FilterShipping:
         self._tracking = tracking
         self._new_tag = new_tag
         self._mark = _Mark()
+        self._ahead: deque[int] = deque()  # sequences beyond the cursor, as of when they were last looked for
         self._reading: int | None = None  # tag of what is being read
         self._wanted: tuple[int, ...] = ()  # sequences of that
         self._reads = 0
@@ -88,9 +92,9 @@ class FilterShipping:
         return self._mark.group[-1][0] if self._mark.group else self._mark.cursor
 
     def begin(self) -> None:
-        """Filters are wanted from now on; `row` is then to be saved."""
-        if not self._busy:
-            self._mark = msgspec.structs.replace(self._mark, cursor=self._tracking.last_sequence, group=())
+        """Filters are wanted: for the first time, from now on. `row` is then to be saved."""
+        if not self._last:
+            self._mark = msgspec.structs.replace(self._mark, cursor=self._tracking.last_sequence)
 
     @property
     def row(self) -> tuple[bytes, bytes]:
@@ -99,7 +103,20 @@ class FilterShipping:
     @property
     def owing(self) -> bool:
         """Whether something is stored and not published."""
-        return bool(self._mark.group or self._tracking.stored_after(self._mark.cursor))
+        return bool(self._mark.group) or self.first is not None
+
+    @property
+    def first(self) -> FilterMeta | None:
+        """The first of what is stored and not published."""
+        while True:
+            while self._ahead:
+                held = self._tracking.stored_at(self._ahead[0])
+                if held is not None and self._ahead[0] > self._mark.cursor:
+                    return held[0]
+                self._ahead.popleft()
+            self._ahead.extend(self._tracking.stored_after(self._mark.cursor))
+            if not self._ahead:
+                return None
 
     @property
     def _busy(self) -> bool:
@@ -117,21 +134,33 @@ class FilterShipping:
         if now_us < self._retry_us:
             return []
         self._retry_us = 0
-        held = self._held()
-        self._wanted = tuple(sequence for sequence, _ in self._mark.group) or _next_group(held)
+        self._wanted = tuple(sequence for sequence, _ in self._mark.group) or self._next_group()
         if not self._wanted:
             return []
         self._reads += 1
         self._reading = -self._reads  # questions of traces have positive tags
-        large = {sequence for sequence, (_, size) in held.items() if size > MAX_FILTER_BYTES}
-        asked = tuple(sequence for sequence in self._wanted if sequence not in large)
+        asked = tuple(sequence for sequence in self._wanted if self._size(sequence) <= MAX_FILTER_BYTES)
         if not asked:
             return self.read(FiltersRead(tag=self._reading, records={}), now_us)
         return [ReadFilters(tag=self._reading, sequences=asked)]
 
-    def _held(self) -> dict[int, tuple[FilterMeta, int]]:
-        """What is stored beyond the cursor, by sequence: its description and size."""
-        return {meta.sequence: (meta, size) for meta, size in self._tracking.stored_after(self._mark.cursor)}
+    def _size(self, sequence: int) -> int:
+        """0 if it is not stored any more."""
+        held = self._tracking.stored_at(sequence)
+        return 0 if held is None else held[1]
+
+    def _next_group(self) -> tuple[int, ...]:
+        """As many as are read at a time; a large one alone."""
+        group: list[int] = []
+        total = 0
+        for sequence in self._ahead if self.first is not None else ():
+            size = self._size(sequence)
+            if group and total + size > READ_BYTES:
+                break
+            if size:
+                group.append(sequence)
+                total += size
+        return tuple(group)
 
     def reads(self, tag: int) -> bool:
         return tag == self._reading
@@ -139,14 +168,14 @@ class FilterShipping:
     def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
         """The records of a group; the mark of a new one is saved before they are published."""
         self._reading = None
-        held = self._held()
         self._records = {}
         for sequence in self._wanted:
             record = item.records.get(sequence, b"")
+            held = self._tracking.stored_at(sequence)
             if _sound(sequence, record):
                 self._records[sequence] = record
-            elif sequence in held:  # else it was replaced, or retention dropped it
-                meta, size = held[sequence]
+            elif held is not None:  # else it was replaced, or retention dropped it
+                meta, size = held
                 large = size > MAX_FILTER_BYTES
                 self._press.dropped(1, f"a filter of {size} bytes is too large" if large else UNREADABLE)
                 self._records[sequence] = encode_description(meta)
@@ -218,18 +247,6 @@ class FilterShipping:
             raise BugError("filters are being published that belong to no group")
         if any(sequence <= self._mark.cursor for sequence, _ in self._mark.group):
             raise BugError("filters are published again")
-
-
-def _next_group(held: Mapping[int, tuple[FilterMeta, int]]) -> tuple[int, ...]:
-    """As many as are read at a time; a large one alone."""
-    group: list[int] = []
-    total = 0
-    for sequence, (_, size) in held.items():
-        if group and total + size > READ_BYTES:
-            break
-        group.append(sequence)
-        total += size
-    return tuple(group)
 
 
 def _sound(sequence: int, record: bytes) -> bool:

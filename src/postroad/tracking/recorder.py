@@ -378,8 +378,11 @@ class Recorder(Lookup):
     def resume_after(self, sequence: int) -> None:
         self._sequence = max(self._sequence, sequence)
 
-    def stored_after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
+    def stored_after(self, sequence: int) -> list[int]:
         return self._shelf.after(sequence)
+
+    def stored_at(self, sequence: int) -> tuple[FilterMeta, int] | None:
+        return self._shelf.get(sequence)
 
     @property
     def unrecorded_us(self) -> int | None:

@@ -71,7 +71,7 @@ class Shelf:
 
     def last_stored_us(self, after: int) -> int:
         """When the last of the sequences after that one was stored; clocks may be set back, they increase."""
-        return max((meta.stored_us for meta, _ in self.after(after)), default=0)
+        return max((self._metas[one].stored_us for one in self.after(after)), default=0)
 
     def put(self, meta: FilterMeta, bits: bytes, size: int) -> None:
         """A filter was handed to the driver to be stored."""
@@ -140,13 +140,18 @@ class Shelf:
         """Bytes of its record, or of its bits if they are compressed there: what it takes to look into it."""
         return max(self._sizes[meta.sequence], (meta.m + 7) // 8)
 
-    def after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
-        """The records beyond that one and their sizes, by sequence."""
-        found: list[tuple[FilterMeta, int]] = []
+    def get(self, sequence: int) -> tuple[FilterMeta, int] | None:
+        """What the record of that sequence is, and its size; None if there is none."""
+        meta = self._metas.get(sequence)
+        return None if meta is None else (meta, self._sizes[sequence])
+
+    def after(self, sequence: int) -> list[int]:
+        """The sequences beyond that one, in order."""
+        found: list[int] = []
         for one in reversed(self._metas):
             if one <= sequence:
                 break
-            found.append((self._metas[one], self._sizes[one]))
+            found.append(one)
         found.reverse()
         return found
 

@@ -81,8 +81,11 @@ class Tracking(Protocol):
     def resume_after(self, sequence: int) -> None:
         """Sequences up to this one were used, even if nothing is left of them."""
 
-    def stored_after(self, sequence: int) -> list[tuple[FilterMeta, int]]:
-        """The stored records beyond, each with about how many bytes it has, by sequence."""
+    def stored_after(self, sequence: int) -> list[int]:
+        """The sequences of stored records beyond that one, in order."""
+
+    def stored_at(self, sequence: int) -> tuple[FilterMeta, int] | None:
+        """What that stored record is, and about how many bytes it has; None if there is none any more."""
 
     @property
     def unrecorded_us(self) -> int | None:
@@ -168,8 +171,11 @@ class NoTracking:
     def resume_after(self, sequence: int) -> None:
         pass
 
-    def stored_after(self, sequence: int) -> list[tuple[FilterMeta, int]]:  # noqa: ARG002
+    def stored_after(self, sequence: int) -> list[int]:  # noqa: ARG002
         return []
+
+    def stored_at(self, sequence: int) -> tuple[FilterMeta, int] | None:  # noqa: ARG002
+        return None
 
     @property
     def unrecorded_us(self) -> int | None:
