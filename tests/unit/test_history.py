@@ -660,6 +660,88 @@ def test_who_owes_history_does_not_say_that_there_is_none() -> None:
     assert net.now_us - told_until(net, 0, by=1) <= 35 * SECOND_US
 
 
+class SlowReads(HistoryNet):
+    """Stored filters are read as of when that is asked, and handed over so much later."""
+
+    def __init__(self, count: int, links: list[tuple[int, int]]) -> None:
+        self.read_s = 0.0
+        self.asked: list[tuple[int, int, FiltersRead]] = []
+        super().__init__(count, links)
+
+    def perform(self, at: int, effects: list[Effect]) -> None:
+        reads = [effect for effect in effects if isinstance(effect, ReadFilters)] if self.read_s else []
+        super().perform(at, [effect for effect in effects if effect not in reads])
+        for effect in reads:
+            records = {sequence: self.folders[at].records.get(sequence, b"") for sequence in effect.sequences}
+            self.asked.append((at, self.now_us, FiltersRead(tag=effect.tag, records=records)))
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            super().wait(0.1)
+            while self.asked and self.asked[0][1] + self.read_s * SECOND_US <= self.now_us:
+                at, _, read = self.asked.pop(0)
+                self.give(at, [read])
+
+    def live(self, seconds: int) -> None:
+        """Messages and subscribers come to the first broker."""
+        for _ in range(seconds):
+            client = Client(self, 0)
+            client.publish("t", "x")
+            client.subscribe(1, "t")
+            self.wait(1)
+
+
+def slow_reads() -> tuple[SlowReads, Reader]:
+    net = SlowReads(2, [(0, 1)])
+    pipeline = Reader(net, 1)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(5)
+    return net, pipeline
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_bulletins_do_not_go_past_filters_that_are_late(busy: bool) -> None:
+    """P5: a lake takes the ticks of history for times of which it has all there is. If the broker is busy,
+    later states of its filters replace those that are owed."""
+    net, pipeline = slow_reads()
+    net.read_s = 40
+    publisher, at_us = Client(net, 0), net.now_us
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    for _ in range(15):
+        net.live(1 if busy else 0)
+        net.wait(1 if busy else 2)
+        Client(net, 0).subscribe(1, "t")
+    assert told_until(net, 0, by=1) <= at_us + 3 * PERSIST_S * SECOND_US
+    broker = net.brokers[0]
+    assert broker is not None
+    assert broker.next_deadline() > net.now_us, "what waits is no reason to wake up"
+    net.read_s = 0.1
+    net.wait(15)
+    assert holds(filters([pipeline], 0), PUBLISH, frame[48:64])
+    subscribers = [who for kind, who in attachment_map([pipeline], 0) if kind == SUBSCRIBER]
+    assert len(subscribers) == (30 if busy else 15)
+    assert net.metric(0, "history_dropped_total") == 0
+    assert told_until(net, 0, by=1) > at_us + 30 * SECOND_US
+
+
+def test_bulletins_go_between_filters_that_are_always_late() -> None:
+    net, pipeline = slow_reads()
+    net.read_s = 2.5 * PERSIST_S
+    net.live(30)
+    told = [who for kind, who in attachment_map([pipeline], 0) if kind == SUBSCRIBER]
+    assert len(told) >= 20
+
+
+def test_not_more_than_so_many_bulletins_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, pipeline = slow_reads()
+    monkeypatch.setattr(history, "MAX_GATHERED_BYTES", 1000)
+    net.read_s = 1000
+    net.live(60)
+    told = [who for kind, who in attachment_map([pipeline], 0) if kind == SUBSCRIBER]
+    assert 30 <= len(told) < 60
+
+
 class Stepped(HistoryNet):
     """Disks that sync one effect at a time, when told."""
 

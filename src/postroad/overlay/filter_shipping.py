@@ -75,6 +75,8 @@ class FilterShipping:
         self._ahead: deque[int] = deque()  # sequences beyond the cursor, as of when they were last looked for
         self._reading: int | None = None  # tag of what is being read
         self._wanted: tuple[int, ...] = ()  # sequences of that
+        self._wanted_us: int | None = None  # when they were all that is owed; None if they were not
+        self._owed_us: int | None = None  # since when something is
         self._reads = 0
         self._saving: int | None = None  # tag of the mark on its way to disk
         self._records: dict[int, bytes] = {}  # those of the group, while its mark is saved
@@ -103,10 +105,22 @@ class FilterShipping:
     @property
     def owing(self) -> bool:
         """Whether something is stored and not published."""
-        return bool(self._mark.group) or self.first is not None
+        return bool(self._mark.group) or self._first() is not None
 
-    @property
-    def first(self) -> FilterMeta | None:
+    def owed_us(self, now_us: int) -> int | None:
+        """Since when something is, be it in a state that was replaced since; None if nothing is."""
+        if not self.owing:
+            self._owed_us = None
+        elif self._owed_us is None:
+            first = self._first()
+            self._owed_us = now_us if first is None else min(first.stored_us, now_us)
+        return self._owed_us
+
+    def owes(self, sequence: int) -> bool:
+        """Whether something is owed of what was stored up to that one."""
+        return self.owing and self._mark.cursor < sequence
+
+    def _first(self) -> FilterMeta | None:
         """The first of what is stored and not published."""
         while True:
             while self._ahead:
@@ -137,6 +151,7 @@ class FilterShipping:
         self._wanted = tuple(sequence for sequence, _ in self._mark.group) or self._next_group()
         if not self._wanted:
             return []
+        self._wanted_us = now_us if self._wanted[-1] == self._tracking.last_sequence else None
         self._reads += 1
         self._reading = -self._reads  # questions of traces have positive tags
         asked = tuple(sequence for sequence in self._wanted if self._size(sequence) <= MAX_FILTER_BYTES)
@@ -153,7 +168,7 @@ class FilterShipping:
         """As many as are read at a time; a large one alone."""
         group: list[int] = []
         total = 0
-        for sequence in self._ahead if self.first is not None else ():
+        for sequence in self._ahead if self._first() is not None else ():
             size = self._size(sequence)
             if group and total + size > READ_BYTES:
                 break
@@ -238,6 +253,8 @@ class FilterShipping:
         self._mark = msgspec.structs.replace(
             self._mark, cursor=self._last, group=(), time_ms=self._mark.time_ms + more_ms
         )
+        if self._wanted_us is not None:
+            self._owed_us = self._wanted_us
 
     def next_deadline(self) -> int | None:
         return self._retry_us or None

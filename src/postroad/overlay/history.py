@@ -10,6 +10,10 @@ Filters have a room of their own (`filter_shipping`). The other bulletins begin 
 after any loss: the whole attachment map, the links, and what durable subscribers have acknowledged, which
 tells of deliveries whose report died with the process. Who comes to a topic that others want already asks for
 that state to be told again. What the disk does not take is dropped, counted and said, and made good later.
+
+Whoever reads the history takes the tick of a bulletin for a time of which nothing is missing. So bulletins
+wait for filters that should be out by then and are not: because the disk is slow or fails, or because they
+are many.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ GATHER_US: Final = SECOND_US  # changes and deliveries are collected for this lo
 RETRY_US: Final = 10 * SECOND_US  # after the disk failed
 RESTATE_US: Final = 10 * SECOND_US  # the state is told again this often, however often it is asked for
 MAX_PENDING_BYTES: Final = 16 * MIB  # that wait for the disk; then bulletins are dropped
+MAX_GATHERED_BYTES: Final = 8 * MIB  # that wait for filters; more do not
 MAP_PARTS: Final = 4  # of the whole attachment map, published in one turn: some milliseconds
 _WANTED: Final = b"wanted"
 
@@ -116,8 +121,9 @@ class History:
         self._counts = dict.fromkeys(TOPICS, 0)  # bulletins since the start
         self._refused = False  # the disk failed since the last turn
         self._blocked_us = 0  # not 0: until then nothing is tried
+        self._behind: int | None = None  # bulletins wait until filters up to this sequence are published
         self._gathered_us: int | None = None  # when to publish what is collected
-        self._changed: list[bytes] = []  # changes of the attachment map
+        self._changed = bytearray()  # changes of the attachment map
         self._whole_map = True  # the next attachments must be the whole map
         self._map: Iterator[bytes] | None = None  # of which these parts are still to be published
         self._told_links: Links | None = None
@@ -188,7 +194,7 @@ class History:
                 if isinstance(one, ReplaceAttachments):
                     self._whole_map = True
                 elif not isinstance(one, StoreFilter):
-                    self._changed.append(one.record)
+                    self._changed += one.record
                     self._gather(now_us)
 
     def reads(self, tag: int) -> bool:
@@ -218,14 +224,29 @@ class History:
             self._refused = False
             self._blocked_us = now_us + RETRY_US
             self._make_good()
+        waits = self._waits(now_us)
         if now_us >= self._blocked_us:
             self._blocked_us = 0
-            self._publish_state(now_us)
-        if self._gathered_us is not None and (now_us >= self._gathered_us or self._report.full):
+            if not waits:
+                self._publish_state(now_us)
+        due = self._gathered_us is not None and (now_us >= self._gathered_us or self._report.full)
+        if due and not waits:
             self._publish_gathered(now_us)
         if FILTERS in self._wanted:
             out += self._filters.step(now_us)
         return out + self._press.take(now_us)
+
+    def _waits(self, now_us: int) -> bool:
+        """Whether bulletins wait, because filters are owed for longer than an interval. They do not for those
+        that are stored meanwhile: where filters are always late, they go between them."""
+        owed_us = self._filters.owed_us(now_us) if FILTERS in self._wanted else None
+        if self._behind is not None:
+            gathered = len(self._changed) + self._report.size
+            if owed_us is None or not self._filters.owes(self._behind) or gathered > MAX_GATHERED_BYTES:
+                self._behind = None
+        elif owed_us is not None and owed_us + self._config.persist_us < now_us:
+            self._behind = self._tracking.last_sequence
+        return self._behind is not None
 
     def close(self, now_us: int) -> list[Effect]:
         """The process ends: what is collected goes out, if the disk takes it."""
@@ -236,10 +257,12 @@ class History:
     def next_deadline(self) -> int | None:
         if not self._wanted or not self._press.enabled:
             return None
-        # What waits for room, waits for the disk, which is an event.
-        going_on = self._map is not None and not self._blocked_us and self._has_room
+        # What waits for room, or for filters, waits for the disk, which is an event.
+        waits = self._behind is not None
+        going_on = self._map is not None and not self._blocked_us and self._has_room and not waits
         map_us = 0 if going_on else None
-        others = (self._gathered_us, self._blocked_us or None, self._filters.next_deadline(), map_us)
+        gathered_us = None if waits else self._gathered_us
+        others = (gathered_us, self._blocked_us or None, self._filters.next_deadline(), map_us)
         return min([self._look_us, *(deadline for deadline in others if deadline is not None)])
 
     # ---- bulletins
@@ -297,7 +320,7 @@ class History:
     def _publish_gathered(self, now_us: int) -> None:
         self._gathered_us = None
         if self._map is None:
-            record = b"".join(self._changed)
+            record = bytes(self._changed)
             self._changed.clear()
             if not self._whole_map:  # else it is in the map that is still to be published
                 self._publish_attachments(record, now_us)

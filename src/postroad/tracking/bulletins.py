@@ -313,6 +313,11 @@ class DeliveryReport:
         """There is a whole payload, or more."""
         return bool(self._done)
 
+    @property
+    def size(self) -> int:
+        """About how many bytes are collected."""
+        return sum(map(len, self._done)) + self._size
+
     def take(self) -> list[bytes]:
         """The payloads of all that was collected since the last call."""
         done, self._done = self._done, []
