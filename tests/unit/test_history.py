@@ -25,7 +25,7 @@ from postroad.overlay.topology import EXPIRE_US
 from postroad.storage.effects import StorageEffect
 from postroad.tracking import attachment_log, lookup
 from postroad.tracking.attachment import GROUP, SUBSCRIBER, AttachmentMap
-from postroad.tracking.attachment_log import Change, decode_changes
+from postroad.tracking.attachment_log import Change, Promise, decode_changes, encode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
@@ -46,7 +46,7 @@ from postroad.tracking.effects import (
     ReplaceAttachments,
     StoreFilter,
 )
-from postroad.tracking.groups import group_members
+from postroad.tracking.groups import group_members, group_name
 from postroad.tracking.keys import PUBLISH, ROUTING
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
 from postroad.tracking.settings import TrackingConfig
@@ -394,6 +394,67 @@ def test_sets_of_receivers_are_told_however_many_they_are(event_bytes: int) -> N
     assert (net.notes, net.metric(0, "history_dropped_total")) == ([], 0)
     sets = [group_members(who) for kind, who in attachment_map([reader], 0) if kind == GROUP]
     assert sorted(name for members in sets for name in members) == names
+
+
+def small_events() -> HistoryNet:
+    net = HistoryNet(1)
+    net.limits = replace(DEFAULT_LIMITS, event_bytes=8 * KIB)
+    net.kill(0)
+    return net
+
+
+def lost_times(net: HistoryNet, reader: Reader, *times_us: int) -> list[bool]:
+    """Of which of these nothing is known, by what was told, and nothing was left out."""
+    assert (net.notes, net.metric(0, "history_dropped_total")) == ([], 0)
+    told = attachment_map([reader], 0)
+    return [told.lost_at(time_us // 1000, skew_us=0) for time_us in times_us]
+
+
+MANY = tuple(f"{number:0200}" for number in range(4000))  # too many to be split for events so small
+
+
+def test_a_set_of_before_that_does_not_fit_a_bulletin_is_told_as_lost() -> None:
+    """P5: of an earlier version, or of larger events. Found: what was missing made bulk traces of all times
+    partial for as long as the map has that set, since each whole map lacked it again."""
+    net = small_events()
+    first_us, second_us, end_us = (net.now_us - ago_s * SECOND_US for ago_s in (900, 600, 300))
+    name = group_name(MANY)
+    net.folders[0].changes = encode_changes(
+        [
+            Change(what="start", at_us=first_us, kind="all", promise=Promise()),
+            Change(what="attach", at_us=first_us, kind=SUBSCRIBER, who="s"),
+            Change(what="attach", at_us=second_us, kind=GROUP, who=name),
+            Change(what="late", at_us=first_us, until_us=first_us + SECOND_US, kind=GROUP, who=name),
+            Change(what="detach", at_us=end_us, kind=GROUP, who=name),
+            Change(what="stop", at_us=net.now_us),
+        ]
+    )
+    net.start(0)
+    reader = Reader(net, 0)
+    reader.begin("lake", topic=ATTACHMENTS)
+    net.wait(3)
+    times_us = (first_us, (first_us + second_us) // 2, second_us, end_us, net.now_us)
+    assert lost_times(net, reader, *times_us) == [True, False, True, True, False]
+    assert "s" in attachment_map([reader], 0).at(SUBSCRIBER, first_us // 1000, skew_us=0)
+
+
+def test_a_set_that_does_not_fit_a_bulletin_is_told_as_lost_from_when_it_is_used() -> None:
+    net = small_events()
+    net.start(0)
+    reader = Reader(net, 0)
+    reader.begin("lake", topic=ATTACHMENTS)
+    broker, began_us = net.brokers[0], net.now_us
+    assert broker is not None
+    tracking = broker._tracer.tracking
+    for name in MANY:
+        tracking.attached(name, net.now_us)
+    net.wait(10)
+    used_us = net.now_us
+    for count in range(4):
+        tracking.delivered(1, MANY, bytes(MessageId(5, 1, net.now_us // 1000, count)), net.now_us)
+        net.wait(2)
+    assert lost_times(net, reader, began_us, used_us - SECOND_US) == [False, False]
+    assert lost_times(net, reader, net.now_us, net.now_us + 10**15) == [True, True]
 
 
 def test_only_what_is_asked_for() -> None:

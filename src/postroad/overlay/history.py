@@ -32,6 +32,7 @@ from postroad.overlay.effects import Effect
 from postroad.overlay.filter_shipping import ROW, FilterShipping, read_mark
 from postroad.overlay.press import Press
 from postroad.storage.effects import Save, StorageInput
+from postroad.tracking.attachment_log import decode_changes, encode_changes, tellable
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
@@ -194,7 +195,10 @@ class History:
                 if isinstance(one, ReplaceAttachments):
                     self._whole_map = True
                 elif not isinstance(one, StoreFilter):
-                    self._changed += one.record
+                    record, most = one.record, self._press.part_bytes
+                    if len(record) > most:
+                        record = encode_changes(tellable(decode_changes(record)[0], most))
+                    self._changed += record
                     self._gather(now_us)
 
     def reads(self, tag: int) -> bool:

@@ -23,6 +23,7 @@ SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 PART_BYTES: Final = 1 << 16  # of encoded changes, about a millisecond's work
 AROUND_BYTES: Final = 128  # of an encoded change without the name in it, at most, if it has no promise
+FOREVER_US: Final = 1 << 62
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
 # `at_us` is when it happened. Detachments are no clock: the next process makes those of one that died.
 BY_THE_CLOCK: Final = ("start", "stop", "attach", "damaged", "settled", "recorded", "seen")
@@ -186,6 +187,27 @@ def lost_since(changes: Iterable[Change], stored: Iterable[FilterMeta], since_us
         Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us)
         for at_us, until_us in joined(sorted(spans), MAX_UNTIMELY)
     ]
+
+
+def tellable(changes: Iterable[Change], change_bytes: int) -> Iterator[Change]:
+    """These, with `lost` in place of those whose name does not fit so many bytes: who is not told of a set of
+    receivers knows nothing of its time. That has no end if they do not tell it."""
+    since: dict[str, int] = {}  # such names that are attached
+    for change in changes:
+        if len(change.who.encode()) <= change_bytes - AROUND_BYTES:
+            yield change
+        elif change.what == "attach":
+            since[change.who] = change.at_us
+        elif change.what == "late":
+            yield _untold(change.at_us, change.until_us, change.noted_us or change.until_us)
+        elif change.who in since:
+            yield _untold(since.pop(change.who), change.at_us, change.at_us)
+    yield from (_untold(at_us, FOREVER_US, at_us) for at_us in since.values())
+
+
+def _untold(start_us: int, end_us: int, noted_us: int) -> Change:
+    # What is lost begins after its `at_us`, who is attached was so from it on.
+    return Change(what="lost", kind=DISK, at_us=start_us - MILLISECOND_US, until_us=end_us, noted_us=noted_us)
 
 
 def change_extents(data: bytes) -> list[int]:

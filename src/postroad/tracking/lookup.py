@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from postroad.ids import ID_BYTES, MessageId
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
-from postroad.tracking.attachment_log import encoded_parts
+from postroad.tracking.attachment_log import encoded_parts, tellable
 from postroad.tracking.bloom import BloomFilter
+from postroad.tracking.bulletins import MAX_PART_BYTES
 from postroad.tracking.groups import group_members
 from postroad.tracking.keys import (
     DELIVERED,
@@ -175,6 +176,7 @@ class Lookup:
         self._map = attachments
         self._skew_us, self._jitter_us = read_bounds(config, attachments)
         self.looked = 0  # keys, names and KiB gone through so far for questions
+        self.change_bytes = MAX_PART_BYTES
         self._keyed = Keyed([], [], b"")  # of the last message: most have the same
 
     # ---- what a strategy has in memory
@@ -217,7 +219,7 @@ class Lookup:
         return TraceAnswer(findings=tuple(findings)), reading.portion(unread)
 
     def attachment_parts(self, now_us: int) -> Iterator[bytes]:
-        return encoded_parts(self._map.snapshot(now_us))
+        return encoded_parts(tellable(self._map.snapshot(now_us), self.change_bytes))
 
     def _find(self, look: Look, item: TraceItem) -> Finding:
         """What is known about one message, from memory and the records read so far."""

@@ -11,13 +11,13 @@ from postroad.tracking.attachment import LATE_ROUND_US, NEIGHBOUR, SUBSCRIBER, A
 from postroad.tracking.attachment_log import (
     ASSUMED,
     DISK,
+    FOREVER_US,
     Change,
     Promise,
     decode_changes,
     encode_changes,
     wider,
 )
-from postroad.tracking.bulletins import MAX_PART_BYTES
 from postroad.tracking.effects import (
     DropFilters,
     NotKept,
@@ -33,7 +33,6 @@ from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.shelf import Shelf
 from postroad.units import MILLISECOND_US, SECOND_US
 
-FOREVER_US: Final = 1 << 62
 SETTLE_US: Final = SECOND_US  # from storing the last filter until that is noted: by then it is on disk
 EXPIRE_US: Final = 10 * SECOND_US  # retention is looked after this often
 MAX_LATE_SPANS: Final = 4  # times outside the skew bound that one delivery notes
@@ -87,7 +86,6 @@ class Recorder(Lookup):
         super().__init__(config, me=me, shelf=shelf, attachments=restored)
         self._sequence = self._shelf.last_sequence
         self.noted: list[Passage] = []
-        self.change_bytes = MAX_PART_BYTES
         self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         self._out: list[TrackingEffect] = []
         self._news = news  # of the attachment map, not stored yet
