@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -185,6 +186,60 @@ def test_a_disk_that_stalls_is_not_waited_for(
     assert refused == [(effect(4),), (effect(5),)]
     assert caplog.text.count("the disk is too slow") == 1
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]
+
+
+class NoFilters(TrackingStore):
+    """On a slow disk that has room for a change of the map, but for no filter."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gate = threading.Event()
+
+    def apply(self, effects: Iterable[TrackingEffect]) -> None:
+        effects = tuple(effects)
+        if any(isinstance(effect, StoreFilter) for effect in effects):
+            self.gate.wait(20)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().apply(effects)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_what_comes_behind_a_failure_does_not_vouch_for_it(tmp_path: Path, told: bool) -> None:
+    """T3: that a process stopped in order, with everything stored, says only who knows what is not."""
+    start_us = 1_700_000_000 * SECOND_US
+    identity = bytes(MessageId(5, 7, start_us // 1000, 0))
+
+    def begun(store: TrackingStore, now_us: int) -> Tracking:
+        found = store.load()
+        return make_tracking(
+            TrackingConfig(), me=7, stored=found.filters, changes=found.changes, now_us=now_us
+        )
+
+    async def test() -> None:
+        store = NoFilters(tmp_path)
+        tracking = begun(store, start_us - SECOND_US)
+        keeper = Historian(store)
+        refused: list[tuple[TrackingEffect, ...]] = []
+        keeper.keep(tuple(tracking.tick(start_us - SECOND_US)), refused.append)
+        tracking.published(identity, start_us)
+        now_us = start_us + SECOND_US + TrackingConfig().persist_us
+        keeper.keep(tuple(tracking.tick(now_us)), refused.append)
+        if told:
+            store.gate.set()
+            await read(keeper)
+            (effects,) = refused
+            tracking.not_kept(NotKept(effects=effects), now_us)
+        keeper.keep(tuple(tracking.close(now_us)), refused.append)
+        store.gate.set()
+        keeper.close()
+        await asyncio.sleep(0)
+        assert len(refused) == (1 if told else 2)
+
+    asyncio.run(test())
+    store = TrackingStore(tmp_path)
+    changes = store.load().changes
+    assert any(change.what == "stop" for change in changes) == told
+    assert finding(store, begun(store, start_us + 60 * SECOND_US), identity).lost
 
 
 def test_a_map_that_is_written_anew_is_that_of_its_moment(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Keeps what tracking asks to be kept, in a thread of its own and in order; messages never wait for it.
 
 A disk that fails or stalls costs history, not service: what cannot be kept is dropped, counted and logged,
-and tracking is told, so that traces of that time say that their record is not whole.
+and tracking is told, so that traces of that time say that their record is not whole. What tracking handed
+over before it was told is not kept either: whatever is stored later vouches for what came before.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Historian:
         self._shortage = shortage
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroad-history")
         self._pending_bytes = 0  # handed to the thread and not written yet
+        self._failures = 0  # of the thread,
+        self._told = 0  # and those that `refused` was told of
         self.dropped = 0
 
     def keep(self, effects: tuple[TrackingEffect, ...], refused: Refuse) -> None:
@@ -42,30 +45,39 @@ class Historian:
             if lost:
                 self.dropped += len(lost)
                 complain("error", f"{shortage}: the history of messages is not stored")
-                loop.call_soon(refused, lost)
+                refused(lost)
         size = sum(len(effect.record) for effect in effects if isinstance(effect, StoreFilter))
         if self._pending_bytes + size > MAX_PENDING_BYTES:
             self.dropped += _lost(effects)
             complain("error", "the disk is too slow for the history of messages: some of it is dropped")
-            loop.call_soon(refused, effects)
+            refused(effects)
             return
         self._pending_bytes += size
+        told = self._told
 
         def work() -> None:
             first, rest = _parted(effects)
             left = effects
             try:
-                self._store.apply(first)
-                left = rest
-                self._store.apply(rest)
+                if self._failures == told:
+                    self._store.apply(first)
+                    left = rest
+                    self._store.apply(rest)
+                    left = ()
             except (PostroadError, OSError) as error:
                 complain("error", f"the history of messages could not be stored: {error}")
-                self.dropped += _lost(left)
-                loop.call_soon_threadsafe(refused, left)
             finally:
                 loop.call_soon_threadsafe(self._written, size)
+            if left:
+                self._failures += 1
+                self.dropped += _lost(left)
+                loop.call_soon_threadsafe(self._tell, refused, left)
 
         loop.run_in_executor(self._thread, work)
+
+    def _tell(self, refused: Refuse, effects: tuple[TrackingEffect, ...]) -> None:
+        self._told += 1
+        refused(effects)
 
     def _written(self, size: int) -> None:
         self._pending_bytes -= size
