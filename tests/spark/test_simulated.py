@@ -26,11 +26,11 @@ from postroad.sim.tracking import QUICK, Inquirer, _short
 from postroad.spark import rows
 from postroad.spark.audit import DEFAULT_LATE_US, Subscribed, as_rows, audit
 from postroad.spark.compact import compact
+from postroad.spark.history import TABLES, Part, decoded, part_of, whole_filters
 from postroad.spark.lake import Lake
-from postroad.spark.landing import _TABLES, _decoded, _Part, _whole
 from postroad.spark.topology import latest, tracking_settings
 from postroad.spark.views import NOT_LANDED
-from postroad.tracking.bulletins import FILTERS
+from postroad.tracking.bulletins import FILTERS, broker_text
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 
 Fault = tuple[str, str, str]  # kind, subscriber, id
@@ -134,19 +134,17 @@ class Simulated:
 
     def _tables(self) -> dict[str, pa.Table]:
         found: dict[str, list[pa.Table]] = {}
-        parts: list[_Part] = []
-        kinds = {topic: table for table, topic in _TABLES.items()}
-        for _, event in sorted(self.history.bulletins.items()):
-            about = {name: rows.typed(value) for name, value in event.attributes.items()}
+        parts: list[Part] = []
+        kinds = {topic: table for table, topic in TABLES.items()}
+        for (pubend, _), event in sorted(self.history.bulletins.items()):
+            author = broker_text(pubend >> 32)
             if event.topic == FILTERS:
-                texts = (about["broker"]["text"], about["name"]["text"])
-                numbers = (about[name]["integer"] for name in ("sequence", "part", "parts"))
-                parts.append(_Part(*texts, *numbers, event.payload))
+                parts.append(part_of(author, event.attributes, event.payload))
             else:
                 table = kinds[event.topic]
-                found.setdefault(table, []).append(_decoded(table, about, event.payload))
-        found["filters"], rest = _whole(parts)
-        assert not rest
+                found.setdefault(table, []).append(decoded(table, author, event.attributes, event.payload))
+        found["filters"], rest, unread = whole_filters(parts)
+        assert (rest, unread) == ([], [])
         return {table: pa.concat_tables(some) for table, some in found.items()}
 
     @property

@@ -30,25 +30,30 @@ import pyarrow as pa
 
 from postroad.client.addresses import parse_addresses
 from postroad.client.blocking import Client
-from postroad.errors import BugError, PeerError, PostroadError, StorageError, UnavailableError
+from postroad.errors import BugError, PostroadError, StorageError, UnavailableError
 from postroad.ids import HISTORY
-from postroad.spark import register, rows
+from postroad.spark import register
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, Subscribed, noted_subscriptions
+from postroad.spark.history import (
+    NONSENSE,
+    TABLES,
+    UNREAD,
+    Part,
+    Unread,
+    complaints,
+    decoder,
+    part_of,
+    values,
+    whole_filters,
+)
 from postroad.spark.lake import SCHEMAS, Lake, alone, put
 from postroad.spark.options import Access
 from postroad.spark.progress import plain_errors
+from postroad.spark.rows import day
 from postroad.spark.source import GAP_TOPIC, SINCE
-from postroad.tracking.attachment_log import SNAPSHOT, decode_changes
-from postroad.tracking.bulletins import (
-    ATTACHMENTS,
-    DELIVERIES,
-    FILTERS,
-    TOPOLOGY,
-    decode_deliveries,
-    decode_topology,
-    join_parts,
-)
-from postroad.tracking.record import decode_meta
+from postroad.tracking.attachment_log import SNAPSHOT
+from postroad.tracking.bulletins import FILTERS
+from postroad.units import MILLISECOND_US
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,21 +71,12 @@ FIRST_PAUSE_S: Final = 1.0  # before another try, then twice as long each time
 MAX_PAUSE_S: Final = 60.0
 MAX_PARTS: Final = 100_000  # of filters that wait for the rest
 _GAPS: Final = "-gaps"  # segments of gaps end so
-_TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
+_UNREAD: Final = "unread-"  # files of what is to be said of a batch begin so
+_BULLETIN: Final = ("topic", "attributes", "payload", "pubend", "tick", "origin")
+_GAP_COLUMNS: Final = "pubend string, tick bigint, start_tick bigint, date date, origin string"
 
 _Batch = Callable[["DataFrame", int], None]
 Told = Callable[[str], None]
-
-
-class _Part(msgspec.Struct, frozen=True):
-    """One of the parts of a stored filter."""
-
-    broker: str
-    name: str
-    sequence: int
-    part: int
-    parts: int
-    payload: bytes
 
 
 def land(
@@ -108,7 +104,7 @@ def land(
         # Brokers publish about themselves once somebody wants it: that query comes first.
         history = _Feed(str(lake.path), brokers, access, "$postroad/#", f"{name}-history", "history")
         events = _Feed(str(lake.path), brokers, access, "#", name, "events")
-        jobs: list[_Job] = [_Job(history, _History(history)), _Job(events, _Events(events))]
+        jobs = [_Job(history, _History(history), trouble), _Job(events, _Events(events), trouble)]
         for job in jobs:
             job.feed.folder.mkdir(parents=True, exist_ok=True)
         if not once:
@@ -328,10 +324,11 @@ def unlanded_history(lake: Lake, segments: Sequence[str] | None = None) -> dict[
 class _Job:
     """One of the two queries, and what was told of it."""
 
-    def __init__(self, feed: _Feed, batch: _Batch) -> None:
+    def __init__(self, feed: _Feed, batch: _Batch, trouble: Told | None = None) -> None:
         self.feed = feed
         self.batches = 0  # done, in this process
         self._batch = batch
+        self._trouble = trouble
         self._query: StreamingQuery | None = None
         self._told = -1  # number of the last batch
 
@@ -365,6 +362,11 @@ class _Job:
                 self.batches += 1
                 if told is not None:
                     told(f"{self.feed.kind}: batch {number}, {count:,} rows")
+        for file in sorted(self.feed.folder.glob(f"{_UNREAD}*[0-9]")):
+            if self._trouble is not None:
+                for line in file.read_text().splitlines():
+                    self._trouble(line)
+            file.unlink()
 
     @property
     def busy(self) -> bool:
@@ -419,14 +421,19 @@ class _Feed:
             raise StorageError(f"{place} does not tell the id of a query: {error!r}") from None
 
     @contextmanager
-    def batch(self, batch: DataFrame, number: int) -> Iterator[str]:
-        """The name of its segments, while the rest of it is landed; then its gaps, as of one told of them."""
+    def batch(self, batch: DataFrame, number: int) -> Iterator[tuple[str, list[Unread]]]:
+        """The name of its segments, and a list for what is left out of it, while the rest is landed; then its
+        gaps, as of one told of them."""
         segment = self.segment(number)
+        unread: list[Unread] = []
         batch.persist()
         try:
-            yield segment
+            yield segment, unread
+            if unread:
+                # Whoever started this may be another process, and says it.
+                put(self.folder / f"{_UNREAD}{number}", "\n".join(complaints(unread)).encode())
             # Not under the segment's own name: there the rows of delivery reports are.
-            self.append("deliveries", self.gaps(batch), f"{segment}{_GAPS}")
+            self.append("deliveries", self.gaps(batch, unread), f"{segment}{_GAPS}")
         finally:
             batch.unpersist()
 
@@ -434,11 +441,20 @@ class _Feed:
         if not rows.isEmpty():
             Lake(rows.sparkSession, self.lake).append(table, rows, segment)
 
-    def gaps(self, batch: DataFrame) -> DataFrame:
-        """What was released before it could be landed, as rows of `deliveries`."""
-        return batch.filter(f"topic = '{GAP_TOPIC}'").selectExpr(
-            *("'gap' AS what", "id", f"'{self.durable}' AS subscriber", "CAST(0 AS BIGINT) AS session"),
-            *("pubend", "tick", "attributes['start'].integer AS start_tick", "origin AS broker"),
+    def gaps(self, batch: DataFrame, unread: Sequence[Unread]) -> DataFrame:
+        """What was released before it could be landed, or cannot be read, as rows of `deliveries`."""
+        found = batch.filter(f"topic = '{GAP_TOPIC}'").selectExpr(
+            *("pubend", "tick", "attributes['start'].integer AS start_tick", "date", "origin")
+        )
+        if unread:
+            made = [
+                (one.pubend, one.tick, one.tick - 1, day(one.tick // MILLISECOND_US), one.origin)
+                for one in unread
+            ]
+            found = found.unionByName(batch.sparkSession.createDataFrame(made, _GAP_COLUMNS))
+        return found.selectExpr(
+            *("'gap' AS what", "CAST(NULL AS STRING) AS id", f"'{self.durable}' AS subscriber"),
+            *("CAST(0 AS BIGINT) AS session", "pubend", "tick", "start_tick", "origin AS broker"),
             *("tick AS at_us", "CAST(0 AS BIGINT) AS number", "0 AS position", "date", "origin"),
         )
 
@@ -450,7 +466,7 @@ class _Events:
         self._feed = feed
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        with self._feed.batch(batch, number) as segment:
+        with self._feed.batch(batch, number) as (segment, _):
             self._feed.append("events", batch.filter("id IS NOT NULL"), segment)
 
 
@@ -461,88 +477,43 @@ class _History:
         self._feed = feed
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        with self._feed.batch(batch, number) as segment:
-            for table, topic in _TABLES.items():
-                some = batch.filter(f"topic = '{topic}'").select("topic", "attributes", "payload")
+        with self._feed.batch(batch, number) as (segment, unread):
+            for table, topic in TABLES.items():
+                some = batch.filter(f"topic = '{topic}'").select(*_BULLETIN)
                 # Kept, so that Python is not cut short by the look whether there is any.
-                found = some.mapInArrow(_decoder(table), SCHEMAS[table]).persist()
+                found = some.mapInArrow(decoder(table), f"{SCHEMAS[table]}, {UNREAD}").persist()
                 try:
-                    self._feed.append(table, found, segment)
+                    self._feed.append(table, found.filter("unread IS NULL"), segment)
+                    left_out = found.filter("unread IS NOT NULL").select("unread.*")
+                    unread += [Unread(*row) for row in left_out.collect()]
                 finally:
                     found.unpersist()
-            self._filters(batch, number, segment)
+            unread += self._filters(batch, number, segment)
 
-    def _filters(self, batch: DataFrame, number: int, segment: str) -> None:
-        """Few and small beside what they stand for, so they are joined here."""
-        waiting = self._waiting(number)
+    def _filters(self, batch: DataFrame, number: int, segment: str) -> list[Unread]:
+        """Few and small beside what they stand for, so they are joined here. Returns what is left out."""
+        waiting, unread = self._waiting(number), list[Unread]()
         for row in batch.filter(f"topic = '{FILTERS}'").orderBy("pubend", "tick").collect():
-            about = row.attributes
-            waiting.append(
-                _Part(
-                    about["broker"].text,
-                    about["name"].text,
-                    about["sequence"].integer,
-                    about["part"].integer,
-                    about["parts"].integer,
-                    bytes(row.payload),
-                )
-            )
-        tables, rest = _whole(waiting)
+            about = values(row.asDict(recursive=True)["attributes"])
+            try:
+                waiting.append(part_of(row.origin, about, bytes(row.payload), row.tick))
+            except NONSENSE as error:
+                unread.append(Unread.of(row.pubend, row.tick, row.topic, error))
+        tables, rest, lacking = whole_filters(waiting)
         self._save(number, rest)
         if tables:
             found = batch.sparkSession.createDataFrame(pa.concat_tables(tables), SCHEMAS["filters"])
             self._feed.append("filters", found, segment)
+        return unread + lacking
 
     def _place(self, number: int) -> Path:
         return self._feed.folder / f"parts-{number}.msgpack"
 
-    def _waiting(self, number: int) -> list[_Part]:
+    def _waiting(self, number: int) -> list[Part]:
         """Parts that batches before this one left."""
         place = self._place(number - 1)
-        return msgspec.msgpack.decode(place.read_bytes(), type=list[_Part]) if place.exists() else []
+        return msgspec.msgpack.decode(place.read_bytes(), type=list[Part]) if place.exists() else []
 
-    def _save(self, number: int, rest: list[_Part]) -> None:
+    def _save(self, number: int, rest: list[Part]) -> None:
         put(self._place(number), msgspec.msgpack.encode(rest[-MAX_PARTS:]))
         self._place(number - 2).unlink(missing_ok=True)  # batch number - 1 is done, or this one were not
-
-
-def _whole(parts: list[_Part]) -> tuple[list[pa.Table], list[_Part]]:
-    """The rows of filters all of whose parts are there, and the other parts."""
-    held: dict[tuple[str, int], dict[int, _Part]] = {}
-    for one in parts:
-        held.setdefault((one.broker, one.sequence), {})[one.part] = one
-    tables: list[pa.Table] = []
-    rest: list[_Part] = []
-    for (broker, _), found in held.items():
-        listed = [found[at] for at in sorted(found)]
-        if len(listed) < listed[0].parts:
-            rest += listed
-            continue
-        record = join_parts([one.payload for one in listed])
-        tables.append(rows.filters(int(broker, 16), listed[0].name, [(decode_meta(record), record)]))
-    return tables, rest
-
-
-def _decoder(table: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield from _decoded(table, dict(row["attributes"]), row["payload"]).to_batches()
-
-    return decode
-
-
-def _decoded(table: str, about: dict[str, dict[str, Any]], payload: bytes) -> pa.Table:
-    broker, number = int(about["broker"]["text"], 16), about["number"]["integer"]
-    match table:
-        case "attachments":
-            changes, size = decode_changes(payload)
-            if size != len(payload):
-                raise PeerError(f"changes of attachments of broker {broker:08x} that cannot be read")
-            whole = bool(about["whole"]["boolean"])
-            return rows.attachments(broker, about["name"]["text"], number, changes, whole=whole)
-        case "topology":
-            return rows.topology(number, decode_topology(payload))
-        case "deliveries":
-            return rows.deliveries(broker, number, decode_deliveries(payload))
-    raise BugError(f"no bulletins are rows of {table}")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroad.ids import MessageId, pubend_text
-from postroad.spark.columns import EVENTS, fixed_texts, id_characters
+from postroad.spark.columns import EVENTS, MAX_DAY, fixed_texts, id_characters
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bulletins import Deliveries, Links, Spans, broker_text
 from postroad.tracking.keys import PUBLISH
@@ -238,7 +238,7 @@ def _told(what: str, names: list[str], spans: Spans) -> pa.Table:
 
 def _common(names: list[str], rows: Deliveries | Spans) -> dict[str, pa.Array]:
     pubends, at = np.unique(rows.pubend, return_inverse=True)
-    days = rows.at_us // (MILLISECOND_US * _DAY_MS)
+    days = np.clip(rows.at_us // (MILLISECOND_US * _DAY_MS), 0, MAX_DAY)
     return {
         "subscriber": pa.array(names, pa.string()).take(pa.array(rows.subscriber)),
         "session": pa.array(rows.session.astype(np.int64)),
