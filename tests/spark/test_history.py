@@ -17,7 +17,7 @@ from tests.spark.test_landing import Query
 from tests.spark.test_trace import Telling
 
 from postroad.ids import HISTORY, MessageId, pubend_id
-from postroad.spark import rows
+from postroad.spark import history, rows
 from postroad.spark.audit import LANDING
 from postroad.spark.history import NONSENSE, TABLES, Part, Unread, complaints, decoder, part_of, whole_filters
 from postroad.spark.lake import put
@@ -179,6 +179,43 @@ def test_a_part_that_is_none(attributes: dict[str, Any]) -> None:
     one = filter_bulletins(AUTHOR, 3, stored(3), 400)[0]
     with pytest.raises(NONSENSE):
         part_of("00000007", {**one.attributes, **attributes}, one.payload)
+
+
+def cut(sequence: int, *lacking: int, group: int = 1) -> list[Part]:
+    """Its parts but for these."""
+    made = filter_bulletins(AUTHOR, sequence, stored(sequence), 400)
+    sound = (part_of("00000007", one.attributes, one.payload, AT_US, group) for one in made)
+    return [one for one in sound if one.part not in lacking]
+
+
+def test_parts_wait_for_the_rest_of_their_group_alone() -> None:
+    """P4: what a gap cut is not kept for ever; what a disk refused at first comes behind what it took."""
+    tables, rest, unread = whole_filters([*cut(3, 0), *cut(4, 2)])
+    assert (tables, {one.sequence for one in rest}, unread) == ([], {3, 4}, [])
+    tables, rest, unread = whole_filters([*rest, *cut(5), *cut(3, 1, 2)])
+    assert [table["sequence"].to_pylist() for table in tables] == [[3], [5]]
+    assert ({one.sequence for one in rest}, unread) == ({4}, [])
+    tables, rest, unread = whole_filters([*rest, *cut(6, group=2), *cut(7, 1, group=2)])
+    assert [table["sequence"].to_pylist() for table in tables] == [[6]]
+    assert {one.sequence for one in rest} == {7}
+    assert [(one.origin, one.why) for one in unread] == [("00000007", "2 of 3 parts of a stored filter")]
+
+
+def test_parts_that_an_older_version_saved_are_completed() -> None:
+    older = [msgspec.structs.replace(one, tick=0, group=0) for one in cut(3, 2)]
+    tables, rest, unread = whole_filters([*older, *cut(3, 0, 1, group=8), *cut(4, group=9)])
+    assert [len(table) for table in tables] == [1, 1]
+    assert (rest, unread) == ([], [])
+
+
+def test_what_waits_of_one_broker_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11: filters that are never whole cost no more than this, and nothing of other brokers."""
+    monkeypatch.setattr(history, "MAX_WAITING_BYTES", 20_000)
+    other = [msgspec.structs.replace(one, broker="00000008") for one in cut(3, 0)]
+    _, rest, unread = whole_filters([*other, *(one for sequence in range(9) for one in cut(sequence, 0))])
+    assert [one for one in rest if one.broker == "00000008"] == other
+    assert 0 < len([one for one in rest if one.broker == "00000007"]) < 18
+    assert {one.origin for one in unread} == {"00000007"}
 
 
 VALUES = st.one_of(

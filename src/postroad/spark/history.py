@@ -30,12 +30,15 @@ from postroad.tracking.bulletins import (
     join_parts,
 )
 from postroad.tracking.record import FilterMeta, decode_meta
+from postroad.units import KIB, MIB
 
 TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
 UNREAD: Final = "unread struct<pubend: string, tick: bigint, topic: string, why: string>"
 _UNREAD: Final = pa.struct(
     [("pubend", pa.string()), ("tick", pa.int64()), ("topic", pa.string()), ("why", pa.string())]
 )
+MAX_WAITING_BYTES: Final = 128 * MIB  # of the parts of one broker whose others may come,
+_AROUND_BYTES: Final = KIB  # each with this
 _MAX_SHOWN: Final = 200  # characters of why something is left out
 _BEYOND: Final = 1 << 48  # the time of no message, and more than anybody counted
 # What comes of nonsense: wrong types, values beyond a column's, contradictions.
@@ -66,6 +69,7 @@ class Part(msgspec.Struct, frozen=True):
     parts: Annotated[int, msgspec.Meta(ge=1)]
     payload: bytes
     tick: int = 0  # unless an older Postroad saved it
+    group: int = 0  # likewise: of the filters that were published together, the time in their ids
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -109,9 +113,11 @@ def values(attributes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 # ---- filters
 
 
-def part_of(origin: str, attributes: Mapping[str, Any], payload: bytes, tick: int = 0) -> Part:
+def part_of(
+    origin: str, attributes: Mapping[str, Any], payload: bytes, tick: int = 0, group: int = 0
+) -> Part:
     """A bulletin of this broker; one of `NONSENSE` if it is none."""
-    found = msgspec.convert({**attributes, "payload": payload, "tick": tick}, Part)
+    found = msgspec.convert({**attributes, "payload": payload, "tick": tick, "group": group}, Part)
     _check_author(origin, found.broker)
     if found.part >= found.parts:
         raise PeerError(f"part {found.part} of a stored filter that has {found.parts}")
@@ -119,20 +125,30 @@ def part_of(origin: str, attributes: Mapping[str, Any], payload: bytes, tick: in
 
 
 def whole_filters(parts: Iterable[Part]) -> tuple[list[pa.Table], list[Part], list[Unread]]:
-    """The rows of filters all of whose parts are there, the other parts, and what is left out."""
+    """The rows of filters all of whose parts are there, parts whose others may come, and what is left out.
+
+    A broker publishes filters in groups, one after the other, and only within a group in any order: what its
+    disk refused comes again. So of what came before the last group nothing is to be waited for.
+    """
     held: dict[tuple[str, int], dict[int, Part]] = {}
+    last: dict[str, int] = {}  # by broker, the group that came last
     for one in parts:
         held.setdefault((one.broker, one.sequence), {})[one.part] = one
+        last[one.broker] = one.group
     tables: list[pa.Table] = []
     rest: list[Part] = []
     unread: list[Unread] = []
+    room = dict.fromkeys(last, MAX_WAITING_BYTES)
     for (broker, _), found in held.items():
         listed = [found[at] for at in sorted(found)]
-        if len(listed) < listed[0].parts:
-            rest += listed
-            continue
         try:
-            tables.append(_filter(listed))
+            if len(listed) == listed[0].parts:
+                tables.append(_filter(listed))
+                continue
+            room[broker] -= sum(len(one.payload) + _AROUND_BYTES for one in listed)
+            if room[broker] < 0 or all(one.group != last[broker] for one in listed):
+                raise PeerError(f"{len(listed)} of {listed[0].parts} parts of a stored filter")
+            rest += listed
         except NONSENSE as error:
             tick = max(one.tick for one in listed)
             unread.append(Unread.of(f"{broker}-{HISTORY:08x}", tick, FILTERS, error))

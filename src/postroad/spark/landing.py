@@ -69,7 +69,6 @@ KNOCK_S: Final = 10  # for a broker to answer, before somebody is told
 STARTS: Final = 5  # of a query, on a machine so busy that it takes several
 FIRST_PAUSE_S: Final = 1.0  # before another try, then twice as long each time
 MAX_PAUSE_S: Final = 60.0
-MAX_PARTS: Final = 100_000  # of filters that wait for the rest
 _GAPS: Final = "-gaps"  # segments of gaps end so
 _UNREAD: Final = "unread-"  # files of what is to be said of a batch begin so
 _BULLETIN: Final = ("topic", "attributes", "payload", "pubend", "tick", "origin")
@@ -496,7 +495,7 @@ class _History:
         for row in batch.filter(f"topic = '{FILTERS}'").orderBy("pubend", "tick").collect():
             about = values(row.asDict(recursive=True)["attributes"])
             try:
-                waiting.append(part_of(row.origin, about, bytes(row.payload), row.tick))
+                waiting.append(part_of(row.origin, about, bytes(row.payload), row.tick, row.time_ms))
             except NONSENSE as error:
                 unread.append(Unread.of(row.pubend, row.tick, row.topic, error))
         tables, rest, lacking = whole_filters(waiting)
@@ -515,5 +514,5 @@ class _History:
         return msgspec.msgpack.decode(place.read_bytes(), type=list[Part]) if place.exists() else []
 
     def _save(self, number: int, rest: list[Part]) -> None:
-        put(self._place(number), msgspec.msgpack.encode(rest[-MAX_PARTS:]))
+        put(self._place(number), msgspec.msgpack.encode(rest))
         self._place(number - 2).unlink(missing_ok=True)  # batch number - 1 is done, or this one were not
