@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from tests.process.conftest import Brokers, wait_until
 from tests.process.test_durable_release import configured
 from tests.spark.engines import Driver
@@ -16,13 +17,16 @@ from tests.spark.test_trace import rows_of
 
 import postroad
 from postroad.errors import UsageError
-from postroad.spark import landing
+from postroad.ids import HISTORY, pubend_id, pubend_text
+from postroad.spark import landing, rows
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
-from postroad.spark.lake import Lake
-from postroad.spark.landing import _every_job, _Feed, _finish, _Job, _mapped, land, unlanded_history
+from postroad.spark.compact import compact
+from postroad.spark.lake import SCHEMAS, Lake
+from postroad.spark.landing import _every_job, _Feed, _finish, _Job, _mapped, _Maps, land, unlanded_history
 from postroad.spark.options import Access
 from postroad.spark.report import collect, write_report
 from postroad.spark.topology import latest, tracking_settings
+from postroad.tracking.attachment_log import SNAPSHOT, Change
 
 QUICK = '[tracking]\npersist = "1 s"\n'
 HASTY = '[durable]\nkeep = "2 s"\nmax_age = "3 s"\n'
@@ -248,3 +252,97 @@ def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path, monkeypatch:
     with pytest.raises(postroad.UnavailableError, match=r"127\.0\.0\.1:1"):
         land(Lake(spark, tmp_path), "127.0.0.1:1", once=True)
     assert not any((tmp_path / table).exists() for table in ("events", "filters"))
+
+
+class Compacted(Lake):
+    """A lake of which these tables are compacted when they are to be read, each once."""
+
+    busy: frozenset[str] = frozenset()
+
+    def read(self, table: str, segments: Sequence[str] | None = None) -> DataFrame:
+        if table in self.busy:
+            self.busy -= {table}
+            assert compact(Lake(self.spark, self.path), table).segments
+        return super().read(table, segments)
+
+    def map(self, number: int, told_us: int, *, whole: bool = True) -> None:
+        """Broker 1 tells its map, or what follows of it."""
+        changes = [
+            Change(what="start", at_us=1, kind="all"),
+            Change(what="start", at_us=told_us, who=SNAPSHOT),
+        ]
+        told = rows.attachments(1, "a", number, changes if whole else changes[1:], whole=whole)
+        self.append("attachments", self.spark.createDataFrame(told), f"query-{number:09d}")
+
+    def gap(self, number: int, end_us: int) -> None:
+        """In what broker 1 told."""
+        row = {"what": "gap", "subscriber": f"{LANDING}-x-history", "number": 0, "position": 0, "session": 0}
+        row |= {"pubend": pubend_text(pubend_id(1, HISTORY)), "origin": "00000001", "broker": "00000001"}
+        row |= {"start_tick": end_us - 5, "tick": end_us, "at_us": end_us, "date": rows.day(0)}
+        made = self.spark.createDataFrame([cast(Any, row)], SCHEMAS["deliveries"])
+        self.append("deliveries", made, f"query-{number:09d}-gaps")
+
+
+class Restating:
+    """A network that is asked for its maps."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.away = False
+
+    def connect(self, _brokers: str) -> Restating:
+        return self
+
+    def __enter__(self) -> Restating:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def request(self, what: str) -> dict[str, Any]:
+        if what == "heads":
+            return {"heads": {pubend_text(pubend_id(1, HISTORY)): 1}}
+        assert what == "history.restate"
+        if self.away:
+            raise postroad.UnavailableError("it is away")
+        self.asked += 1
+        return {}
+
+
+def test_a_map_that_a_gap_cut_is_none(spark: SparkSession, tmp_path: Path) -> None:
+    """P4, P5: its end is here, and bulletins before it are missing."""
+    lake = Compacted(spark, tmp_path)
+    lake.map(1, 50)
+    assert _mapped(lake) == {"00000001": 50}
+    lake.map(4, 100, whole=False)
+    assert _mapped(lake) == {}
+    lake.map(5, 200)
+    lake.map(6, 201, whole=False)
+    assert _mapped(lake) == {"00000001": 201}
+
+
+def test_maps_are_asked_for_after_a_gap_whatever_a_compaction_does(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """P4, P5: where it has the gap already, and where it deletes what is read; until they are asked for."""
+    lake, network = Compacted(spark, tmp_path), Restating()
+    feed = _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history")
+    lake.map(1, 50)
+    maps = _Maps(lake, feed)
+    assert not maps.ask()
+    lake.gap(1, 60)
+    network.away = True
+    with pytest.raises(postroad.UnavailableError):
+        maps.ask()
+    network.away = False
+    assert [maps.ask(), maps.ask()] == [True, False]
+    lake.gap(2, 70)
+    compact(lake, "deliveries")
+    assert [maps.ask(), maps.ask()] == [True, False]
+    lake.gap(3, 80)
+    lake.map(2, 75)
+    lake.busy = frozenset(("deliveries", "attachments"))
+    assert [maps.ask(), maps.ask()] == [True, False]
+    assert not lake.busy
+    assert network.asked == 3
+    assert _Maps(lake, feed).ask(), "by the next process, too"

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -76,6 +76,7 @@ _GAP_COLUMNS: Final = "pubend string, tick bigint, start_tick bigint, date date,
 
 _Batch = Callable[["DataFrame", int], None]
 Told = Callable[[str], None]
+_Found = TypeVar("_Found")
 
 
 def land(
@@ -110,7 +111,7 @@ def land(
             _keep(lake, jobs, interval, told, trouble, stop or Event())
             return
         _every_job(lake, jobs, told)
-        if _ask_for_maps(lake, history, set()):
+        if _Maps(lake, history).ask():
             _whole_job(lake, jobs[0], told)
         away = _look_around(events, lake.path / SUBSCRIPTIONS)
         if away and trouble is not None:
@@ -155,32 +156,72 @@ def _whole_job(lake: Lake, job: _Job, told: Told | None) -> None:
     job.feed.release(job.query)
 
 
-def _ask_for_maps(lake: Lake, feed: _Feed, asked: set[tuple[str, int]]) -> bool:
+class _Maps:
     """Brokers tell their whole map when a first subscriber comes: have it told again where the lake has none,
-    or none since a gap, once for each broker and end of its last gap in `asked`. Whether that was to be."""
-    # Those that were compacted are of long ago.
-    fresh = [one for one in lake.segments("deliveries") if one.endswith(_GAPS)]
-    gaps = {broker: max(end for _, end in found) for broker, found in unlanded_history(lake, fresh).items()}
-    with feed.access.connect(feed.brokers) as client:
-        heads = {pubend[:8] for pubend in client.request("heads")["heads"]}
-        new = {(broker, gaps.get(broker, -1)) for broker in heads} - asked
-        asked |= new
-        if not new:
-            return False
-        mapped = _mapped(lake)
-        if all(mapped.get(broker, -1) > gap_us for broker, gap_us in new):
-            return False
-        client.request("history.restate")
-        return True
+    or none since a gap, once for each broker and end of its last gap."""
+
+    def __init__(self, lake: Lake, feed: _Feed) -> None:
+        self._lake = lake
+        self._feed = feed
+        self._read: frozenset[str] = frozenset()  # segments of `deliveries` whose gaps are known
+        self._gaps: dict[str, int] = {}  # by broker, the end of the last
+        self._asked: set[tuple[str, int]] = set()  # broker, and that end; -1 if there is no gap
+
+    def ask(self) -> bool:
+        """Whether that was to be."""
+        _undisturbed(self._lake, "deliveries", self._look)
+        with self._feed.access.connect(self._feed.brokers) as client:
+            heads = {pubend[:8] for pubend in client.request("heads")["heads"]}
+            new = {(broker, self._gaps.get(broker, -1)) for broker in heads} - self._asked
+            if not new:
+                return False
+            mapped = _mapped(self._lake)
+            lacking = any(mapped.get(broker, -1) <= gap_us for broker, gap_us in new)
+            if lacking:
+                client.request("history.restate")
+        self._asked |= new
+        return lacking
+
+    def _look(self, segments: Sequence[str]) -> None:
+        """For gaps that were not here before: in segments of their own, or in one that took their place."""
+        may_have = frozenset(one for one in segments if one.endswith(_GAPS) or one.startswith("compact-"))
+        new = sorted(may_have - self._read)
+        for broker, gaps in (unlanded_history(self._lake, new) if new else {}).items():
+            self._gaps[broker] = max(self._gaps.get(broker, -1), *(end for _, end in gaps))
+        self._read = may_have
+
+
+def _undisturbed(lake: Lake, table: str, read: Callable[[Sequence[str]], _Found]) -> _Found:
+    """What it reads of a table's segments: anew if a compaction replaced some meanwhile, which it deletes."""
+    while True:
+        segments = lake.segments(table)
+        try:
+            with plain_errors():
+                found = read(segments)
+        except StorageError:
+            if {*segments} <= {*lake.segments(table)}:
+                raise
+            continue
+        if {*segments} <= {*lake.segments(table)}:
+            return found
 
 
 def _mapped(lake: Lake) -> dict[str, int]:
-    """Of brokers that told their whole map: when they last did, by their own clocks."""
+    """Of brokers of whose last whole map, and what followed it, no bulletin is missing: when they told it, by
+    their own clocks."""
     from pyspark.sql.functions import expr
 
+    head = "max(CASE WHEN whole THEN number END) OVER (PARTITION BY broker) AS head"
     told = f"max(CASE WHEN what = 'start' AND who = '{SNAPSHOT}' THEN at_us ELSE 0 END) AS told_us"
-    brokers = lake.read("attachments").groupBy("broker").agg(expr("bool_or(whole) AS whole"), expr(told))
-    return {row.broker: row.told_us for row in brokers.filter("whole").collect()}
+
+    def read(segments: Sequence[str]) -> dict[str, int]:
+        changes = lake.read("attachments", segments).selectExpr("*", head).filter("number >= head")
+        maps = changes.groupBy("broker", "head").agg(
+            expr("count(DISTINCT number) > max(number) - head AS sound"), expr(told)
+        )
+        return {row.broker: row.told_us for row in maps.filter("sound").collect()}
+
+    return _undisturbed(lake, "attachments", read)
 
 
 def _keep(
@@ -217,14 +258,14 @@ def _watch(
     try:
         for job in jobs:
             job.start(lake.spark, {"processingTime": interval})
-        looked, away, asked = 0.0, "", set[tuple[str, int]]()
+        looked, away, maps = 0.0, "", _Maps(lake, jobs[0].feed)
         while not stop.is_set():
             for job in jobs:
                 job.wait(LOOK_S)
                 job.tell(told)
             if time.monotonic() >= looked + LOOK_AROUND_S:
                 with suppress(UnavailableError):  # the next look asks who is back
-                    _ask_for_maps(lake, jobs[0].feed, asked)
+                    maps.ask()
                 before, away = away, _look_around(jobs[-1].feed, lake.path / SUBSCRIPTIONS)
                 looked = time.monotonic()
                 if away not in ("", before) and trouble is not None:
