@@ -18,7 +18,10 @@ from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
     FILTERS,
+    MAX_PART_BYTES,
+    MAX_ROWS,
     MIN_PART_BYTES,
+    SENDING_DTYPE,
     TOPOLOGY,
     Author,
     DeliveryReport,
@@ -245,3 +248,19 @@ def test_a_damaged_report_is_refused_or_read(data: st.DataObject) -> None:
     except PeerError:
         return
     assert len(found.ids) == len(found) == len(found.subscriber)
+
+
+def test_a_report_is_not_much_larger_than_its_bytes() -> None:
+    """P11: each of many receivers got each of many events; the fullest that a broker makes is read."""
+    receivers = [(f"{number:x}", number) for number in range(244)]
+    report = DeliveryReport(MAX_PART_BYTES)
+    for _ in range(2):
+        report.events(receivers, 1, ids_of(list(range(1, 2731))), np.arange(1, 2731), 5)
+    (fullest,) = report.take()
+    assert len(decode_deliveries(fullest)) == 2 * 244 * 2730 <= MAX_ROWS
+    sending = np.zeros(1, SENDING_DTYPE)
+    sending["receivers"], sending["events"] = 2_000, MAX_ROWS // 2_000 + 1
+    head = b"PRdr\x01\0\0\0" + struct.pack("<IIII", 2, 1, 2_000, MAX_ROWS // 2_000 + 1)
+    payload = head + b"\x91\xa0" + sending.tobytes() + bytes(2_000 * 8 + (MAX_ROWS // 2_000 + 1) * 24)
+    with pytest.raises(PeerError, match="contradicts itself"):
+        decode_deliveries(payload)

@@ -41,6 +41,7 @@ TOPICS: Final = (FILTERS, ATTACHMENTS, TOPOLOGY, DELIVERIES)
 
 MAX_PART_BYTES: Final = 256 * KIB  # of one payload
 MIN_PART_BYTES: Final = 4 * KIB
+MAX_ROWS: Final = 1 << 21  # of events and receivers in one report, more than there can be in one part
 MAGIC: Final = b"PRdr"
 VERSION: Final = 1
 EVENTS: Final = 0  # what a sending is: events,
@@ -380,11 +381,13 @@ def _check(
 ) -> None:
     sound = int(sendings["receivers"].sum(dtype=np.uint64)) == len(receivers)
     sound = sound and int(sendings["events"].sum(dtype=np.uint64)) == events
+    rows = sendings["receivers"].astype(np.uint64) * sendings["events"]
+    sound = sound and int(rows.sum()) <= MAX_ROWS
     sound = sound and bool((receivers["name"] < len(names)).all())
     sound = sound and bool((sendings["what"] <= ACKNOWLEDGED).all())
     sound = sound and not bool(sendings["events"][sendings["what"] != EVENTS].any())
     if not sound:
-        raise PeerError("a report of deliveries that contradicts itself")
+        raise PeerError("a report of deliveries that contradicts itself, or has too many rows")
 
 
 def _flattened(
