@@ -734,6 +734,50 @@ def test_names_have_so_many_bytes() -> None:
         check_name("\N{GRINNING FACE}" * (MAX_NAME // 4 + 1))
 
 
+@pytest.mark.parametrize("origins", [1, 3])
+def test_more_receivers_than_histories_do_not_end_each_others_filters(origins: int) -> None:
+    """Each would have a message or two: the disk would be full of them, and a trace have too many to read."""
+    disk = Disk()
+    config = TrackingConfig(deliveries="subscriber", max_histories=40)
+    tracking = disk.start(NOW_US, config)
+    names = tuple(f"s{number}" for number in range(60 // origins))
+    now_us = NOW_US
+    for name in names:
+        tracking.attached(name, now_us)
+    ids: dict[bytes, int] = {}
+    for number in range(300):
+        now_us += SECOND_US // 5
+        origin = 1 + number % origins
+        ids[identity(now_us, number)] = origin
+        tracking.routed(origin, 9, identity(now_us, number), now_us)
+        tracking.delivered(origin, names, identity(now_us, number), now_us)
+        disk.keep(tracking.tick(now_us))
+    assert tracking.metrics()["tracking_stored_filters_total"] < 60 * 300 / 20
+    for one, origin in ids.items():
+        found = disk.find(tracking, one, origin)
+        assert {one.subscriber for one in found.delivered} == set(names)
+        assert not found.lost
+
+
+def test_wild_times_cost_an_exact_log_no_notes_of_receivers() -> None:
+    """T11: it names them itself."""
+    disk = Disk()
+    tracking = disk.start(NOW_US, TrackingConfig(strategy="exact"))
+    names = tuple(f"s{number}" for number in range(500))
+    for name in names:
+        tracking.attached(name, NOW_US)
+    disk.keep(tracking.tick(NOW_US))
+    told = len(disk.changes)
+    wild = identity(NOW_US - 9000 * HOUR_US)
+    tracking.published(wild, NOW_US + SECOND_US)
+    tracking.delivered(1, names, wild, NOW_US + SECOND_US)
+    for name in names:
+        tracking.detached(name, NOW_US + 2 * SECOND_US)
+    disk.keep(tracking.tick(NOW_US + 60 * SECOND_US))
+    assert len(disk.changes) < told + len(names) + 10
+    assert {one.subscriber for one in disk.find(tracking, wild).delivered} == set(names)
+
+
 def test_the_log_is_split_by_the_bytes_of_names() -> None:
     """T11: the longest names there are, and longer ones."""
     disk = Disk()

@@ -55,7 +55,7 @@ from postroad.tracking.keys import (
 from postroad.tracking.lookup import MAX_SET_DEGREE, Current
 from postroad.tracking.moments import Times
 from postroad.tracking.record import FilterMeta
-from postroad.tracking.recorder import EXPIRE_US, Recorder
+from postroad.tracking.recorder import EXPIRE_US, MAX_LATE_SPANS, Recorder
 from postroad.tracking.settings import GATHER_US, PUT_OFF_US, TrackingConfig
 
 IDLE_INTERVALS: Final = 10  # persistence intervals without a key, after which a stored filter leaves memory
@@ -136,6 +136,7 @@ class BloomTracking(Recorder):
         self._histories: OrderedDict[_Place, FilterHistory] = OrderedDict()
         self._due: list[tuple[int, _Place]] = []  # heap, each once
         self._waiting: set[_Place] = set()  # those in it
+        self._singled: set[_Name] = set()  # of single subscribers, among these
         self._tags: dict[str, bytes] = {}  # of the subscribers attached now
         self._sets: dict[tuple[int, ...], bytes] = {}  # tags of neighbour sets seen, bounded
         self._groups = Groups()  # those in use are attached in the map, as GROUP
@@ -228,17 +229,27 @@ class BloomTracking(Recorder):
                 self._note_handled(times, page.first_us, page.last_us)
                 for kind, who, ids in pending.calls:
                     names = who if kind == SUBSCRIBER else [group_name(tuple(who))]
-                    self._note_late(names, Times(ids), page.first_us, page.last_us, kind)
+                    self._note_late(kind, names, Times(ids), page)
             keys = paired(times.ids, b"".join(pending.tags)) if pending.tags else times.ids
             self._add(name, keys, times, page)
+
+    def _note_late(self, kind: str, names: Sequence[str], times: Times, page: _Page) -> None:
+        """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
+        if self._timely(times, page.first_us, page.last_us):
+            return
+        spans = self._untimely(times, page.first_us, page.last_us, MAX_LATE_SPANS)
+        for name in names:
+            for lo_ms, hi_ms in spans:
+                self._news += self._map.late(kind, name, lo_ms, hi_ms, page.last_us)
 
     def _sort_deliveries(self, page: _Page) -> None:
         """All deliveries of one origin to the same subscribers are one step."""
         for (origin, subscribers), parts in page.delivered.items():
             if self._config.deliveries == "subscriber":
+                ids = b"".join(parts)
                 for subscriber in subscribers:
-                    pending = page.pending_of((DELIVERY, origin, 0, subscriber))
-                    self._add_singly(pending, (subscriber,), b"".join(parts))
+                    pending = page.pending_of(self._delivery_of(origin, subscriber))
+                    self._add_singly(pending, (subscriber,), ids)
                 continue
             pending = page.pending_of((DELIVERY, origin, 0, ""))
             if len(subscribers) < MIN_MEMBERS:
@@ -267,6 +278,18 @@ class BloomTracking(Recorder):
             pending.ids.append(ids)
             pending.tags.append(group * (len(ids) // ID_BYTES))
             pending.calls.append((GROUP, members, ids))
+
+    def _delivery_of(self, origin: int, subscriber: str) -> _Name:
+        """Its own history, or where too many have one, that of all of the origin: more than there is room for
+        would end each other's filters, with a key or two in each."""
+        name = (DELIVERY, origin, 0, subscriber)
+        if name not in self._singled:
+            if (
+                len(self._singled) >= self._config.max_histories // 3
+            ):  # as many late ones, and others, are in memory
+                return (DELIVERY, origin, 0, "")
+            self._singled.add(name)
+        return name
 
     def _add_singly(self, pending: _Pending, subscribers: Members, ids: bytes) -> None:
         """A key for each subscriber and message."""
@@ -343,8 +366,7 @@ class BloomTracking(Recorder):
 
     def _open(self, place: _Place, now_us: int) -> FilterHistory:
         if len(self._histories) >= self._config.max_histories:
-            _, oldest = self._histories.popitem(last=False)
-            self._keep(oldest.retire(now_us))
+            self._end(next(iter(self._histories)), now_us)
         config = self._config
         kind, origin, neighbour, subscriber, when = place
         shape = config.shape
@@ -363,6 +385,10 @@ class BloomTracking(Recorder):
         )
         self._histories[place] = opened
         return opened
+
+    def _end(self, place: _Place, now_us: int) -> None:
+        self._singled.discard(place[:4])
+        self._keep(self._histories.pop(place).retire(now_us))
 
     def _keep(self, filled: Filled | None) -> None:
         if filled is not None:
@@ -391,7 +417,7 @@ class BloomTracking(Recorder):
         after_us = IDLE_INTERVALS * self._pace.persist_us
         idle = [place for place, held in self._histories.items() if held.idle(now_us, after_us)]
         for place in idle:
-            self._keep(self._histories.pop(place).retire(now_us))
+            self._end(place, now_us)
 
     def _clean(self) -> bool:
         waiting = self.noted or self._pages
@@ -406,6 +432,7 @@ class BloomTracking(Recorder):
         for history in self._histories.values():
             self._keep(history.flush(now_us))
         self._histories.clear()
+        self._singled.clear()
         self._due.clear()
         self._waiting.clear()
         return self._stop(now_us, unrecorded_us)

@@ -305,7 +305,7 @@ def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:
     while len(body) > most_bytes:
         if not named:
             return None
-        named //= 2
+        named = min(named * 3 // 4, named * most_bytes // len(body))
         findings = tuple(finding.naming(named) for finding in answer.findings)
         body = msgspec.msgpack.encode(TraceAnswer(findings=findings))
     return body

@@ -72,7 +72,6 @@ class ExactTracking(Recorder):
             self._log([(FORWARDED, origin, str(neighbour)) for neighbour in neighbours], ids, now_us)
 
     def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        self._note_late(subscribers, Times(ids), now_us, now_us)
         self._log([(DELIVERED, origin, subscriber) for subscriber in subscribers], ids, now_us)
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:

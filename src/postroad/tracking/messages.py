@@ -12,7 +12,7 @@ import msgspec
 from postroad.ids import ID_BYTES
 
 MAX_ITEMS: Final = 256  # ids in one question
-MAX_RECEIVERS: Final = 4096  # named in one finding
+MAX_RECEIVERS: Final = 1 << 16  # named in one finding, if an answer has room for them
 MAX_CANDIDATES: Final = 1 << 24  # subscribers, and keys, that a broker looks for
 MAX_NEIGHBOURS: Final = 1024
 MAX_SIGHTINGS: Final = 256  # routing histories that claim one message

@@ -163,17 +163,6 @@ class Recorder(Lookup):
         first_ms, after_ms = self._bounds_ms(first_us, now_us)
         return first_ms <= times.lo_ms and times.hi_ms < after_ms
 
-    def _note_late(
-        self, subscribers: Sequence[str], times: Times, first_us: int, now_us: int, kind: str = SUBSCRIBER
-    ) -> None:
-        """Deliveries of messages whose time is so wrong that the map, read then, would not name these."""
-        if self._timely(times, first_us, now_us):
-            return
-        spans = self._untimely(times, first_us, now_us, MAX_LATE_SPANS)
-        for subscriber in subscribers:
-            for lo_ms, hi_ms in spans:
-                self._news += self._map.late(kind, subscriber, lo_ms, hi_ms, now_us)
-
     def _note_handled(self, times: Times, first_us: int, last_us: int) -> None:
         """Messages of another time than theirs, from first to last, were recorded: should the record die,
         that is known."""

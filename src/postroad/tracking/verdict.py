@@ -144,8 +144,8 @@ def within(result: TraceResult, most_bytes: int) -> TraceResult:
     """As many rows of it as its JSON has room for; what is left out is said, and makes it partial."""
     rows = max(len(result.route), len(result.receivers), len(result.missing))
     fitted = result
-    while rows and len(msgspec.json.encode(fitted)) > most_bytes:
-        rows //= 2
+    while rows and (size := len(msgspec.json.encode(fitted))) > most_bytes:
+        rows = min(rows * 3 // 4, rows * most_bytes // size)
         fitted = _cut(result, rows)
     return fitted
 
