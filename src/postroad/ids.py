@@ -26,6 +26,8 @@ PubendId = NewType("PubendId", int)
 ID_BYTES: Final = 16
 VOLATILE: Final = 0x8000_0000
 HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
+# Broker numbers are drawn below this. In the ids that a program makes itself, a greater one says so.
+OWN_IDS: Final = 0x8000_0000
 # Of a publisher's number so many bits count those of one start of a broker; the others are the start.
 COUNT_BITS: Final = 22
 LAST_COUNT: Final = (1 << COUNT_BITS) - 1

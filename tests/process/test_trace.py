@@ -14,7 +14,7 @@ import pytest
 
 import postroad
 from postroad.client import aio
-from postroad.ids import MessageId
+from postroad.ids import OWN_IDS, MessageId
 
 from .conftest import BrokerProcess, Brokers, everywhere
 
@@ -211,6 +211,23 @@ def number_of(broker: BrokerProcess) -> int:
             return int((await client.request("status"))["number"], 16)
 
     return asyncio.run(ask())
+
+
+def test_an_event_with_an_id_of_the_programs_own_has_a_path(brokers: Brokers) -> None:
+    """T6: as those that Spark writes."""
+    broker = brokers.start("b1")
+    identity = MessageId(42, OWN_IDS | 7, time.time_ns() // 1_000_000, 1)
+
+    async def publish() -> None:
+        async with postroad.connect(broker.address) as client, client.subscribe("t") as events:
+            await client.publish_many([("t", "x")], mode="durable", ids=[bytes(identity)])
+            await anext(aiter(events))
+
+    asyncio.run(publish())
+    found = postroad_trace(str(identity), "--json", "--broker", broker.address)
+    assert found.returncode == 0, found.stdout
+    answer = json.loads(found.stdout)
+    assert (answer["origin"]["broker"], len(answer["receivers"])) == ("b1", 1)
 
 
 def test_each_thing_that_can_be_wrong_has_its_own_answer(brokers: Brokers) -> None:

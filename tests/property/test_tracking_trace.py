@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.ids import MessageId
-from postroad.tracking.messages import TraceAnswer
+from postroad.ids import OWN_IDS, MessageId
+from postroad.tracking.messages import Finding, TraceAnswer
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.tracking.trace import Ask, Trace
+from postroad.tracking.trace import NOT_REACHABLE, Ask, Trace
 from postroad.tracking.verdict import TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
 
@@ -323,6 +323,35 @@ def test_unknown_id() -> None:
     (result,) = network.trace(identity)
     assert (result.verdict, result.origin_doubt, result.route, result.receivers) == ("unknown", None, (), ())
     assert "no record" in result.explanation
+
+
+@pytest.mark.parametrize("routing", ["all", "neighbours", "set"])
+def test_ids_that_a_program_made_name_no_broker(routing: str) -> None:
+    """T6: no broker is missing that never was; one that is away is, while it may have the message."""
+    network = chain("bloom", 4, routing)
+    network.now_us += 60 * SECOND_US
+    identity, edges = network.publish(2, [2, 4], broker_in_id=OWN_IDS | 77)
+    never = bytes(MessageId(5, OWN_IDS | 77, network.now_us // MILLISECOND_US, 77))
+    found, unknown = network.trace(identity)[0], network.trace(never)[0]
+    assert (found.verdict, found.explanation, found.origin) == ("complete", "", "b2")
+    assert route_of(found) == truth_of(2, edges)
+    assert {one.broker for one in found.receivers} == {"b2", "b4"}
+    assert (unknown.verdict, unknown.explanation) == ("unknown", "no broker has a record of such a message")
+    (found,), (unknown,) = (network.trace(one, reachable=[1, 2, 3]) for one in (identity, never))
+    assert (found.verdict, found.missing) == ("partial", (("b4", NOT_REACHABLE),))
+    assert (unknown.verdict, unknown.missing) == ("partial", (("b4", NOT_REACHABLE),))
+
+
+def test_a_broker_with_such_a_number_is_one() -> None:
+    """Those of before the numbers were divided."""
+    number = OWN_IDS | 77
+    trace = Trace([bytes(MessageId(5, number, 1, 1))], reachable=[1], known=[1, number], now_us=0)
+    (ask,) = trace.start(0)
+    assert ask.broker == 1
+    nothing = Finding(begins_ms=0)
+    assert trace.answered(1, TraceAnswer(findings=(nothing,)), 0) == []
+    (result,) = trace.results({})
+    assert result.verdict == "unreachable"
 
 
 def test_before_the_history_begins() -> None:

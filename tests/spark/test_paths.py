@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.spark.networks import World
 
-from postroad.ids import MessageId
+from postroad.ids import OWN_IDS, MessageId
 from postroad.spark.claims import SLICED_FROM, Bits, contained, contains
 from postroad.spark.group import Group, Stored, keys_from
 from postroad.spark.paths import NOT_YET, trace_group
@@ -244,6 +244,18 @@ def test_all_receivers_are_named_however_many_they_are(
     (row,) = bulk(world, [identity]).values()
     assert (row["verdict"], row["missing"]) == ("complete", [])
     assert [one["subscriber"] for one in row["receivers"]] == names
+
+
+def test_ids_that_a_program_made_name_no_broker() -> None:
+    """P5: as in a live trace, whose broker in the id is none."""
+    world = World(1, TrackingConfig(), 3, extra=0)
+    world.pass_time(2 * SECOND_US)
+    ids = [world.publish(origin, [1, 3], broker_in_id=OWN_IDS | 7)[0] for origin in (1, 2, 3)]
+    world.pass_time(SECOND_US)
+    world.stop()
+    never = bytes(MessageId(5, OWN_IDS | 7, world.now_us // MILLISECOND_US - 1500, 9))
+    rows = agreed(world, *ids, never)
+    assert [row["verdict"] for row in rows] == ["complete"] * 3 + ["unknown"]
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

@@ -99,6 +99,14 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
     assert broker.links.token == "s3cret"
 
 
+@pytest.mark.parametrize("nothing", ["0", '"0"'])
+def test_what_may_be_nothing_is_said_either_way(tmp_path: Path, nothing: str) -> None:
+    tracking = configure(
+        {}, write(tmp_path, f'tracking.cache_bytes = {nothing}\ntracking.jitter = "0"')
+    ).broker.tracking
+    assert (tracking.cache_bytes, tracking.jitter_us) == (0, 0)
+
+
 def test_flags_win(tmp_path: Path) -> None:
     flags = {"name": "b9", "links": ["h:1"], "auth.token": "other", "tls.ca": "x.pem", "log": None}
     node = configure(flags, write(tmp_path, EVERYTHING))

@@ -384,7 +384,7 @@ def _duration_or_0(value: object) -> int:
 
 def _or_never(read: Callable[[object], int], default: int) -> Callable[[object], int]:
     """What is 0 by default, for never or without end, may be 0."""
-    return lambda value: 0 if default == 0 and value == 0 and value is not False else read(value)
+    return lambda value: 0 if default == 0 and value in (0, "0") and value is not False else read(value)
 
 
 def is_loopback(host: str) -> bool:

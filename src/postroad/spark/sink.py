@@ -27,6 +27,7 @@ from postroad.client.blocking import Client
 from postroad.errors import BugError, UnavailableError, UsageError
 from postroad.events import Value
 from postroad.events.topics import RESERVED
+from postroad.ids import OWN_IDS
 from postroad.spark.columns import EVENTS
 from postroad.spark.options import WriteOptions, write_options
 from postroad.spark.source import GAP_TOPIC
@@ -138,7 +139,7 @@ def publish(job: Job, name: str, batches: Iterator[pa.RecordBatch]) -> Written:
             while events:
                 stretch, first = divmod(rows, STRETCH)
                 if first == 0:
-                    prefix = _hash(f"{name} {partition} {stretch}")
+                    prefix = _publisher(f"{name} {partition} {stretch}")
                     base, there = _begin(client, prefix, job)
                 some, events = events[: STRETCH - first], events[STRETCH - first :]
                 skipped = min(len(some), max(0, there - first))
@@ -153,6 +154,11 @@ def publish(job: Job, name: str, batches: Iterator[pa.RecordBatch]) -> Written:
 
 def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=8, person=b"postroad sink").digest()
+
+
+def _publisher(text: str) -> bytes:
+    """The first half of ids of its own."""
+    return (int.from_bytes(_hash(text), "big") | OWN_IDS).to_bytes(8, "big")
 
 
 def _begin(client: Client, prefix: bytes, job: Job) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
-from postroad.ids import VOLATILE
+from postroad.ids import OWN_IDS, VOLATILE
 from postroad.storage.files import BALLAST
 from postroad.storage.metadata import commits_of, is_alien, unreadable
 from postroad.storage.segment import parse_name
@@ -107,7 +107,7 @@ class DataFolder:
             row = database.execute("SELECT number, node, name, boot, starts FROM broker").fetchone()
             if row is None:
                 self._refuse_old_log()
-                number = 1 + secrets.randbelow((1 << 32) - 1)
+                number = 1 + secrets.randbelow(OWN_IDS - 1)
                 row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0, 0)
                 database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?, ?)", row)
             boot, starts = max(row[3] + 1, min(now_s, LAST_CLOCK)), row[4] + 1

@@ -284,9 +284,8 @@ class BloomTracking(Recorder):
         would end each other's filters, with a key or two in each."""
         name = (DELIVERY, origin, 0, subscriber)
         if name not in self._singled:
-            if (
-                len(self._singled) >= self._config.max_histories // 3
-            ):  # as many late ones, and others, are in memory
+            # As many late ones, and others, are in memory.
+            if len(self._singled) >= self._config.max_histories // 3:
                 return (DELIVERY, origin, 0, "")
             self._singled.add(name)
         return name

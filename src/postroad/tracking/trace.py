@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from postroad.errors import BugError, PeerError, UsageError
-from postroad.ids import MessageId
+from postroad.ids import OWN_IDS, MessageId
 from postroad.tracking.messages import (
     ANY_ORIGIN,
     MAX_CANDIDATES,
@@ -118,10 +118,11 @@ class _Path:
         self.explore -= self.explored
 
     def widen(self, others: Iterable[int], known: Iterable[int]) -> None:
-        """Ask the others once the way from the broker in the id is walked; all `known` where that fails."""
+        """Ask the others once the way from the broker in the id is walked; all `known` where that fails, or
+        where there is none."""
         if self.everywhere:
             return
-        if self._origin_missing or self._published_elsewhere:
+        if self._origin_missing or self._published_elsewhere or not (self.explore or self.explored):
             self.everywhere, self.only_published = True, False
             # Those asked before were asked for one origin only.
             self.explore = self.explore.union(known) - self.failed.keys()
@@ -171,6 +172,9 @@ class Trace:
             )
         self._reachable = frozenset(reachable)
         self._known = self._reachable.union(known)
+        for path in self._paths:
+            if path.identity.broker >= OWN_IDS and path.identity.broker not in self._known:
+                path.explore.clear()  # a program made the id, and no broker is in it
         self._limits = limits or TraceLimits()
         self._trusted = trusted
         self._end_us = now_us + self._limits.total_us

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from postroad.ids import MessageId, of_a_broker
+from postroad.ids import OWN_IDS, MessageId, of_a_broker
 from postroad.tracking.messages import Finding
 
 COMPLETE: Final = "complete"
@@ -502,15 +502,18 @@ def _verdict(
     if chosen and chosen[0].source is None:
         return (PARTIAL, "; ".join(parts)) if parts else (COMPLETE, "")
     if not chosen:
-        if home is None and not stopped:
-            why = next((why for broker, why in missing if broker == name), "cannot be reached")
+        why = next((why for broker, why in missing if broker == name), "")
+        nowhere = identity.broker >= OWN_IDS and home is None and not why  # no broker is in the id
+        if home is None and not stopped and not nowhere:
+            why = why or "cannot be reached"
             return UNREACHABLE, f"broker {name}, where the message was published, {why}"
         if before:
             return BEFORE_HISTORY, f"the history of broker {name} does not reach back to that time"
         if not parts:
             own = "; what brokers publish under $postroad is not tracked"
             said = own if of_a_broker(identity.publisher) else ""
-            return UNKNOWN, f"broker {name} has no record of such a message{said}"
+            who = "no broker has a" if nowhere else f"broker {name} has no"
+            return UNKNOWN, f"{who} record of such a message{said}"
     reason = ""
     if before:
         reason = f": the history of broker {name} does not reach back to that time"
