@@ -189,7 +189,7 @@ class World(Network):
                 broker: BrokerView.of(
                     broker,
                     f"b{broker}",
-                    self.told(broker),
+                    [self.told(broker)],
                     config=self.config,
                     stored_us=1 << 62 if landed is None else landed[broker],
                 )

@@ -295,7 +295,7 @@ def test_a_broker_that_has_nothing_to_store_is_whole_as_far_as_it_is_landed() ->
     settled = Change(what="settled", at_us=5_000_000)
 
     def until(*changes: Change, **known: int) -> int:
-        view = BrokerView.of(1, "b", changes, config=TrackingConfig(skew_us=1, jitter_us=2), **known)
+        view = BrokerView.of(1, "b", [changes], config=TrackingConfig(skew_us=1, jitter_us=2), **known)
         return view.stored_ms
 
     assert until(start, stored_us=0, told_us=9_000_023) == 9_000
@@ -388,7 +388,7 @@ def test_views_answer_as_the_map(seed: int) -> None:
         if change.what == "detach":
             seen.discard(name)
         kept.append(change)
-    view = BrokerView.of(1, "b", kept, config=config, stored_us=0)
+    view = BrokerView.of(1, "b", [kept], config=config, stored_us=0)
     times = np.arange(40, at_us // MILLISECOND_US + 20)
     slack = {"skew_us": config.skew_us, "delay_us": config.jitter_us}
     for kind, spans in ((SUBSCRIBER, view.subscribers), (GROUP, view.groups)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from postroad.spark.trace import read_ids, trace
 from postroad.spark.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.bulletins import Link, Links, broker_text, running_number
+from postroad.tracking.effects import DropFilters, ReplaceAttachments, TrackingEffect
 from postroad.tracking.record import decode_meta, encode_description
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking
@@ -206,12 +208,30 @@ def test_what_a_missing_bulletin_told_is_not_taken_for_nothing(spark: SparkSessi
     assert {row["verdict"] for row in rows_of(lake, ids, config).values()} == {"complete"}
 
 
+class Dropping(Disk):
+    """It drops what retention does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replaced = False  # the log was written anew
+
+    def keep(self, effects: Iterable[TrackingEffect]) -> None:
+        for effect in effects:
+            super().keep([effect])
+            self.replaced |= isinstance(effect, ReplaceAttachments)
+            if isinstance(effect, DropFilters):
+                self.log += effect.record
+                for sequence in effect.sequences:
+                    del self.records[sequence]
+
+
 class Telling:
     """A broker that tracks, in a lake that has what it told but for what was left out."""
 
     def __init__(self, spark: SparkSession, path: Path, config: TrackingConfig) -> None:
         self.lake = Lake(spark, path)
-        self.config, self.disk = config, Disk()
+        self.config, self.disk = config, Dropping()
+        self.boot = 1
         self.now_us = NOW_US
         self.tracking = self.disk.start(NOW_US, config)
         self._told: set[int] = set()  # sequences
@@ -219,9 +239,9 @@ class Telling:
         self._bulletins = 0
         self.map()
 
-    def _append(self, table: str, found: Any) -> None:
+    def _append(self, table: str, found: Any, suffix: str = "") -> None:
         made = self.lake.spark.createDataFrame(found, SCHEMAS[table])
-        self.lake.append(table, made, f"land-{self._bulletins}")
+        self.lake.append(table, made, f"land-{self._bulletins:09d}{suffix}")
 
     def map(self) -> None:
         """It is told whole."""
@@ -231,7 +251,7 @@ class Telling:
         self._bulletins += 1
         changes = decode_changes(record)[0]
         if changes:
-            number = running_number(1, self._bulletins)
+            number = running_number(self.boot, self._bulletins)
             self._append("attachments", rows.attachments(1, "a", number, changes, whole=whole))
 
     def minute(self, who: str, *, landed: bool = True, late_us: int = 0) -> str:
@@ -250,20 +270,30 @@ class Telling:
         self.disk.keep(self.tracking.close(self.now_us))
         self._tell(landed=True)
 
+    def start(self) -> None:
+        self.boot += 1
+        self.tracking = self.disk.start(self.now_us, self.config)
+        self.tracking.resume_after(running_number(self.boot, 0))
+        self._said = len(self.disk.log)
+        self.map()
+
     def _tell(self, *, landed: bool) -> None:
         new = [one for sequence, one in self.disk.records.items() if sequence not in self._told]
         self._told |= set(self.disk.records)
         said, self._said = self.disk.log[self._said :], len(self.disk.log)
-        if landed:
+        if self.disk.replaced:
+            self.disk.replaced = False
+            self.map()
+        elif landed:
             self._attachments(said)
-            if new:
-                self._append("filters", rows.filters(1, "a", [(decode_meta(one), one) for one in new]))
+        if landed and new:
+            self._append("filters", rows.filters(1, "a", [(decode_meta(one), one) for one in new]))
 
     def gap(self, start_us: int, end_us: int) -> None:
         row = {"what": "gap", "subscriber": f"{LANDING}-x-history", "pubend": pubend_text(1 << 32 | HISTORY)}
         row |= {"start_tick": start_us, "tick": end_us, "at_us": end_us, "session": 0, "number": 0}
         row |= {"position": 0, "broker": "00000001", "origin": "00000001"}
-        self._append("deliveries", [{**row, "date": rows.day(end_us // 1000)}])
+        self._append("deliveries", [{**row, "date": rows.day(end_us // 1000)}], "-gaps")
 
     def traced(self, *texts: str) -> list[tuple[str, list[str], list[str]]]:
         """Of each: the verdict, who got it, and what is said of the broker."""
@@ -300,6 +330,35 @@ def test_what_was_released_before_it_was_landed_is_not_taken_for_nothing(
     untimely = ("partial", ["s4"], [NOT_LANDED])
     whole = ("complete", ["s5"], [])
     assert broker.traced(*before, within, late, after) == [*known, gone, untimely, whole]
+
+
+def test_what_brokers_forgot_is_still_known_in_a_lake(spark: SparkSession, tmp_path: Path) -> None:
+    """P5: beyond `keep`, over maps that are told whole and over restarts; compacted, too.
+
+    Found: `partial`, though the lake lacked nothing, and the receivers were gone with the next whole map.
+    """
+    config = TrackingConfig(retain=False, renew_us=10 * SECOND_US, keep_us=60 * SECOND_US)
+    broker = Telling(spark, tmp_path / "lake", config)
+    broker.now_us += 300 * SECOND_US
+    ids: list[str] = []
+    for who in ("s1", "s2", "s3"):
+        ids.append(broker.minute(who))
+        broker.tracking.detached(who, broker.now_us)
+    broker.now_us += 3600 * SECOND_US
+    broker.minute("s4")
+    for text in ids:
+        assert broker.disk.find(broker.tracking, bytes(MessageId.parse(text))).forgotten
+    known = [("complete", [who], []) for who in ("s1", "s2", "s3")]
+    assert broker.traced(*ids) == known
+    broker.stop()
+    broker.now_us += 60 * SECOND_US
+    broker.start()
+    whole = decode_changes(b"".join(broker.tracking.attachment_parts(broker.now_us)))[0]
+    assert not any(change.who == "s1" for change in whole)
+    assert broker.traced(*ids) == known
+    for table in ("attachments", "filters"):
+        compact(broker.lake, table)
+    assert broker.traced(*ids) == known
 
 
 @pytest.mark.parametrize("ending", ["stopped", "killed", "never"])

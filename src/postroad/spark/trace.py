@@ -15,7 +15,8 @@ second, smaller pass has groups of all origins for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,14 +28,15 @@ import pyarrow.compute as pc
 from postroad.errors import UsageError, shorten
 from postroad.spark.lake import Lake, spark_path
 from postroad.spark.landing import landed_until, unlanded_history
+from postroad.spark.maps import told_maps
 from postroad.spark.paths import ANSWER_COLUMNS, ANSWERS
-from postroad.spark.rows import change
 from postroad.spark.trace_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace_tasks import SHARED, log_splitter, tracer
 from postroad.spark.views import FOREVER, BrokerView, NetworkView
 from postroad.tracking.attachment import NEIGHBOUR
 from postroad.tracking.attachment_log import DISK, SNAPSHOT, Change, widest
 from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.moments import holds, joined
 from postroad.tracking.settings import TrackingConfig
 
 if TYPE_CHECKING:
@@ -140,28 +142,22 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     rows = lake.read("attachments").drop("date", "segment").collect()
     rows.sort(key=lambda row: (row.broker, row.number, row.position))
     views: dict[int, BrokerView] = {}
-    said: dict[str, list[Change]] = {}
-    names: dict[str, str] = {}
     by_broker = {text: list(told) for text, told in groupby(rows, lambda row: row.broker)}
-    landed = {text: _landed_from(told) for text, told in by_broker.items()}
-    for row in rows:
-        if row.whole and row.position == 0:
-            said[row.broker] = []
-        said.setdefault(row.broker, []).append(change(row.asDict(recursive=True)))
-        names[row.broker] = row.name
     untracked = _untracked(links, by_broker)
-    for text in sorted({*said, *untracked}):
+    for text in sorted({*by_broker, *untracked}):
         number = int(text, 16)
         of, since = by_broker.get(text, []), untracked.get(text, [])
+        maps, untold = told_maps(of)
+        last = maps[-1] if maps else []
         views[number] = BrokerView.of(
             number,
-            since[-1].name if since else names[text],
-            [*_set_back(of), *said.get(text, ()), *_lost_but_links(since)],
+            (since or of)[-1].name,
+            [*maps[:-1], [*_set_back(of), *last, *_lost_but_links(since)]],
             config=config,
             stored_us=stored.get(text, 0),
-            landed_us=landed.get(text) or FOREVER,
+            landed_us=_landed_from(of) or FOREVER,
             told_us=0 if since else told.get(text, 0),
-            unlanded=_unlanded(of, gaps[text]) if text in gaps else (),
+            unlanded=_unlanded(maps, [*untold, *gaps.get(text, ())]),
         )
     return NetworkView(views, config), totals
 
@@ -170,6 +166,8 @@ def _landed_from(told: Sequence[Any]) -> int | None:
     """When a broker told its first whole map: it ends with the start of what follows. All that the broker
     stored from then on is in the lake, or will be. None: it has told none, or of the last and what followed a
     bulletin is missing, which may have been about any time."""
+    if not told:
+        return None
     last = max((row.number for row in told if row.whole), default=0)
     numbers = {row.number for row in told if row.number >= last}
     if len(numbers) <= max(numbers) - last:
@@ -178,7 +176,7 @@ def _landed_from(told: Sequence[Any]) -> int | None:
     heads = list(takewhile(lambda row: row.what == "start" and row.number == whole[0].number, whole))
     rest = whole[len(heads) :]
     if rest and rest[0].number == whole[0].number:
-        return next((int(row.at_us) for row in rest if row.what == "start"), None)
+        return next((int(row.at_us) for row in rest if row.what == "start" and row.who == SNAPSHOT), None)
     return int(heads[-1].at_us) if heads else None
 
 
@@ -213,20 +211,29 @@ def _lost_but_links(links: Sequence[Any]) -> Iterator[Change]:
             yield Change(what="attach", at_us=row.at_us, kind=NEIGHBOUR, who=str(int(link.broker, 16)))
 
 
-def _unlanded(told: Sequence[Any], gaps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """When a broker recorded what may be missing by gaps in what it published. Who came in one is not known
-    until its map is told anew, and which messages it handled out of their time is said there."""
-    changes = [change(row.asDict(recursive=True)) for row in told]
+def _unlanded(maps: Sequence[Sequence[Change]], gaps: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+    """When a broker recorded what may be missing by gaps in what it published, or in what it told of its map.
+    Who came in one is not known until its map is told anew, and which messages it handled out of their time
+    is said there."""
+    if not gaps:
+        return []
+    changes = [one for of in maps for one in of]
     persist_us = widest(changes).persist_us
-    maps = sorted(one.at_us for one in changes if one.what == "start" and one.who == SNAPSHOT)
+    told = sorted(one.at_us for one in changes if one.what == "start" and one.who == SNAPSHOT)
+    recorded: list[tuple[int, int]] = []
+    noted: list[tuple[int, int]] = []
     for start_us, end_us in gaps:
         # It takes an interval until something is stored, and is published soon after that.
         since_us = start_us - 2 * persist_us
-        mapped_us = next((at_us for at_us in maps if at_us > end_us), FOREVER)
-        yield since_us, end_us if mapped_us < FOREVER else FOREVER
-        for one in changes:
-            if one.what == "handled" and since_us - persist_us <= one.noted_us <= mapped_us:
-                yield one.at_us, one.until_us
+        later = bisect_right(told, end_us)
+        mapped_us = told[later] if later < len(told) else FOREVER
+        recorded.append((since_us, end_us if mapped_us < FOREVER else FOREVER))
+        noted.append((since_us - persist_us, mapped_us))
+    noted = joined(noted, len(noted))
+    recorded += [
+        (one.at_us, one.until_us) for one in changes if one.what == "handled" and holds(noted, one.noted_us)
+    ]
+    return joined(recorded, len(recorded))
 
 
 def _bucket_ms(totals: Sequence[Any]) -> int:
@@ -302,8 +309,11 @@ class _Work(NamedTuple):
         salted = placed.selectExpr(
             *("home", "bucket", "explode(sequence(0, salts - 1)) AS salt", "origin", "broker", "record")
         )
-        joined = left.select(*_GROUP, "keys").groupBy(*_GROUP).cogroup(salted.groupBy(*_GROUP))
-        return joined.applyInArrow(tracer(self.network, complete=complete), ANSWER_COLUMNS)
+        grouped = left.select(*_GROUP, "keys").groupBy(*_GROUP).cogroup(salted.groupBy(*_GROUP))
+        low, high = _span(groups)
+        # Not all that a lake of years knows of its brokers goes to every task.
+        network = self.network.within(low * self.bucket_ms, (high + 1) * self.bucket_ms - 1)
+        return grouped.applyInArrow(tracer(network, complete=complete), ANSWER_COLUMNS)
 
     def _buckets(self, groups: pa.Table) -> str:
         """The buckets of a record's times, among those of the ids, as an array."""

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from postroad.spark.maps import JoinedMaps
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.record import FilterMeta
@@ -71,7 +72,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """One broker's attachment map, read with its settings."""
+    """One broker's attachment maps, read with its settings."""
 
     number: int
     name: str
@@ -89,7 +90,7 @@ class BrokerView:
         cls,
         number: int,
         name: str,
-        changes: Iterable[Change],
+        maps: Sequence[Sequence[Change]],
         *,
         config: TrackingConfig,
         stored_us: int,
@@ -97,12 +98,12 @@ class BrokerView:
         told_us: int = 0,
         unlanded: Iterable[tuple[int, int]] = (),
     ) -> BrokerView:
-        """`stored_us`: when the last of its records was stored that the lake has; `told_us`: all that it
-        published until then is here; `landed_us`: what it stored earlier may not be, nor what it recorded
-        (from, to] those that are `unlanded`."""
-        changes = list(changes)
-        held = AttachmentMap.of(changes)
-        skew, jitter = read_bounds(config, held)
+        """`maps`: each that it told whole, with the changes after it; `stored_us`: when the last of its
+        records was stored that the lake has; `told_us`: all that it published until then is here;
+        `landed_us`: what it stored earlier may not be, nor what it recorded (from, to] those that are
+        `unlanded`."""
+        held = JoinedMaps(maps)
+        skew, jitter = read_bounds(config, held.last)
         slack = skew + jitter
         attached: dict[str, list[tuple[str, int, int]]] = {SUBSCRIBER: [], GROUP: []}
         linked: list[tuple[str, int | None]] = []
@@ -114,7 +115,7 @@ class BrokerView:
                 # From the first millisecond whose end, plus the slack, reaches the start.
                 first = -((slack + MILLISECOND_US - 1 - start_us) // MILLISECOND_US)
                 attached[kind].append((who, first, last))
-        leads = [(-FOREVER * MILLISECOND_US, FOREVER * MILLISECOND_US, 0), *held.leads()]
+        leads = [(-FOREVER * MILLISECOND_US, FOREVER * MILLISECOND_US, 0), *held.leads]
         lost = [
             (LOST, (start - slack) // MILLISECOND_US + 1, (end + skew) // MILLISECOND_US)
             for start, end in held.lost
@@ -126,18 +127,19 @@ class BrokerView:
             if end > start
         ]
         forgot = held.forgot_us
-        stopped = bool(changes) and changes[-1].what == "stop"
-        whole_us = FOREVER * MILLISECOND_US if stopped else _whole_until(held, stored_us, told_us) - slack
+        whole_us = _whole_until(held.last, stored_us, told_us) - slack
+        if any(one.what == "stop" for one in maps[-1][-1:]):
+            whole_us = FOREVER * MILLISECOND_US
         return cls(
             number=number,
             name=name,
-            begins_ms=(held.begins_us or 0) // MILLISECOND_US,
+            begins_ms=begun // MILLISECOND_US,
             forgot_ms=-FOREVER if forgot is None else -(-forgot // MILLISECOND_US),
             stored_ms=whole_us // MILLISECOND_US,
             subscribers=Spans.of(attached[SUBSCRIBER]),
             groups=Spans.of(attached[GROUP]),
             neighbours=_until(linked, leads, skew),
-            routings=_until(held.routings(), leads, skew),
+            routings=_until(held.last.routings(), leads, skew),
             lost=Spans.of(lost),
         )
 
@@ -201,6 +203,10 @@ class NetworkView:
 
     brokers: Mapping[int, BrokerView]
     config: TrackingConfig
+
+    def within(self, first_ms: int, last_ms: int) -> NetworkView:
+        brokers = {number: view.within(first_ms, last_ms) for number, view in self.brokers.items()}
+        return NetworkView(brokers, self.config)
 
     @property
     def names(self) -> dict[int, str]:
