@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from postroad.spark import trace as bulk_trace
 from postroad.spark.audit import LANDING
 from postroad.spark.compact import compact
 from postroad.spark.lake import SCHEMAS, Lake
-from postroad.spark.landing import FOLDER
+from postroad.spark.landing import FOLDER, unlanded_history
 from postroad.spark.trace import read_ids, trace
 from postroad.spark.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
@@ -359,6 +360,22 @@ def test_what_brokers_forgot_is_still_known_in_a_lake(spark: SparkSession, tmp_p
     for table in ("attachments", "filters"):
         compact(broker.lake, table)
     assert broker.traced(*ids) == known
+
+
+def test_only_segments_that_can_have_gaps_are_read_for_them(spark: SparkSession, tmp_path: Path) -> None:
+    """P5: not all of the largest table, with every bulk trace; but what compaction made of them is."""
+    broker = Telling(spark, tmp_path / "lake", TrackingConfig())
+    broker.gap(1_000, 2_000)
+    other = broker.lake.path / "deliveries" / "segment=land-000000002"
+    place = other / "date=2023-01-01" / "origin=00000001"
+    place.mkdir(parents=True)
+    (place / "part.parquet").write_bytes(b"what cannot be read")
+    assert unlanded_history(broker.lake) == {"00000001": [(1_000, 2_000)]}
+    shutil.rmtree(other)
+    broker.map()
+    broker.gap(3_000, 4_000)
+    compact(broker.lake, "deliveries")
+    assert sorted(unlanded_history(broker.lake)["00000001"]) == [(1_000, 2_000), (3_000, 4_000)]
 
 
 @pytest.mark.parametrize("ending", ["stopped", "killed", "never"])

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from postroad.errors import UsageError
 from postroad.spark import rows
-from postroad.spark.lake import PARTITIONS, SCHEMAS, Lake, alone, check_lake, columns
+from postroad.spark.lake import COMPACTED, PARTITIONS, SCHEMAS, Lake, alone, check_lake, columns
 from postroad.spark.trace import current
 from postroad.spark.trace_tasks import decoded
 from postroad.tracking.bloom import BloomFilter, filter_rate
@@ -63,13 +63,13 @@ def compact(lake: Lake, table: str, *, accuracy: float = DEFAULT_ACCURACY) -> Co
 def _compact(lake: Lake, table: str, accuracy: float) -> Compacted:
     lake.clean(table)  # what a compaction left that was interrupted after it had its result
     segments = lake.segments(table)
-    if len(segments) < 2 and not (table == "filters" and segments and not segments[0].startswith("compact-")):
+    if len(segments) < 2 and not (table == "filters" and segments and not segments[0].startswith(COMPACTED)):
         return Compacted(table, 0, 0, 0, 0, 0)
     before = lake.read(table, segments)
     after = merged(current(lake, segments), accuracy=accuracy) if table == "filters" else before
     place = lake.path / table
     size = sum(_bytes(place / f"segment={name}") for name in segments)
-    name = f"compact-{_next(segments)}"
+    name = f"{COMPACTED}{_next(segments)}"
     count = before.count()
     lake.replace(table, after.repartition(*PARTITIONS[table]), name, segments)
     kept = lake.read(table, [name]).count()
@@ -81,7 +81,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _next(segments: Iterable[str]) -> int:
-    used = [int(name.removeprefix("compact-")) for name in segments if name.startswith("compact-")]
+    used = [int(name.removeprefix(COMPACTED)) for name in segments if name.startswith(COMPACTED)]
     return max(used, default=0) + 1
 
 

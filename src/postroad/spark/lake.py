@@ -70,6 +70,7 @@ PARTITIONS: Final = {
     "topology": ("date",),
     "deliveries": ("date", "origin"),
 }
+COMPACTED: Final = "compact-"  # segments that compaction makes begin so
 _SEGMENT: Final = "segment="
 _REPLACED: Final = "_replaced"
 _ASIDE: Final = "_aside-"  # written here first; Spark leaves out what begins so

@@ -46,7 +46,7 @@ from postroad.spark.history import (
     values,
     whole_filters,
 )
-from postroad.spark.lake import SCHEMAS, Lake, alone, put
+from postroad.spark.lake import COMPACTED, SCHEMAS, Lake, alone, put
 from postroad.spark.options import Access
 from postroad.spark.progress import plain_errors
 from postroad.spark.rows import day
@@ -184,7 +184,7 @@ class _Maps:
 
     def _look(self, segments: Sequence[str]) -> None:
         """For gaps that were not here before: in segments of their own, or in one that took their place."""
-        may_have = frozenset(one for one in segments if one.endswith(_GAPS) or one.startswith("compact-"))
+        may_have = frozenset(one for one in segments if one.endswith(_GAPS) or one.startswith(COMPACTED))
         new = sorted(may_have - self._read)
         for broker, gaps in (unlanded_history(self._lake, new) if new else {}).items():
             self._gaps[broker] = max(self._gaps.get(broker, -1), *(end for _, end in gaps))
@@ -352,7 +352,10 @@ def landed_until(lake: Path) -> dict[str, int]:
 
 def unlanded_history(lake: Lake, segments: Sequence[str] | None = None) -> dict[str, list[tuple[int, int]]]:
     """By broker, (from, to] of its own clock: what it published about itself then was released before it was
-    landed. Of these segments of `deliveries`, or of all."""
+    landed. Of these segments of `deliveries`, or of all that can have some."""
+    if segments is None:
+        every = lake.segments("deliveries")
+        segments = [one for one in every if one.endswith(_GAPS) or one.startswith(COMPACTED)]
     own = f"startswith(subscriber, '{LANDING}') AND endswith(pubend, '-{HISTORY:08x}')"
     rows = lake.read("deliveries", segments).filter(f"what = 'gap' AND {own}")
     found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
