@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.test_trace import ids_file, rows_of
+from tests.spark.test_trace import ids_file, landed_to, rows_of
 
 from postroad.events import Event, EventBatch
-from postroad.ids import MessageId
+from postroad.ids import HISTORY, MessageId
 from postroad.selectors import Selector
 from postroad.sim.applications import DurableSubscriber
 from postroad.sim.durable import Reader, Records
@@ -32,6 +32,7 @@ from postroad.spark.topology import latest, tracking_settings
 from postroad.spark.views import NOT_LANDED
 from postroad.tracking.bulletins import FILTERS, broker_text
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Request
 
 Fault = tuple[str, str, str]  # kind, subscriber, id
 
@@ -77,10 +78,18 @@ class Simulated:
         )
         self._inquirer.start()
         world.run(world.now_us + 20 * SECOND_US)  # until everything is stored and told
+        # How far each pubend is, as landing asks for it; what comes to there is here a moment later.
+        self._heads: dict[str, int] = {}
+        self._inquirer._open[0] = (b"", world.now_us)
+        self._inquirer._send(Request(number=0, what="heads", arguments={}))
+        world.run(world.now_us + 2 * SECOND_US)
 
     def _answered(self, identity: bytes, broker: str, asked_us: int, answer: dict[str, Any]) -> None:
         del broker, asked_us
-        self.answers[str(MessageId.from_bytes(identity))] = answer
+        if identity:
+            self.answers[str(MessageId.from_bytes(identity))] = answer
+        else:
+            self._heads = answer["heads"]
 
     def ask(self, ids: list[bytes]) -> dict[str, dict[str, Any]]:
         """The live network's answers."""
@@ -115,6 +124,8 @@ class Simulated:
             tables["deliveries"] = deliveries
         for table, found in tables.items():
             lake.append(table, lake.spark.createDataFrame(found), "land-1")
+        told = {pubend: tick for pubend, tick in self._heads.items() if pubend.endswith(f"-{HISTORY:08x}")}
+        landed_to(lake, told)
         return lake
 
     def _events(self) -> pa.Table:

@@ -45,6 +45,14 @@ def lake_of(spark: SparkSession, path: Path, world: World) -> Lake:
     return lake
 
 
+def landed_to(lake: Lake, until: dict[str, int]) -> None:
+    """Landing of history is at these ticks."""
+    place = lake.path / FOLDER / "history" / "checkpoint"
+    for folder, text in (("commits", ""), ("offsets", json.dumps(until))):
+        (place / folder).mkdir(parents=True)
+        (place / folder / "0").write_text(text)
+
+
 def ids_file(path: Path, ids: list[bytes]) -> Path:
     path.write_text("".join(f"{MessageId.from_bytes(one)}\n" for one in ids))
     return path
@@ -414,11 +422,8 @@ def test_a_broker_that_tracks_no_more_is_not_taken_for_one_that_has_nothing(
     lake.append("filters", spark.createDataFrame(filters), "land-1")
     lake.append("attachments", spark.createDataFrame(attached), "land-1")
     lake.append("topology", spark.createDataFrame(rows.topology(running_number(1, 1), state)), "land-1")
-    place = lake.path / FOLDER / "history" / "checkpoint"
-    until = {pubend_text(one << 32 | HISTORY): world.now_us + 60 * SECOND_US for one in world.brokers}
-    for folder, text in (("commits", ""), ("offsets", json.dumps(until))):
-        (place / folder).mkdir(parents=True)
-        (place / folder / "0").write_text(text)
+    until_us = world.now_us + 60 * SECOND_US
+    landed_to(lake, {pubend_text(one << 32 | HISTORY): until_us for one in world.brokers})
     since = [one for one in world.truth if one not in before]
     found = rows_of(lake, ids_file(tmp_path / "ids", [early, *since]), config)
     live = [as_row(result) for result in world.live(*since)]
