@@ -96,13 +96,15 @@ def test_what_went_on_in_a_map_ends_before_a_later_one_that_lacks_it() -> None:
     assert (named(found.neighbours, ms(99)), named(found.neighbours, ms(102))) == (["7"], [])
 
 
-@pytest.mark.parametrize("missing", ["a bulletin", "the last before a start"])
+@pytest.mark.parametrize("missing", ["a bulletin", "the last before a start", "what nobody wanted"])
 def test_what_was_forgotten_and_may_not_have_been_told_is_not_landed(missing: str) -> None:
     late = at("handled", 30, until_us=BEGAN_US + 40 * SECOND_US, noted_us=BEGAN_US + 120 * SECOND_US)
     told = [*bulletin(1, [START, ended(1)], whole=True), *bulletin(2, [CAME, at("settled", 100)])]
     whole = [at("start", 140, promise=PROMISE), at("begin", 140), late, ended(200)]
     if missing == "a bulletin":
         told += [*bulletin(4, [at("settled", 130)]), *bulletin(5, whole, whole=True)]
+    elif missing == "what nobody wanted":
+        told += bulletin(3, whole, whole=True)
     else:
         told += bulletin(1, whole, whole=True, boot=2)
     found = view(told)

@@ -353,8 +353,9 @@ def test_what_brokers_forgot_is_still_known_in_a_lake(spark: SparkSession, tmp_p
     for who in ("s1", "s2", "s3"):
         ids.append(broker.minute(who))
         broker.tracking.detached(who, broker.now_us)
-    broker.now_us += 3600 * SECOND_US
     broker.minute("s4")
+    broker.now_us += 240 * SECOND_US
+    broker.minute("s5")
     for text in ids:
         assert broker.disk.find(broker.tracking, bytes(MessageId.parse(text))).forgotten
     known = [("complete", [who], []) for who in ("s1", "s2", "s3")]
@@ -362,6 +363,8 @@ def test_what_brokers_forgot_is_still_known_in_a_lake(spark: SparkSession, tmp_p
     broker.stop()
     broker.now_us += 60 * SECOND_US
     broker.start()
+    broker.minute("s6")
+    broker.map()
     whole = decode_changes(b"".join(broker.tracking.attachment_parts(broker.now_us)))[0]
     assert not any(change.who == "s1" for change in whole)
     assert broker.traced(*ids) == known

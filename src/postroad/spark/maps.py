@@ -90,11 +90,9 @@ def told_maps(told: Iterable[Any]) -> tuple[list[list[Change]], list[tuple[int, 
     number = -1  # of the row before
     sound = False  # nothing is missing since the last whole map began
     mapped = False  # that one has ended
-    follows = False  # nor is anything missing between it and the one before
     for row in told:
         one = change(row.asDict(recursive=True))
         if row.whole and row.position == 0:
-            follows = sound and mapped and row.number == number + 1
             sound, mapped, forgot_us = True, False, 0
             maps.append([])
         elif row.number > number + 1:
@@ -109,7 +107,8 @@ def told_maps(told: Iterable[Any]) -> tuple[list[list[Change]], list[tuple[int, 
         elif sound and one.what == "begin":
             forgot_us = one.at_us
         elif sound and _ends_map(one):
-            if known_us is not None and known_us < forgot_us and not follows:
+            # Nor does a broker tell anything, or count it, while nobody wants to hear it.
+            if known_us is not None and known_us < forgot_us:
                 untold.append((known_us, forgot_us))
             mapped, known_us = True, max(known_us or 0, one.at_us)
     return maps, untold
