@@ -184,7 +184,7 @@ class _Maps:
 
     def _look(self, segments: Sequence[str]) -> None:
         """For gaps that were not here before: in segments of their own, or in one that took their place."""
-        may_have = frozenset(one for one in segments if one.endswith(_GAPS) or one.startswith(COMPACTED))
+        may_have = frozenset(_with_gaps(segments))
         new = sorted(may_have - self._read)
         for broker, gaps in (unlanded_history(self._lake, new) if new else {}).items():
             self._gaps[broker] = max(self._gaps.get(broker, -1), *(end for _, end in gaps))
@@ -350,12 +350,16 @@ def landed_until(lake: Path) -> dict[str, int]:
     return {broker: min(tick for other, tick in ticks if other == broker) for broker, _ in ticks}
 
 
+def _with_gaps(segments: Sequence[str]) -> list[str]:
+    """Those of `deliveries` that may have gaps."""
+    return [one for one in segments if one.endswith(_GAPS) or one.startswith(COMPACTED)]
+
+
 def unlanded_history(lake: Lake, segments: Sequence[str] | None = None) -> dict[str, list[tuple[int, int]]]:
     """By broker, (from, to] of its own clock: what it published about itself then was released before it was
     landed. Of these segments of `deliveries`, or of all that can have some."""
     if segments is None:
-        every = lake.segments("deliveries")
-        segments = [one for one in every if one.endswith(_GAPS) or one.startswith(COMPACTED)]
+        segments = _with_gaps(lake.segments("deliveries"))
     own = f"startswith(subscriber, '{LANDING}') AND endswith(pubend, '-{HISTORY:08x}')"
     rows = lake.read("deliveries", segments).filter(f"what = 'gap' AND {own}")
     found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
