@@ -18,7 +18,7 @@ from postroad.spark.maps import told_maps
 from postroad.spark.trace import _landed_from, _unlanded
 from postroad.spark.views import FOREVER, NOT_LANDED, BrokerView, Spans
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
-from postroad.tracking.attachment_log import SNAPSHOT, Change, Promise
+from postroad.tracking.attachment_log import DISK, FOREVER_US, SNAPSHOT, Change, Promise
 from postroad.tracking.bulletins import running_number
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -62,6 +62,20 @@ def ended(second: int) -> Change:
 START = at("start", 0, kind="all", promise=PROMISE)
 CAME = at("attach", 10, kind=SUBSCRIBER, who="s")
 WENT = at("detach", 20, kind=SUBSCRIBER, who="s")
+
+
+def test_what_was_lost_without_an_end_ends_with_the_next_map() -> None:
+    """P5: a set of receivers that does not fit a bulletin is told as lost for as long as it is in use."""
+    lost = at("lost", 30, kind=DISK, until_us=FOREVER_US, noted_us=BEGAN_US + 30 * SECOND_US)
+    told = [*bulletin(1, [START, ended(1)], whole=True), *bulletin(2, [lost])]
+    known = at("lost", 30, kind=DISK, until_us=BEGAN_US + 40 * SECOND_US, noted_us=BEGAN_US + 40 * SECOND_US)
+
+    def partial(told: list[Row]) -> list[bool]:
+        return [bool(named(view(told).lost, ms(second))) for second in (10, 35, 80, 200)]
+
+    assert partial(told) == [False, True, True, True]
+    told += bulletin(3, [START, known, ended(100)], whole=True)
+    assert partial(told) == [False, True, True, False]
 
 
 def test_what_a_broker_forgot_after_it_was_told_is_known_here() -> None:

@@ -46,7 +46,7 @@ MAX_DIALS: Final = 1_000  # under way at a time
 TLS_HANDSHAKE_S: Final = 10.0
 CLOSE_S: Final = 5.0  # a connection being closed has this long to take what was sent before
 CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond what credit allows
-RECORD_TURNS: Final = 64  # after so many the core records what happened
+RECORD_TURNS: Final = 16  # after so many the core records what happened
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 

@@ -25,7 +25,7 @@ from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
 from postroad.units import KIB, MILLISECOND_US
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
-RECORD_TURNS: Final = 64  # after so many the core records what happened, as with sockets
+RECORD_TURNS: Final = 16  # after so many the core records what happened, as with sockets
 SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that never comes to rest
 SPIN_US: Final = 10 * MILLISECOND_US
 SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many

@@ -5,21 +5,19 @@ has that in the maps before, each with the changes that were told after it. What
 of all maps hold. A later map has what an earlier one has, with the end of what went on then, or joined with
 others, which is more; so of times that the last one has not forgotten, all say what it says alone. What went
 on in an earlier map and is not in a later one was forgotten, or the later one says of that time that it is
-lost: it ended before that was told.
+lost: it ended before that was told. Likewise for what was lost without an end.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from postroad.spark.rows import change
 from postroad.tracking.attachment import AttachmentMap
-from postroad.tracking.attachment_log import BY_THE_CLOCK, SNAPSHOT, Change
+from postroad.tracking.attachment_log import BY_THE_CLOCK, FOREVER_US, SNAPSHOT, Change
 from postroad.tracking.moments import joined
-
-_LASTING: Final = 1 << 62  # the end of what goes on
 
 
 class JoinedMaps:
@@ -40,10 +38,12 @@ class JoinedMaps:
             mine = self._spans_of(held)
             told_us = next((one.at_us for one in changes if _ends_map(one)), None)
             if told_us is not None:
+                ended_us = max(clock_us, told_us)
                 for place in lasting - mine.keys():
-                    self._attached[place] = max(clock_us, told_us, place[2])
+                    self._attached[place] = max(ended_us, place[2])
+                lost = {(start_us, ended_us if end_us == FOREVER_US else end_us) for start_us, end_us in lost}
             self._attached |= mine
-            lasting = {place for place in {*lasting, *mine} if self._attached[place] == _LASTING}
+            lasting = {place for place in {*lasting, *mine} if self._attached[place] == FOREVER_US}
             clock_us = max([clock_us, *map(_seen_us, changes)])
             lost.update(held.lost)
             leads.update(held.leads())
@@ -55,7 +55,7 @@ class JoinedMaps:
         """Who was attached; those of late deliveries are noted."""
         found: dict[tuple[str, str, int], int] = {}
         for kind, who, start_us, end_us, late in held.spans():
-            until_us = _LASTING if end_us is None else end_us
+            until_us = FOREVER_US if end_us is None else end_us
             if late:
                 self._late[kind, who].add((start_us, until_us))
             else:
@@ -72,7 +72,7 @@ class JoinedMaps:
 
     def spans(self) -> Iterator[tuple[str, str, int, int | None, bool]]:
         for (kind, who, start_us), end_us in self._attached.items():
-            yield kind, who, start_us, None if end_us == _LASTING else end_us, False
+            yield kind, who, start_us, None if end_us == FOREVER_US else end_us, False
         for (kind, who), notes in self._late.items():
             yield from ((kind, who, *note, True) for note in joined(notes, len(notes)))
 

@@ -152,8 +152,23 @@ class BloomTracking(Recorder):
 
     # ---- recording: notes only, each event by event on a broker that is not busy
 
-    def published(self, ids: bytes, now_us: int) -> None:
-        self._page_for(ids, now_us).published.append(ids)
+    def record(self) -> None:
+        noted = self.noted[:]
+        self.noted.clear()
+        last_us, last_ids = -1, b""
+        for now_us, ids, pubend, subscribers in noted:
+            # A message that comes alone is mostly delivered in the same turn. Calls are what costs.
+            if now_us != last_us or ids != last_ids or len(ids) > ID_BYTES:
+                last_us, last_ids = now_us, ids
+                page = self._page_for(ids, now_us)
+            if not subscribers:
+                page.published.append(ids)
+                continue
+            origin = pubend >> 32
+            if subscribers != self._same_subscribers or origin != self._same_origin:
+                self._same_subscribers, self._same_origin = subscribers, origin
+                self._same = page.delivered.setdefault((origin, tuple(subscribers)), [])
+            self._same.append(ids)
 
     def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
         self._page_for(ids, now_us).pending_of((ROUTING, origin, neighbour, "")).ids.append(ids)
@@ -168,13 +183,6 @@ class BloomTracking(Recorder):
             # Neighbours are told one after the other, mostly of the same messages: one key for all of them.
             told = self._page_for(ids, now_us).pending_of((FORWARDING, origin, 0, "")).told
             told.setdefault(ids, set()).update(neighbours)
-
-    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        page = self._page_for(ids, now_us)
-        if subscribers != self._same_subscribers or origin != self._same_origin:
-            self._same_subscribers, self._same_origin = subscribers, origin
-            self._same = page.delivered.setdefault((origin, tuple(subscribers)), [])
-        self._same.append(ids)
 
     def _page_for(self, ids: bytes, now_us: int) -> _Page:
         """Where to note these."""

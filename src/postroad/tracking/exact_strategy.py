@@ -61,8 +61,13 @@ class ExactTracking(Recorder):
 
     # ---- recording
 
-    def published(self, ids: bytes, now_us: int) -> None:
-        self._log([(PUBLISHED, self._me, "")], ids, now_us)
+    def record(self) -> None:
+        noted = self.noted[:]
+        self.noted.clear()
+        for now_us, ids, pubend, subscribers in noted:
+            origin = pubend >> 32
+            received = [(DELIVERED, origin, subscriber) for subscriber in subscribers]
+            self._log(received or [(PUBLISHED, self._me, "")], ids, now_us)
 
     def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
         self._log([(ROUTED, origin, str(neighbour))], ids, now_us)
@@ -70,9 +75,6 @@ class ExactTracking(Recorder):
     def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
         if self._config.routing != "all":
             self._log([(FORWARDED, origin, str(neighbour)) for neighbour in neighbours], ids, now_us)
-
-    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        self._log([(DELIVERED, origin, subscriber) for subscriber in subscribers], ids, now_us)
 
     def _log(self, happenings: list[tuple[str, int, str]], ids: bytes, now_us: int) -> None:
         if self.noted:
