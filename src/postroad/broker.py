@@ -332,7 +332,7 @@ class Broker:
             due_us = None if self._host is None else self._host.next_deadline()
             self._upkeep_us = min(self._upkeep_us, self._routing.next_deadline(), due_us or self._upkeep_us)
         if self._stirred or self._learned or len(self._tracer.tracking.noted) > noted:
-            self.record()  # some of it may be of another time, which must be known soon
+            self._tracer.tracking.record()  # some of it may be of another time, which must be known soon
         self._learned = False
         kept = self._tracer.tick(now_us, busy=bool(inputs))
         if awake or kept:
@@ -342,11 +342,6 @@ class Broker:
         out = self._out[:]
         self._out.clear()
         return out
-
-    def record(self) -> None:
-        """What happened to messages. Where these come one by one that is put off, best until what `handle`
-        returned is sent: it costs less for many, and keeps nobody waiting."""
-        self._tracer.tracking.record()
 
     def _happened(self, item: Input, now_us: int) -> None:
         """Anything but a frame."""

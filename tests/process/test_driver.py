@@ -16,7 +16,7 @@ from postroad.delays import Delays
 from postroad.net.clock import Clock
 from postroad.net.http import HttpServer
 from postroad.net.run import bind_listener, bind_metrics
-from postroad.net.server import EXIT_BUG, RECORD_TURNS, Server
+from postroad.net.server import EXIT_BUG, Server
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
 from postroad.tracking.effects import FiltersRead, ReadFilters
 from postroad.units import MIB
@@ -41,9 +41,6 @@ class StandIn:
             self.woken.append(now_us)
         self.turns.append(list(inputs))
         return [effect for one in inputs for effect in self.act(one)]
-
-    def record(self) -> None:
-        pass
 
     def next_deadline(self) -> int | None:
         return self.deadline
@@ -310,37 +307,6 @@ def test_where_nothing_is_tracked_stored_filters_are_answered_for() -> None:
             writer.close()
 
     run(test())
-
-
-def test_the_core_records_after_what_it_sent_is_written(caplog: pytest.LogCaptureFixture) -> None:
-    """Now and then: a turn of its own for each would cost more than it spares."""
-
-    async def test() -> None:
-        core = StandIn(lambda one: [Send(one.connection, PING)] if isinstance(one, Received) else [])
-        async with serving(core) as (server, host, port):
-            reader, writer = await asyncio.open_connection(host, port)
-            await core.saw(Opened)
-            unsent: list[float] = []
-            core.record = lambda: unsent.append(server.metrics()["socket_unsent_bytes"])  # type: ignore[method-assign]
-            turns = len(core.turns)
-            for _ in range(turns, 3 * RECORD_TURNS):
-                writer.write(PING)
-                await reader.readexactly(len(PING))
-            await asyncio.sleep(0.05)
-            assert unsent == [0, 0, 0]
-
-            def fail() -> None:
-                raise KeyError("our invariant")
-
-            core.record = fail  # type: ignore[method-assign]
-            for _ in range(RECORD_TURNS):
-                writer.write(PING)
-                await reader.readexactly(len(PING))
-            assert await server.wait() == EXIT_BUG
-            writer.close()
-
-    run(test())
-    assert "bug in the broker core (record)" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["handle", "next_deadline"])

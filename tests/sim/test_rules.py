@@ -30,9 +30,6 @@ class Broken:
         self.core = core
         self.now_us = 0
 
-    def record(self) -> None:
-        self.core.record()
-
     def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
         self.now_us = now_us
         effects = self.core.handle([self.on_input(item) for item in inputs], now_us)

@@ -46,7 +46,6 @@ MAX_DIALS: Final = 1_000  # under way at a time
 TLS_HANDSHAKE_S: Final = 10.0
 CLOSE_S: Final = 5.0  # a connection being closed has this long to take what was sent before
 CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond what credit allows
-RECORD_TURNS: Final = 16  # after so many the core records what happened
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 
@@ -54,7 +53,6 @@ class Core(Protocol):
     """What the driver needs of `broker.Broker`."""
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]: ...
-    def record(self) -> None: ...
     def next_deadline(self) -> int | None: ...
     def metrics(self) -> dict[str, int | float]: ...
     def delays(self) -> list[Delays]: ...
@@ -138,7 +136,6 @@ class Server:
         self._answered: set[str] = set()  # addresses that answered when dialled, at most MAX_DIALS
         self._inputs: list[Input] = []  # of this turn
         self._flush_scheduled = False
-        self._unrecorded = 0  # turns since the core was last told to record
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # when the timer fires; meaningless without one
         self._last_number = 0
@@ -243,20 +240,8 @@ class Server:
             return
         self._inputs_handled += len(inputs)
         self._perform(effects)
-        self._unrecorded += 1
-        if self._unrecorded == RECORD_TURNS:
-            self._loop.call_soon(self._record)  # after all that is written now
         self._turns.observe((time.perf_counter_ns() - began_ns) // 1000)
         self._schedule(deadline_us, now_us)
-
-    def _record(self) -> None:
-        self._unrecorded = 0
-        if self._stopping:
-            return
-        try:
-            self.core.record()
-        except Exception:
-            self._fail("record", ())
 
     def _schedule(self, deadline_us: int | None, now_us: int) -> None:
         """Have the core run by its deadline. A timer that fires too early costs less than moving it."""

@@ -512,9 +512,6 @@ class Watched:
                 self._records.chop(effect)
         return effects
 
-    def record(self) -> None:
-        self.core.record()
-
     def next_deadline(self) -> int | None:
         return self.core.next_deadline()
 

@@ -25,7 +25,6 @@ from postroad.tracking.effects import FiltersRead, Keep, ReadFilters
 from postroad.units import KIB, MILLISECOND_US
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
-RECORD_TURNS: Final = 16  # after so many the core records what happened, as with sockets
 SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that never comes to rest
 SPIN_US: Final = 10 * MILLISECOND_US
 SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many
@@ -37,7 +36,6 @@ class Core(Protocol):
     """What a process runs: the product's Broker, or a small one in a test."""
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]: ...
-    def record(self) -> None: ...
     def next_deadline(self) -> int | None: ...
     def check(self) -> None: ...
     def shutdown(self, now_us: int) -> Sequence[Effect]: ...
@@ -122,8 +120,6 @@ class Incarnation:
         if self._die_after is not None:
             process.crash_now()
             return
-        if self.turns % RECORD_TURNS == 0:
-            self._guard(lambda: self.core.record() or ())  # type: ignore[func-returns-value]
         if self.turns % process.check_every == 0:
             self._guard(lambda: self.core.check() or ())  # type: ignore[func-returns-value]
         self.wake()

@@ -19,7 +19,7 @@ import msgspec
 from postroad.broker import Broker
 from postroad.config import BrokerConfig, DeliveryConfig, DurableConfig, Identity, StreamConfig
 from postroad.errors import UsageError
-from postroad.ids import is_volatile, volatile_pubend
+from postroad.ids import OWN_IDS, is_volatile, volatile_pubend
 from postroad.sim.checkers import Completeness, Origin, Paths, check_agreement, check_memory
 from postroad.sim.clients import Publisher, Subscriber
 from postroad.sim.connectivity import Connectivity
@@ -472,7 +472,7 @@ class Scenario:
         held = disk.read(_IDENTITY)
         if held is None:
             chance = self.world.random(f"identity/{name}")
-            number, node, boot = chance.randrange(1, 1 << 32), chance.randbytes(16), 0
+            number, node, boot = chance.randrange(2, 2 * OWN_IDS) >> 1, chance.randbytes(16), 0
         else:
             number, node, boot = msgspec.msgpack.decode(held, type=tuple[int, bytes, int])
         boot += 1

@@ -40,7 +40,8 @@ MAX_HANDLED_SPANS: Final = 64  # likewise, that are noted to be handled
 SHORT_US: Final = 3 * EXPIRE_US  # from when something was last refused on, the disk counts as full
 MAX_OF_GRAIN: Final = 16  # pressing notes on a full disk; further ones are twice as coarse
 MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id can have
-MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval
+MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval,
+MAX_HELD: Final = 512  # or until they are so many
 MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
 
 # When; ids of messages. They were published here if there is no pubend and nobody, else delivered to these.
@@ -219,7 +220,11 @@ class Recorder(Lookup):
         raise NotImplementedError
 
     def next_deadline(self) -> int:
-        return min(self._wake_us, self.noted[0][0] + self._hold_us) if self.noted else self._wake_us
+        noted = self.noted
+        if not noted:
+            return self._wake_us
+        held_us = noted[0][0] + self._hold_us if len(noted) < MAX_HELD else noted[MAX_HELD - 1][0]
+        return min(self._wake_us, held_us)
 
     def _collect(self, now_us: int) -> list[TrackingEffect]:
         """Everything to do in the driver since the last call."""
