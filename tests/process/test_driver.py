@@ -18,7 +18,6 @@ from postroad.net.http import HttpServer
 from postroad.net.run import bind_listener, bind_metrics
 from postroad.net.server import EXIT_BUG, Server
 from postroad.overlay.effects import Close, Dial, Effect, Note, Send
-from postroad.tracking.effects import FiltersRead, ReadFilters
 from postroad.units import MIB
 from postroad.wire.frames import Kind, Ping, Pong, Refuse, Splitter, decode, encode
 
@@ -288,23 +287,6 @@ def test_deadlines_wake_the_core_once_and_not_before() -> None:
             assert len(core.turns) == turns  # nothing to do, nothing done
             writer.close()
             del server
-
-    run(test())
-
-
-def test_where_nothing_is_tracked_stored_filters_are_answered_for() -> None:
-    """Of an earlier process that tracked: who waits for them would owe them for ever."""
-
-    async def test() -> None:
-        core = StandIn(
-            lambda one: [ReadFilters(tag=-1, sequences=(4, 5))] if isinstance(one, Received) else []
-        )
-        async with serving(core) as (_, host, port):
-            _, writer = await asyncio.open_connection(host, port)
-            await core.saw(Opened)
-            writer.write(PING)
-            assert await core.saw(FiltersRead) == [FiltersRead(tag=-1, records={})]
-            writer.close()
 
     run(test())
 

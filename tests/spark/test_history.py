@@ -23,6 +23,7 @@ from postroad.spark.history import NONSENSE, TABLES, Part, Unread, complaints, d
 from postroad.spark.lake import put
 from postroad.spark.landing import _Feed, _History, _Job
 from postroad.spark.options import Access
+from postroad.spark.trace_tasks import decoded as decoded_record
 from postroad.spark.views import NOT_LANDED
 from postroad.tracking.attachment_log import Change, encode_changes
 from postroad.tracking.bulletins import (
@@ -107,13 +108,25 @@ def landed(table: str, *bulletins: Bulletin) -> tuple[list[dict[str, Any]], list
         ("attachments", changed(SOUND["attachments"], number=-1), "Expected `int` >= 0"),
         ("attachments", changed(SOUND["attachments"], broker=None), "missing required field `broker`"),
         ("attachments", changed(SOUND["attachments"], broker="00000008"), "of broker '00000008'"),
-        ("attachments", attachments(Change(what="attach", at_us=HUGE)), "too large|out of bounds|overflow"),
+        ("attachments", attachments(Change(what="attach", at_us=HUGE)), "are none"),
+        ("attachments", attachments(Change(what="late", at_us=1, noted_us=(1 << 63) - 1)), "are none"),
         ("attachments", attachments(Change(what="attach", at_us=1, kind="neighbour", who="x")), "are none"),
         ("topology", links(boot=10**30), "too large|out of bounds|overflow|range"),
         ("topology", links(broker="00000008"), "of broker '00000008'"),
         ("topology", links(links=[{"broker": "zz", "cost": 1}]), "invalid literal"),
         ("topology", links(links=[{"broker": "00000008"}]), "missing required field `cost`"),
         ("topology", links(routing="everywhere"), "routing is one of"),
+        ("topology", links(links=[{"broker": "f" * 9, "cost": 1}]), "a broker that cannot be"),
+        (
+            "attachments",
+            attachments(Change(what="attach", at_us=1, kind="neighbour", who="9" * 30)),
+            "are none",
+        ),
+        (
+            "attachments",
+            attachments(Change(what="attach", at_us=1, kind="group", who="no list")),
+            "malformed",
+        ),
         (
             "deliveries",
             Bulletin(topic="", attributes=SOUND["deliveries"].attributes, payload=b""),
@@ -137,8 +150,11 @@ def test_a_report_of_a_time_that_cannot_be_has_a_date(at_us: int) -> None:
     assert 1970 <= row["date"].year <= 9999
 
 
+ABOUT: dict[str, Any] = {"m": 0, "n": 20, "k": 7, "count": 1, "lo_ms": 1, "hi_ms": 2}
+
+
 def stored(sequence: int, **told: Any) -> bytes:
-    about = {"key": HistoryKey(PUBLISH), "m": 8_000, "n": 20, "k": 7, "count": 1, "lo_ms": 1, "hi_ms": 2}
+    about = {**ABOUT, "key": HistoryKey(PUBLISH), "m": 8_000}
     return encode_record(FilterMeta(sequence=sequence, **(about | told)), bytes(1_000))
 
 
@@ -157,6 +173,7 @@ def parts_of(sequence: int, record: bytes, tick: int = AT_US) -> list[Part]:
         stored(3, n=HUGE),
         stored(3, key=HistoryKey(LOG), m=0, count=1 << 60),
         stored(3, key=HistoryKey(LOG), m=-9),
+        stored(3, key=HistoryKey(PUBLISH, origin=1 << 40)),
     ],
 )
 def test_a_filter_that_is_none_is_left_out(record: bytes) -> None:
@@ -196,9 +213,28 @@ def test_parts_wait_for_the_rest_of_their_group_alone() -> None:
     assert [table["sequence"].to_pylist() for table in tables] == [[3], [5]]
     assert ({one.sequence for one in rest}, unread) == ({4}, [])
     tables, rest, unread = whole_filters([*rest, *cut(6, group=2), *cut(7, 1, group=2)])
-    assert [table["sequence"].to_pylist() for table in tables] == [[6]]
+    assert [table["sequence"].to_pylist() for table in tables] == [[4], [6]]
     assert {one.sequence for one in rest} == {7}
     assert [(one.origin, one.why) for one in unread] == [("00000007", "2 of 3 parts of a stored filter")]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        cut(3, 2),
+        parts_of(3, stored(3, key=HistoryKey(LOG), m=0, names=("nonsense",))),
+        parts_of(3, stored(3, key=HistoryKey(LOG), m=0, names=("routed 7 x",))),
+        parts_of(3, encode_record(FilterMeta(sequence=3, key=HistoryKey(LOG), **ABOUT), bytes(1_001))),
+    ],
+    ids=["a part is missing", "nonsense in it", "no such broker", "no whole number of entries"],
+)
+def test_of_a_filter_that_is_not_whole_its_times_are_known(parts: list[Part]) -> None:
+    """P5: it may have been published long after them, so a gap of that moment does not tell them."""
+    tables, rest, unread = whole_filters([*parts, *cut(4, group=2)])
+    assert ([len(table) for table in tables], rest, len(unread)) == ([1, 1], [], 1)
+    (row,) = tables[0].to_pylist()
+    assert (row["sequence"], row["lo_ms"], row["hi_ms"], row["replaces"]) == (3, 1, 2, None)
+    assert decoded_record(row["record"])[1] is None
 
 
 def test_parts_that_an_older_version_saved_are_completed() -> None:

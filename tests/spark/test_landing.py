@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -289,6 +290,7 @@ class Restating:
     def __init__(self) -> None:
         self.asked = 0
         self.away = False
+        self.there, self.gone = [1], list[int]()
 
     def connect(self, _brokers: str) -> Restating:
         return self
@@ -301,7 +303,8 @@ class Restating:
 
     def request(self, what: str) -> dict[str, Any]:
         if what == "heads":
-            return {"heads": {pubend_text(pubend_id(1, HISTORY)): 1}}
+            heads = {pubend_text(pubend_id(number, HISTORY)): 1 for number in self.there}
+            return {"heads": heads, "away": [pubend_text(pubend_id(number, HISTORY)) for number in self.gone]}
         assert what == "history.restate"
         if self.away:
             raise postroad.UnavailableError("it is away")
@@ -321,10 +324,45 @@ def test_a_map_that_a_gap_cut_is_none(spark: SparkSession, tmp_path: Path) -> No
     assert _mapped(lake) == {"00000001": 201}
 
 
+def test_who_is_away_is_asked_for_its_map_when_it_is_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landing, "LOOK_AROUND_S", 0.0)
+    lake, network = Compacted(spark, tmp_path), Restating()
+    lake.map(1, 50)
+    network.there, network.gone = [1, 2], [2]
+    maps = _Maps(lake, _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history"))
+    assert not maps.ask()
+    network.gone = []
+    assert [maps.ask(), maps.ask()] == [True, False]
+
+
+def test_where_gaps_go_on_maps_are_asked_for_less_and_less_often(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: of a broker that always tells something unreadable; all brokers tell all they know each time."""
+    now_s = 1000.0
+    monkeypatch.setattr(landing.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(landing, "_mapped", lambda _: {})
+    lake, network = Compacted(spark, tmp_path), Restating()
+    end_us = iter(range(1, 1000))
+    monkeypatch.setattr(_Maps, "_look", lambda self, _: self._gaps.update({"00000001": next(end_us)}))
+    maps = _Maps(lake, _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history"))
+    asked: list[float] = []
+    while now_s < 1000 + 4 * 3600:
+        if maps.ask():
+            asked.append(now_s)
+        now_s += landing.LOOK_AROUND_S
+    pauses = [later - before for before, later in pairwise(asked)]
+    assert pauses[:3] == [30.0, 60.0, 120.0]
+    assert pauses[-1] == landing.MAX_REST_S
+
+
 def test_maps_are_asked_for_after_a_gap_whatever_a_compaction_does(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P4, P5: where it has the gap already, and where it deletes what is read; until they are asked for."""
+    monkeypatch.setattr(landing, "LOOK_AROUND_S", 0.0)
     lake, network = Compacted(spark, tmp_path), Restating()
     feed = _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history")
     lake.map(1, 50)

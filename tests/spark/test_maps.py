@@ -74,8 +74,10 @@ def test_what_was_lost_without_an_end_ends_with_the_next_map() -> None:
         return [bool(named(view(told).lost, ms(second))) for second in (10, 35, 80, 200)]
 
     assert partial(told) == [False, True, True, True]
+    forgotten = bulletin(3, [START, ended(100)], whole=True)
+    assert partial([*told, *forgotten]) == [False, True, True, False]
     told += bulletin(3, [START, known, ended(100)], whole=True)
-    assert partial(told) == [False, True, True, False]
+    assert partial(told) == [False, True, False, False]
 
 
 def test_what_a_broker_forgot_after_it_was_told_is_known_here() -> None:

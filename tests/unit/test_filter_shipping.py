@@ -341,19 +341,3 @@ def test_a_row_that_cannot_be_read_is_an_error(tmp_path: Path, row: str) -> None
     with pytest.raises(StorageError, match=f"row '{row}' of table history is damaged"):
         metadata.load(TABLE, read_row)
     metadata.close()
-
-
-def test_a_process_that_tracks_no_more_owes_nothing_for_long() -> None:
-    net = Shipped()
-    net.fill(2)
-    net.save(net.read(net.step()))  # the mark is on disk, and not what it is of
-    net.tracking = make_tracking(
-        TrackingConfig(strategy="none"), me=ME, stored=(), changes=(), now_us=net.now_us
-    )
-    net.shipping = net.start()
-    (asked,) = net.step()
-    assert isinstance(asked, ReadFilters)
-    assert net.shipping.owing
-    assert net.shipping.read(FiltersRead(tag=asked.tag, records={}), net.now_us) == []
-    assert not net.shipping.owing
-    assert net.step() == []

@@ -188,6 +188,43 @@ def test_a_disk_that_stalls_is_not_waited_for(
     assert [meta.sequence for meta in TrackingStore(tmp_path).load().filters] == [1, 2, 3, 6]
 
 
+def test_one_failure_costs_what_was_handed_over_behind_it_and_no_more(tmp_path: Path) -> None:
+    """However many come: each that is refused would make the next one come too late to know of it."""
+
+    class Once(TrackingStore):
+        failed = False
+
+        def apply(self, effects: Iterable[TrackingEffect]) -> None:
+            effects = tuple(effects)
+            if effects and not self.failed:
+                self.failed = True
+                raise OSError(errno.EIO, "Input/output error")
+            super().apply(effects)
+
+    refused: list[tuple[TrackingEffect, ...]] = []
+
+    async def test() -> None:
+        store = Once(tmp_path)
+        store.load()
+        keeper = Historian(store)
+        for sequence in range(1, 40):
+            keeper.keep((effect(sequence),), refused.append)
+            await asyncio.sleep(0)
+        await read(keeper, 1)
+        for sequence in range(40, 60):
+            keeper.keep((effect(sequence),), refused.append)
+        keeper.close()
+        assert len(refused) == 1
+        kept = {meta.sequence for meta in TrackingStore(tmp_path).load().filters}
+        lost = {one.sequence for one in refused[0] if isinstance(one, StoreFilter)}
+        assert kept | lost == set(range(1, 60))
+        assert not kept & lost
+        assert set(range(40, 60)) <= kept
+        assert keeper.dropped == len(lost)
+
+    asyncio.run(test())
+
+
 class NoFilters(TrackingStore):
     """On a slow disk that has room for a change of the map, but for no filter."""
 
@@ -233,7 +270,8 @@ def test_what_comes_behind_a_failure_does_not_vouch_for_it(tmp_path: Path, told:
         store.gate.set()
         keeper.close()
         await asyncio.sleep(0)
-        assert len(refused) == (1 if told else 2)
+        (effects,) = refused  # all of it at once
+        assert len(effects) == (1 if told else 2)
 
     asyncio.run(test())
     store = TrackingStore(tmp_path)

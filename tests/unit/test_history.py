@@ -593,6 +593,27 @@ def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
     assert holds(filters([pipeline, again], 0), PUBLISH, frame[48:64])
 
 
+def test_a_process_that_does_not_track_leaves_what_is_owed_to_the_next() -> None:
+    """It owes nothing itself, and skips nothing."""
+    net = HistoryNet(2, [(0, 1)])
+    pipeline, publisher = Reader(net, 1), Client(net, 0)
+    pipeline.begin("pipeline", topic=ALL)
+    net.wait(5)
+    net.disks[0].short = True
+    frame = publisher.frame("t", "x")
+    publisher.send(frame)
+    net.wait(30)
+    for strategy in ("none", "bloom"):
+        net.kill(0)
+        net.disks[0].short = False
+        net.tracking = TrackingConfig(strategy=strategy, persist_us=PERSIST_S * SECOND_US)
+        net.start(0)
+        net.link(0, 1)
+        net.wait(30)
+        assert holds(filters([pipeline], 0), PUBLISH, frame[48:64]) == (strategy == "bloom")
+        assert told_until(net, 0, by=1) > net.now_us - 20 * SECOND_US, "it goes on"
+
+
 def test_interest_lapses() -> None:
     net = HistoryNet(1)
     reader = Client(net, 0)
@@ -758,6 +779,20 @@ def slow_reads() -> tuple[SlowReads, Reader]:
     pipeline.begin("pipeline", topic=ALL)
     net.wait(5)
     return net, pipeline
+
+
+def test_nor_after_a_restart() -> None:
+    """The state that is owed then is a few seconds old, and replaced others."""
+    net, _ = slow_reads()
+    net.read_s = 1000
+    at_us = net.now_us
+    net.live(20)
+    net.kill(0)
+    net.asked.clear()
+    net.start(0)
+    net.link(0, 1)
+    net.wait(30)
+    assert told_until(net, 0, by=1) <= at_us + 6 * SECOND_US, "no more than the reservation"
 
 
 @pytest.mark.parametrize("busy", [False, True])

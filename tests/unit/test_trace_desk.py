@@ -14,7 +14,15 @@ from postroad.tracking.desk import WORK_A_TURN, WORK_AN_ID, Inquire, Output, Rep
 from postroad.tracking.effects import ReadFilters, StoreAttachments, StoreFilter
 from postroad.tracking.keys import DELIVERY, ROUTING, HistoryKey
 from postroad.tracking.lookup import Reading
-from postroad.tracking.messages import Finding, Receiver, Sighting, TraceAnswer, TraceItem, TraceQuestion
+from postroad.tracking.messages import (
+    MAX_RECEIVERS,
+    Finding,
+    Receiver,
+    Sighting,
+    TraceAnswer,
+    TraceItem,
+    TraceQuestion,
+)
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
@@ -192,6 +200,24 @@ def test_a_question_that_makes_no_sense_has_no_answer() -> None:
     for absurd in (*absurd_ones, question(*[b""] * 200_000)):
         for made in (desk_of(tracking), desk_of(NoTracking())):
             assert made.asked(OTHER, 1, absurd, NOW_US) == []
+
+
+def test_who_asks_is_named_as_many_receivers_as_it_takes() -> None:
+    """A broker of an earlier version takes 4096, and does not say so."""
+    tracking = make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US)
+    names = [f"client-{number:05d}" for number in range(5000)]
+    for name in names:
+        tracking.attached(name, NOW_US)
+    tracking.published(identity(1), NOW_US)
+    tracking.delivered(ME, names, identity(1), NOW_US)
+    item = TraceItem(id=identity(1), origin=0)
+    for takes, named in ((None, 4096), (MAX_RECEIVERS, 5000), (7, 7), (-1, 0)):
+        made = desk_of(tracking, ME)
+        said = [[[item.id, 0]]] if takes is None else [[[item.id, 0]], takes]
+        (response,) = made.asked(OTHER, 5, msgspec.msgpack.encode(said), NOW_US)
+        assert isinstance(response, Respond)
+        (finding,) = msgspec.msgpack.decode(response.body, type=TraceAnswer).findings
+        assert (len(finding.delivered), finding.more) == (named, 5000 - named)
 
 
 def test_an_answer_that_is_too_long_names_fewer_receivers() -> None:

@@ -14,7 +14,7 @@ from postroad.tracking.bulletins import MIN_PART_BYTES
 from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
-from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.messages import MAX_RECEIVERS, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.recorder import MAX_HOLD_US
 from postroad.tracking.settings import GATHER_US, TrackingConfig
@@ -264,5 +264,5 @@ def test_the_log_lists_any_number_of_long_names() -> None:
     kept = [one for one in tracking.tick(NOW_US + 60 * SECOND_US) if isinstance(one, StoreFilter)]
     assert len(kept) > 4
     finding = found(tracking, identity(1))
-    assert [one.subscriber for one in finding.delivered] == list(names)
-    assert finding.more == 0
+    assert [one.subscriber for one in finding.delivered] == list(names[:MAX_RECEIVERS])
+    assert finding.more == len(names) - MAX_RECEIVERS

@@ -8,8 +8,10 @@ over before it was told is not kept either: whatever is stored later vouches for
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Final
 
 from postroad.errors import PostroadError
@@ -32,8 +34,10 @@ class Historian:
         self._shortage = shortage
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroad-history")
         self._pending_bytes = 0  # handed to the thread and not written yet
-        self._failures = 0  # of the thread,
-        self._told = 0  # and those that `refused` was told of
+        # Handed over since the last failure that tracking was told of, and not known to be kept; in order.
+        self._handed: deque[tuple[TrackingEffect, ...]] = deque()
+        self._told = 0  # failures that it was told of: a Keep is of the time after so many
+        self._failed = -1  # of those Keeps nothing more is done
         self.dropped = 0
 
     def keep(self, effects: tuple[TrackingEffect, ...], refused: Refuse) -> None:
@@ -53,31 +57,35 @@ class Historian:
             refused(effects)
             return
         self._pending_bytes += size
+        self._handed.append(effects)
         told = self._told
 
         def work() -> None:
             first, rest = _parted(effects)
             left = effects
             try:
-                if self._failures == told:
+                if self._failed != told:
                     self._store.apply(first)
                     left = rest
                     self._store.apply(rest)
-                    left = ()
+                    loop.call_soon_threadsafe(self._handed.popleft)
             except (PostroadError, OSError) as error:
                 complain("error", f"the history of messages could not be stored: {error}")
+                self._failed = told
+                loop.call_soon_threadsafe(self._tell, refused, left)
             finally:
                 loop.call_soon_threadsafe(self._written, size)
-            if left:
-                self._failures += 1
-                self.dropped += _lost(left)
-                loop.call_soon_threadsafe(self._tell, refused, left)
 
         loop.run_in_executor(self._thread, work)
 
-    def _tell(self, refused: Refuse, effects: tuple[TrackingEffect, ...]) -> None:
+    def _tell(self, refused: Refuse, left: tuple[TrackingEffect, ...]) -> None:
+        """Of what failed, and of all that was handed over behind it until now: what comes next is kept."""
+        self._handed.popleft()
+        left = (*left, *chain.from_iterable(self._handed))
+        self._handed.clear()
         self._told += 1
-        refused(effects)
+        self.dropped += _lost(left)
+        refused(left)
 
     def _written(self, size: int) -> None:
         self._pending_bytes -= size

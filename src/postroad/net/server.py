@@ -297,11 +297,8 @@ class Server:
                 note(effect.level, effect.text)
             elif self._historian is not None and isinstance(effect, Keep):
                 self._historian.keep(effect.effects, self._not_kept)
-            elif isinstance(effect, ReadFilters):
-                if self._historian is None:  # of an earlier process that tracked messages
-                    self._filters_read(effect.tag, {})
-                else:
-                    self._historian.read(effect.tag, effect.sequences, self._filters_read)
+            elif self._historian is not None and isinstance(effect, ReadFilters):
+                self._historian.read(effect.tag, effect.sequences, self._filters_read)
             elif isinstance(effect, Append | Chop | Read | Save):
                 stores.append(effect)
         if stores and self._storage is not None:

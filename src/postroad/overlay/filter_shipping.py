@@ -87,6 +87,8 @@ class FilterShipping:
             self._mark = read_mark(rows[ROW])
         # What was published before a backup was put back is not known here: each start has its own sequences.
         tracking.resume_after(max(self._last, running_number(boot, 0)))
+        if self.owing:
+            self._owed_us = 0  # it may be a state that replaced others: nobody knows since when
 
     @property
     def _last(self) -> int:

@@ -236,14 +236,14 @@ class History:
         due = self._gathered_us is not None and (now_us >= self._gathered_us or self._report.full)
         if due and not waits:
             self._publish_gathered(now_us)
-        if FILTERS in self._wanted:
+        if self._ships:
             out += self._filters.step(now_us)
         return out + self._press.take(now_us)
 
     def _waits(self, now_us: int) -> bool:
         """Whether bulletins wait, because filters are owed for longer than an interval. They do not for those
         that are stored meanwhile: where filters are always late, they go between them."""
-        owed_us = self._filters.owed_us(now_us) if FILTERS in self._wanted else None
+        owed_us = self._filters.owed_us(now_us) if self._ships else None
         if self._behind is not None:
             gathered = len(self._changed) + self._report.size
             if owed_us is None or not self._filters.owes(self._behind) or gathered > MAX_GATHERED_BYTES:
@@ -279,7 +279,12 @@ class History:
             return False
         refused = self._refused or self._blocked_us > 0
         waits = self._press.pending_bytes > 0 or self._gathered_us is not None or self._map is not None
-        return refused or waits or (FILTERS in self._wanted and self._filters.owing)
+        return refused or waits or (self._ships and self._filters.owing)
+
+    @property
+    def _ships(self) -> bool:
+        """A process that does not track leaves what another stored to the next one that does."""
+        return FILTERS in self._wanted and self._config.strategy != "none"
 
     @property
     def _has_room(self) -> bool:

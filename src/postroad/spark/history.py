@@ -8,6 +8,7 @@ have been about, and the broker's map is told again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -17,8 +18,8 @@ from postroad.errors import BugError, PeerError, StorageError, UsageError, short
 from postroad.ids import HISTORY
 from postroad.spark import rows
 from postroad.spark.topology import Place, tracking_settings
-from postroad.tracking.attachment import NEIGHBOUR
-from postroad.tracking.attachment_log import Change, decode_changes
+from postroad.tracking.attachment import GROUP, NEIGHBOUR
+from postroad.tracking.attachment_log import FOREVER_US, Change, decode_changes
 from postroad.tracking.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
@@ -29,7 +30,9 @@ from postroad.tracking.bulletins import (
     decode_topology,
     join_parts,
 )
-from postroad.tracking.record import FilterMeta, decode_meta
+from postroad.tracking.groups import group_members
+from postroad.tracking.keys import ENTRY, FORWARDED, LOG, ROUTED
+from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_description
 from postroad.units import KIB, MIB
 
 TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
@@ -40,10 +43,11 @@ _UNREAD: Final = pa.struct(
 MAX_WAITING_BYTES: Final = 128 * MIB  # of the parts of one broker whose others may come,
 _AROUND_BYTES: Final = KIB  # each with this
 _MAX_SHOWN: Final = 200  # characters of why something is left out
+_DIGITS: Final = 10  # of a broker's number, at most
 _BEYOND: Final = 1 << 48  # the time of no message, and more than anybody counted
 # What comes of nonsense: wrong types, values beyond a column's, contradictions.
 NONSENSE: Final = (
-    *(PeerError, StorageError, UsageError, msgspec.ValidationError),
+    *(PeerError, StorageError, UsageError, msgspec.DecodeError),
     *(ArithmeticError, LookupError, TypeError, ValueError),
 )
 
@@ -152,23 +156,49 @@ def whole_filters(parts: Iterable[Part]) -> tuple[list[pa.Table], list[Part], li
         except NONSENSE as error:
             tick = max(one.tick for one in listed)
             unread.append(Unread.of(f"{broker}-{HISTORY:08x}", tick, FILTERS, error))
+            with suppress(*NONSENSE):  # if it tells of what times it is, which may be long before that tick
+                tables.append(_description(listed))
     return tables, rest, unread
 
 
 def _filter(parts: Sequence[Part]) -> pa.Table:
     record = join_parts([one.payload for one in parts])
     meta = decode_meta(record)
-    if meta.sequence != parts[0].sequence:
-        raise PeerError(f"the stored filter {meta.sequence} in place of {parts[0].sequence}")
-    _check_sums(meta)
+    _check_filter(meta, parts[0])
+    _check_log(meta, record)
     return rows.filters(int(parts[0].broker, 16), parts[0].name, [(meta, record)])
 
 
-def _check_sums(meta: FilterMeta) -> None:
+def _description(parts: Sequence[Part]) -> pa.Table:
+    """What the first part tells of a filter that lacks others. An earlier state, which it replaces, stays."""
+    if parts[0].part:
+        raise PeerError("not the first part")
+    meta = decode_meta(join_parts([one.payload for one in parts]))
+    _check_filter(meta, parts[0])
+    told = msgspec.structs.replace(meta, replaces=None, names=())
+    return rows.filters(int(parts[0].broker, 16), parts[0].name, [(told, encode_description(told))])
+
+
+def _check_filter(meta: FilterMeta, part: Part) -> None:
     """What fits its column, and yet cannot be added up with others, would fail every trace."""
+    if meta.sequence != part.sequence:
+        raise PeerError(f"the stored filter {meta.sequence} in place of {part.sequence}")
     possible = meta.m >= 0 and meta.count < _BEYOND
     if not possible or not all(lo_ms >= 0 and hi_ms < _BEYOND for lo_ms, hi_ms in meta.spans):
         raise PeerError("a stored filter of times or counts that cannot be")
+    if not (_is_broker(meta.key.origin) and _is_broker(meta.key.neighbour)):
+        raise PeerError("a stored filter of a broker that cannot be")
+
+
+def _check_log(meta: FilterMeta, record: bytes) -> None:
+    for name in meta.names:
+        what, origin, who = name.split(" ", 2)
+        if not _is_broker(int(origin)) or (what in (ROUTED, FORWARDED) and not _is_broker(int(who))):
+            raise PeerError("an exact log of a broker that cannot be")
+    if meta.key.kind == LOG:
+        with suppress(StorageError):  # its description tells what is damaged
+            if len(decode_record(record)[1]) % ENTRY.itemsize:
+                raise PeerError("an exact log that has no whole number of entries")
 
 
 # ---- the others
@@ -200,7 +230,7 @@ def decoded(table: str, origin: str, attributes: Mapping[str, Any], payload: byt
     match table:
         case "attachments":
             changes, size = decode_changes(payload)
-            if size != len(payload) or not all(map(_names_neighbour, changes)):
+            if size != len(payload) or not all(map(_can_be, changes)):
                 raise PeerError("changes of attachments that are none")
             return rows.attachments(broker, head.name, head.number, changes, whole=head.whole)
         case "topology":
@@ -218,12 +248,23 @@ def _check_author(origin: str, broker: str) -> None:
         raise PeerError(f"it is said to be of broker {broker!r}")
 
 
-def _names_neighbour(change: Change) -> bool:
-    return change.kind != NEIGHBOUR or change.who.isdecimal()
+def _can_be(change: Change) -> bool:
+    if change.kind == GROUP:
+        group_members(change.who)
+    if max(change.at_us, change.until_us, change.noted_us) > FOREVER_US:
+        return False
+    return change.kind != NEIGHBOUR or (
+        change.who.isdecimal() and len(change.who) <= _DIGITS and _is_broker(int(change.who))
+    )
+
+
+def _is_broker(number: int) -> bool:
+    return 0 <= number < 1 << 32
 
 
 def _check_links(origin: str, state: Links) -> None:
     _check_author(origin, state.broker)
     for link in state.links:
-        int(link.broker, 16)
+        if not _is_broker(int(link.broker, 16)):
+            raise PeerError("a link to a broker that cannot be")
     tracking_settings([Place(state.name, {}, state.skew_us, state.jitter_us, state.routing)])

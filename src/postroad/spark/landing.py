@@ -69,6 +69,7 @@ KNOCK_S: Final = 10  # for a broker to answer, before somebody is told
 STARTS: Final = 5  # of a query, on a machine so busy that it takes several
 FIRST_PAUSE_S: Final = 1.0  # before another try, then twice as long each time
 MAX_PAUSE_S: Final = 60.0
+MAX_REST_S: Final = 3600.0  # between two requests for maps
 _GAPS: Final = "-gaps"  # segments of gaps end so
 _UNREAD: Final = "unread-"  # files of what is to be said of a batch begin so
 _BULLETIN: Final = ("topic", "attributes", "payload", "pubend", "tick", "origin")
@@ -166,19 +167,27 @@ class _Maps:
         self._read: frozenset[str] = frozenset()  # segments of `deliveries` whose gaps are known
         self._gaps: dict[str, int] = {}  # by broker, the end of the last
         self._asked: set[tuple[str, int]] = set()  # broker, and that end; -1 if there is no gap
+        self._pause_s = 0.0  # after the last request
+        self._rests_until = 0.0
 
     def ask(self) -> bool:
-        """Whether that was to be."""
+        """Whether that was to be. All brokers tell all they know then: where gaps go on, ever less often."""
+        if time.monotonic() < self._rests_until:
+            return False
         _undisturbed(self._lake, "deliveries", self._look)
         with self._feed.access.connect(self._feed.brokers) as client:
-            heads = {pubend[:8] for pubend in client.request("heads")["heads"]}
+            told = client.request("heads")
+            heads = {pubend[:8] for pubend in {*told["heads"]} - {*told["away"]}}  # others when they are back
             new = {(broker, self._gaps.get(broker, -1)) for broker in heads} - self._asked
             if not new:
+                self._pause_s = 0.0
                 return False
             mapped = _mapped(self._lake)
             lacking = any(mapped.get(broker, -1) <= gap_us for broker, gap_us in new)
             if lacking:
                 client.request("history.restate")
+                self._pause_s = min(max(2 * self._pause_s, LOOK_AROUND_S), MAX_REST_S)
+                self._rests_until = time.monotonic() + self._pause_s
         self._asked |= new
         return lacking
 

@@ -5,7 +5,7 @@ has that in the maps before, each with the changes that were told after it. What
 of all maps hold. A later map has what an earlier one has, with the end of what went on then, or joined with
 others, which is more; so of times that the last one has not forgotten, all say what it says alone. What went
 on in an earlier map and is not in a later one was forgotten, or the later one says of that time that it is
-lost: it ended before that was told. Likewise for what was lost without an end.
+lost: it ended before that was told. Likewise what was lost without an end, unless the later one tells it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ class JoinedMaps:
                 ended_us = max(clock_us, told_us)
                 for place in lasting - mine.keys():
                     self._attached[place] = max(ended_us, place[2])
-                lost = {(start_us, ended_us if end_us == FOREVER_US else end_us) for start_us, end_us in lost}
+                again = {start_us for start_us, _ in held.lost}
+                lost = {
+                    (start_us, ended_us if end_us == FOREVER_US else end_us)
+                    for start_us, end_us in lost
+                    if end_us != FOREVER_US or start_us not in again
+                }
             self._attached |= mine
             lasting = {place for place in {*lasting, *mine} if self._attached[place] == FOREVER_US}
             clock_us = max([clock_us, *map(_seen_us, changes)])

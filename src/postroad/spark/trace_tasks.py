@@ -44,8 +44,10 @@ def tracer(network: NetworkView, *, complete: bool) -> Callable[[pa.Table, pa.Ta
         ]
         homes, _ = homes_and_times(keys)
         tables = [ANSWERS.empty_table()]
-        left_over: list[Keys] = []
-        for home in np.unique(homes).tolist():
+        # Nobody is there to confirm those of which no broker is the home: each would be left over.
+        known = np.isin(homes, list(network.brokers))
+        left_over: list[Keys] = [keys[~known]]
+        for home in np.unique(homes[known]).tolist():
             own = [one for origin, one in records if origin in (home, SHARED)]
             for some in _parts(keys[homes == home], at_once):
                 table, rest = trace_group(Group(some, own, network), complete=False)

@@ -394,8 +394,10 @@ class BloomTracking(Recorder):
         return opened
 
     def _end(self, place: _Place, now_us: int) -> None:
-        self._singled.discard(place[:4])
         self._keep(self._histories.pop(place).retire(now_us))
+        name = place[:4]
+        if not any((*name, when) in self._histories for when in (ON_TIME, LATE)):
+            self._singled.discard(name)
 
     def _keep(self, filled: Filled | None) -> None:
         if filled is not None:

@@ -68,6 +68,7 @@ class _Question:
     asker: int  # broker, or HERE
     number: int  # the asker's own
     items: tuple[TraceItem, ...]
+    receivers: int  # that a finding may name
     left: deque[int]  # places in `items` to look up, with the records that are here
     records: Mapping[int, bytes] = field(default_factory=dict)  # of the last portion
     held: int = 0  # bytes in that, or in the one that is being read
@@ -205,7 +206,8 @@ class TraceDesk:
     # ---- questions to this broker
 
     def _take(self, asker: int, number: int, question: TraceQuestion, now_us: int) -> list[Output]:
-        taken = _Question(asker, number, question.items, deque(range(len(question.items))))
+        places = deque(range(len(question.items)))
+        taken = _Question(asker, number, question.items, max(0, question.receivers), places)
         if self._waiting >= MAX_QUESTIONS:
             return self._refuse(taken, "has too many questions to answer", now_us)
         self._working.append(taken)
@@ -277,10 +279,8 @@ class TraceDesk:
         return out
 
     def _answer(self, question: _Question, now_us: int) -> list[Output]:
-        body = _within(
-            TraceAnswer(findings=tuple(question.findings[place] for place in range(len(question.items)))),
-            MAX_BODY_BYTES,
-        )
+        found = TraceAnswer(findings=tuple(question.findings[place] for place in range(len(question.items))))
+        body = _within(_naming(found, question.receivers), MAX_BODY_BYTES)
         if body is None:
             return self._refuse(question, "has an answer that is too large", now_us)
         if question.asker == HERE:
@@ -301,11 +301,13 @@ class TraceDesk:
 def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:
     """The answer with as many receivers as there is room for; the others are counted. None: not even so."""
     body = msgspec.msgpack.encode(answer)
+    bare = len(msgspec.msgpack.encode(_naming(answer, 0))) if len(body) > most_bytes else 0
     named = max(len(finding.delivered) for finding in answer.findings)
-    while len(body) > most_bytes:
-        if not named:
-            return None
-        named = min(named * 3 // 4, named * most_bytes // len(body))
-        findings = tuple(finding.naming(named) for finding in answer.findings)
-        body = msgspec.msgpack.encode(TraceAnswer(findings=findings))
-    return body
+    while named and bare < most_bytes < len(body):
+        named = min(named - 1, named * (most_bytes - bare) // (len(body) - bare))
+        body = msgspec.msgpack.encode(_naming(answer, named))
+    return body if len(body) <= most_bytes else None
+
+
+def _naming(answer: TraceAnswer, most: int) -> TraceAnswer:
+    return TraceAnswer(findings=tuple(finding.naming(most) for finding in answer.findings))

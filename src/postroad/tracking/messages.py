@@ -12,7 +12,7 @@ import msgspec
 from postroad.ids import ID_BYTES
 
 MAX_ITEMS: Final = 256  # ids in one question
-MAX_RECEIVERS: Final = 1 << 16  # named in one finding, if an answer has room for them
+MAX_RECEIVERS: Final = 1 << 14  # named in one finding; the answer of a trace has room for hardly more
 MAX_CANDIDATES: Final = 1 << 24  # subscribers, and keys, that a broker looks for
 MAX_NEIGHBOURS: Final = 1024
 MAX_SIGHTINGS: Final = 256  # routing histories that claim one message
@@ -27,6 +27,7 @@ class TraceItem(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 class TraceQuestion(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     items: tuple[TraceItem, ...]
+    receivers: int = 4096  # that a finding may name; earlier versions do not say, and take so many
 
     @property
     def makes_sense(self) -> bool:

@@ -239,7 +239,8 @@ class Trace:
                 until_us = min(now_us + self._limits.answer_us, self._end_us)
                 self._waiting[broker] = (until_us, paths)
                 self._asked.add(broker)
-                question = TraceQuestion(items=tuple(path.item(broker) for path in paths))
+                items = tuple(path.item(broker) for path in paths)
+                question = TraceQuestion(items=items, receivers=MAX_RECEIVERS)
                 asks.append(Ask(broker=broker, question=question))
             if self._queue or self._waiting:
                 return asks

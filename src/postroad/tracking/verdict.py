@@ -145,7 +145,7 @@ def within(result: TraceResult, most_bytes: int) -> TraceResult:
     rows = max(len(result.route), len(result.receivers), len(result.missing))
     fitted = result
     while rows and (size := len(msgspec.json.encode(fitted))) > most_bytes:
-        rows = min(rows * 3 // 4, rows * most_bytes // size)
+        rows = min(rows - 1, rows * most_bytes // size) * 63 // 64  # something is around them
         fitted = _cut(result, rows)
     return fitted
 
