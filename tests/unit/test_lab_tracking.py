@@ -98,15 +98,15 @@ def test_what_counts_is_the_difference_within_a_round() -> None:
     assert row["p99_us_over_none_percent_quartiles"] == pytest.approx([2.0, 2.0])
     assert row["cpu_us_per_event_over_none_percent"] == pytest.approx(5.0)
     assert row["rounds"] == 5
-    nothing = {"workload": "none again", **compared(base, base), **side_by_side(NONE, NONE)}
+    nothing = {"workload": "none again", **compared(base, base), **side_by_side([NONE], [NONE])}
     assert noise([row | {"workload": "bloom"}, nothing])["noise of p99_us, percent"].startswith("+0.0,")
 
 
 def test_side_by_side_what_disturbs_all_of_them_says_nothing() -> None:
     """p99 of all events, and an interval that is narrow where seconds are alike, wide where they are not."""
-    same = side_by_side(NONE, NONE)
+    same = side_by_side([NONE], [NONE])
     assert same["beside_cpu_us_per_event"] == pytest.approx(125.0)
-    dear = side_by_side(Beside(LATENCIES * (1, 1.02), NONE.cpu * 1.02), NONE)
+    dear = side_by_side([Beside(LATENCIES * (1, 1.02), NONE.cpu * 1.02)], [NONE])
     for name in BESIDE:
         assert same[name] == 0
         assert same[f"{name}_interval"] == [0, 0]
@@ -116,11 +116,21 @@ def test_side_by_side_what_disturbs_all_of_them_says_nothing() -> None:
     alone[alone[:, 0] < SECOND_NS, 1] *= 20  # one second of one broker only
     cpu = NONE.cpu.copy()
     cpu[0] *= 3
-    row = side_by_side(Beside(alone, cpu), NONE)
+    row = side_by_side([Beside(alone, cpu)], [NONE])
     low, high = row[f"{BESIDE_P99}_interval"]
     assert low <= 0 < 100 < high
     low, high = row[f"{BESIDE_CPU}_interval"]
     assert low <= 0 < 40 < high
+
+
+def test_processes_that_differ_for_as_long_as_they_run_make_the_interval_wide() -> None:
+    """Each sitting has its own; one that is dear by itself is not what the code costs."""
+    dear = Beside(LATENCIES * (1, 1.1), NONE.cpu * 1.1)
+    row = side_by_side([dear, NONE, NONE, NONE], [NONE] * 4)
+    assert row[BESIDE_CPU] == pytest.approx(2.5)
+    low, high = row[f"{BESIDE_CPU}_interval"]
+    assert low == pytest.approx(0.0)
+    assert 5.0 <= high < 10.0
 
 
 @pytest.mark.parametrize(

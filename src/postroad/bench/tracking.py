@@ -9,8 +9,10 @@ At that rate a broker uses most of its core, and p99 is how long its queue gets 
 tracking differ by a third. What an event costs depends on how many are handled together, which is chance too.
 So the p99 and the CPU that count are measured with all of them side by side, each at a rate that leaves it
 time, an event for one, the next for another: what disturbs the machine disturbs all of them in the same
-millisecond. p99 is that of all their events. How sure they are, the bootstrap says: seconds are drawn again
-and again, the same for both, and 95% of the differences so found lie within the interval given.
+millisecond. p99 is that of all their events. Two processes of the same code differ by a percent or two for as
+long as they run, so this is done in several sittings, with new ones in each. How sure the figures are, the
+bootstrap says: sittings, and of each some seconds, are drawn again and again, the same for both, and 95% of
+the differences so found lie within the interval given.
 
 In rounds, filters are stored so often (PERSIST) that each pays for it; side by side all is by default.
 
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from postroad.bench import workloads
 from postroad.bench.processes import Running
@@ -57,12 +60,15 @@ AGAIN: Final = "none again"
 BESIDE_RATE: Final = 400  # events a second for each broker, side by side
 BESIDE_LEAST_S: Final = 20.0
 BESIDE_TIMES: Final = 12  # as long as the rounds of one strategy: p99 takes that long to tell 3%
+SITTINGS: Final = 6
+SETTLE_S: Final = 15.0  # of a sitting's load that do not count: until filters have their size
 DRAWS: Final = 1000
 SECOND_NS: Final = 1_000_000_000
 BESIDE_P99: Final = "beside_p99_over_none_percent"
 BESIDE_CPU: Final = "beside_cpu_us_per_event_over_none_percent"
 BESIDE: Final = (BESIDE_P99, BESIDE_CPU)
 DIFFERENCES: Final = ("p50_us", "p99_us", "cpu_us_per_event")
+Latencies = npt.NDArray[np.int64]
 _STEP_US: Final = MILLISECOND_US
 _BEGIN_US: Final = 1_700_000_000 * SECOND_US
 
@@ -163,18 +169,24 @@ def run(*, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row
             for name, tried, running in served[at:] + served[:at]:
                 tell(f"round {turn + 1} of {rounds}: {name}")
                 figures[name].append(workloads.latency_at(tried, running, seconds))
-    with _served(names, "", tell) as served:
-        together_s = max(BESIDE_LEAST_S, BESIDE_TIMES * rounds * seconds)
-        tell(f"side by side, for {together_s:g} s")
-        systems = {name: tried for name, tried, _ in served}
-        taken, lost = workloads.beside(
-            systems[names[0]], [running for _, _, running in served], together_s, BESIDE_RATE
-        )
+    together_s = max(BESIDE_LEAST_S, BESIDE_TIMES * rounds * seconds) / SITTINGS
+    sittings: list[list[Beside]] = []
+    lost = 0.0
+    for sitting in range(SITTINGS):
+        with _served(names, "", tell) as served:
+            tell(f"side by side, sitting {sitting + 1} of {SITTINGS}, for {SETTLE_S + together_s:g} s")
+            systems = {name: tried for name, tried, _ in served}
+            taken, missing = workloads.beside(
+                systems[names[0]], [running for _, _, running in served], SETTLE_S + together_s, BESIDE_RATE
+            )
+            sittings.append([_settled(one) for one in taken])
+            lost += missing
     rows: list[Row] = []
-    for name, own in zip(names, taken, strict=True):
+    none, *_ = beside = list(zip(*sittings, strict=True))
+    for name, own in zip(names, beside, strict=True):
         tried = systems[name]
         row: Row = {"system": tried.name, "workload": name, **compared(figures[name], figures[names[0]])}
-        row |= {**side_by_side(own, taken[0]), "beside_lost": lost}
+        row |= {**side_by_side(own, none), "beside_lost": lost}
         row |= {"version": tried.version(), "settings": tried.settings, "syncs": tried.syncs}
         if name in STRATEGIES[1:]:
             tell(f"what {name} stores")
@@ -205,31 +217,47 @@ def _served(
         yield served
 
 
-def side_by_side(own: Beside, none: Beside) -> Row:
-    """Figures, and the differences of p99 and of CPU from `none`, with their intervals."""
-    last = int(max(one.latencies[:, 0].max() for one in (own, none)) // SECOND_NS) + 1
-    seconds = [
-        [one.latencies[one.latencies[:, 0] // SECOND_NS == at, 1] for at in range(last)]
-        for one in (own, none)
-    ]
+def _settled(taken: Beside) -> Beside:
+    late = taken.latencies[:, 0] >= SETTLE_S * SECOND_NS
+    return Beside(taken.latencies[late], taken.cpu[int(SETTLE_S) :])
+
+
+def side_by_side(own: Sequence[Beside], none: Sequence[Beside]) -> Row:
+    """Figures of these sittings, and the differences of p99 and of CPU from `none`, with their intervals."""
     chance = np.random.default_rng(1)
+    pairs = [(_seconds(ours), _seconds(base)) for ours, base in zip(own, none, strict=True)]
     drawn: list[tuple[float, float]] = []
     for _ in range(DRAWS):
-        chosen = chance.integers(0, last, last)
-        ours, base = (np.percentile(np.concatenate([of[at] for at in chosen]), 99) for of in seconds)
-        spent = chance.integers(0, len(own.cpu), len(own.cpu))
-        drawn.append((_over(ours, base), _over(own.cpu[spent].sum(), none.cpu[spent].sum())))
+        chosen: list[tuple[Latencies, Latencies]] = []
+        ours_s = base_s = 0.0
+        for sitting in chance.integers(0, len(own), len(own)).tolist():
+            ours, base = pairs[sitting]
+            last = min(len(ours), len(base))
+            chosen += [(ours[at], base[at]) for at in chance.integers(0, last, last).tolist()]
+            cpu = own[sitting].cpu, none[sitting].cpu
+            spent = chance.integers(0, len(cpu[0]), len(cpu[0]))
+            ours_s, base_s = ours_s + cpu[0][spent].sum(), base_s + cpu[1][spent].sum()
+        p99 = [np.percentile(np.concatenate(of), 99) for of in zip(*chosen, strict=True)]
+        drawn.append((_over(p99[0], p99[1]), _over(ours_s, base_s)))
+    taken, without = (np.concatenate([one.latencies[:, 1] for one in of]) for of in (own, none))
+    used_s, base_s = (float(sum(one.cpu.sum() for one in of)) for of in (own, none))
     row: Row = {
-        "beside_p50_us": float(np.percentile(own.latencies[:, 1], 50)) / 1000,
-        "beside_p99_us": float(np.percentile(own.latencies[:, 1], 99)) / 1000,
-        "beside_cpu_us_per_event": float(own.cpu.sum()) * 1e6 / len(own.latencies),
+        "beside_p50_us": float(np.percentile(taken, 50)) / 1000,
+        "beside_p99_us": float(np.percentile(taken, 99)) / 1000,
+        "beside_cpu_us_per_event": used_s * 1e6 / len(taken),
     }
-    base_us = float(np.percentile(none.latencies[:, 1], 99)) / 1000
-    differences = (_over(row["beside_p99_us"], base_us), _over(own.cpu.sum(), none.cpu.sum()))
+    base_us = float(np.percentile(without, 99)) / 1000
+    differences = (_over(row["beside_p99_us"], base_us), _over(used_s, base_s))
     for name, difference, around in zip(BESIDE, differences, zip(*drawn, strict=True), strict=True):
         row[name] = difference
         row[f"{name}_interval"] = [float(one) for one in np.percentile(around, (2.5, 97.5))]
     return row
+
+
+def _seconds(taken: Beside) -> list[Latencies]:
+    """How long events took, by the second in which they left."""
+    at = taken.latencies[:, 0] // SECOND_NS
+    return [taken.latencies[at == one, 1] for one in range(int(at.min()), int(at.max()) + 1)]
 
 
 def _over(ours: float, base: float) -> float:

@@ -187,7 +187,7 @@ def measured_latency(row: Row, seconds: float, folder: Path) -> Figures:
     tried = [system(("--config", str(file)), row.name) for file in files]
     with serving(tried[0]) as null, serving(tried[1]) as own:
         (base, taken), lost = workloads.beside(tried[0], (null, own), seconds, LATENCY_RATE)
-    compared = side_by_side(taken, base)
+    compared = side_by_side([taken], [base])
     low, high = compared[f"{BESIDE_P99}_interval"]
     p50_us, base_us = (float(np.percentile(one.latencies[:, 1], 50)) / 1000 for one in (taken, base))
     return {
