@@ -12,10 +12,12 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("steady", derandomize=True)
-settings.register_profile("explore", print_blob=True)
+# The first text that is drawn on a machine takes seconds: a table of all letters is made for it.
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("steady", derandomize=True, suppress_health_check=_SLOW)
+settings.register_profile("explore", print_blob=True, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 HERE = Path(__file__).parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -233,7 +233,5 @@ class Delivering(RuleBasedStateMachine):
                 assert row["dropped"] == missed
 
 
-Delivering.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+Delivering.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestDelivering = Delivering.TestCase

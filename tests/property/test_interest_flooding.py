@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -174,7 +174,5 @@ class Flooding(RuleBasedStateMachine):
             assert found == expected
 
 
-Flooding.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=STEPS, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+Flooding.TestCase.settings = settings(max_examples=60, stateful_step_count=STEPS, deadline=None)
 TestFlooding = Flooding.TestCase
