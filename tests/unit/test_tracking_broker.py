@@ -15,10 +15,12 @@ from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.events.batch import EventBatch
 from postroad.ids import MessageId
 from postroad.overlay.intake import MAX_PUT_OFF
+from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.effects import Keep, StoreFilter
+from postroad.tracking.exact_strategy import ExactTracking
 from postroad.tracking.messages import TraceQuestion
 from postroad.tracking.record import decode_meta
-from postroad.tracking.recorder import MAX_HELD, MAX_HOLD_US
+from postroad.tracking.recorder import MAX_HOLD_US
 from postroad.tracking.settings import PUT_OFF_US, TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import KIB, MIB
@@ -181,9 +183,10 @@ def test_a_message_that_comes_alone_is_sent_first_and_recorded_later(strategy: s
     assert net.tracking[0].next_deadline() == noted_us + MAX_HOLD_US
     match how:
         case "many":
-            for _ in range(1, MAX_HELD // 2):
+            most = {"bloom": BloomTracking, "exact": ExactTracking}[strategy].max_held
+            for _ in range(1, most // 2):
                 writer.publish("t", "x")
-            assert len(net.tracking[0].noted) == MAX_HELD
+            assert len(net.tracking[0].noted) == most
             broker.handle([], net.now_us)
         case "asked":
             pass

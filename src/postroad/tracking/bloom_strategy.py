@@ -105,6 +105,8 @@ class _Page:
 
 
 class BloomTracking(Recorder):
+    max_held = 512
+
     def __init__(
         self,
         config: TrackingConfig,

@@ -30,6 +30,8 @@ _KEY: Final = HistoryKey(LOG)
 
 
 class ExactTracking(Recorder):
+    max_held = 32
+
     def __init__(
         self,
         config: TrackingConfig,

@@ -5,7 +5,7 @@ answer. A strategy adds what it records and how it looks a message up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from postroad.tracking.attachment import LATE_ROUND_US, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import (
@@ -40,8 +40,7 @@ MAX_HANDLED_SPANS: Final = 64  # likewise, that are noted to be handled
 SHORT_US: Final = 3 * EXPIRE_US  # from when something was last refused on, the disk counts as full
 MAX_OF_GRAIN: Final = 16  # pressing notes on a full disk; further ones are twice as coarse
 MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id can have
-MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval,
-MAX_HELD: Final = 512  # or until they are so many
+MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval
 MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
 
 # When; ids of messages. They were published here if there is no pubend and nobody, else delivered to these.
@@ -50,6 +49,8 @@ Passage = tuple[int, bytes, int, Sequence[str]]
 
 class Recorder(Lookup):
     """The frame; `BloomTracking` and `ExactTracking` fill it."""
+
+    max_held: ClassVar[int]  # notes that are recorded at once, and so keep others waiting; some hundred us
 
     def __init__(
         self,
@@ -223,7 +224,8 @@ class Recorder(Lookup):
         noted = self.noted
         if not noted:
             return self._wake_us
-        held_us = noted[0][0] + self._hold_us if len(noted) < MAX_HELD else noted[MAX_HELD - 1][0]
+        most = self.max_held
+        held_us = noted[0][0] + self._hold_us if len(noted) < most else noted[most - 1][0]
         return min(self._wake_us, held_us)
 
     def _collect(self, now_us: int) -> list[TrackingEffect]:
