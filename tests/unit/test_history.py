@@ -573,7 +573,8 @@ def test_who_is_cut_off_for_more_than_a_day_gets_what_is_still_stored(kept: bool
     assert ((attachment_map([pipeline, again], 0).forgot_us or 0) > at_us) is not kept
 
 
-def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
+def owing() -> tuple[HistoryNet, Reader, bytes]:
+    """A broker whose disk takes no filters to be published; who wants them, and the id of what is in one."""
     net = HistoryNet(2, [(0, 1)])
     pipeline, publisher = Reader(net, 1), Client(net, 0)
     pipeline.begin("pipeline", topic=ALL)
@@ -582,6 +583,11 @@ def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
     frame = publisher.frame("t", "x")
     publisher.send(frame)
     net.wait(30)
+    return net, pipeline, frame[48:64]
+
+
+def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
+    net, pipeline, identity = owing()
     net.kill(0)
     lapse(net)
     net.disks[0].short = False
@@ -590,19 +596,12 @@ def test_what_a_process_owed_that_died_days_ago_is_published() -> None:
     again = Reader(net, 1)
     again.begin("pipeline", topic=ALL, token=pipeline.token())
     net.wait(30)
-    assert holds(filters([pipeline, again], 0), PUBLISH, frame[48:64])
+    assert holds(filters([pipeline, again], 0), PUBLISH, identity)
 
 
 def test_a_process_that_does_not_track_leaves_what_is_owed_to_the_next() -> None:
     """It owes nothing itself, and skips nothing."""
-    net = HistoryNet(2, [(0, 1)])
-    pipeline, publisher = Reader(net, 1), Client(net, 0)
-    pipeline.begin("pipeline", topic=ALL)
-    net.wait(5)
-    net.disks[0].short = True
-    frame = publisher.frame("t", "x")
-    publisher.send(frame)
-    net.wait(30)
+    net, pipeline, identity = owing()
     for strategy in ("none", "bloom"):
         net.kill(0)
         net.disks[0].short = False
@@ -610,7 +609,7 @@ def test_a_process_that_does_not_track_leaves_what_is_owed_to_the_next() -> None
         net.start(0)
         net.link(0, 1)
         net.wait(30)
-        assert holds(filters([pipeline], 0), PUBLISH, frame[48:64]) == (strategy == "bloom")
+        assert holds(filters([pipeline], 0), PUBLISH, identity) == (strategy == "bloom")
         assert told_until(net, 0, by=1) > net.now_us - 20 * SECOND_US, "it goes on"
 
 

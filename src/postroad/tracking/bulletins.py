@@ -133,7 +133,7 @@ def attachment_bulletins(
 ) -> list[Bulletin]:
     """Encoded changes, split between changes; the numbers go on from `number`.
 
-    `whole`: they are the whole map; the first bulletin says so, and what came before it counts no more.
+    `whole`: they are the whole map, but for what is forgotten; the first bulletin says so.
     """
     out: list[Bulletin] = []
     begin = end = 0
