@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from postroad.errors import UsageError, shorten
-from postroad.overlay.access import AuthConfig
-from postroad.overlay.links import LinkSettings
+from postroad.links.access import AuthConfig
+from postroad.links.links import LinkSettings
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Limits

@@ -21,7 +21,7 @@ import pytest
 
 import postroad
 from postroad.client.subscription import TURN_S
-from postroad.overlay.durable_desk import PAGE_ROWS
+from postroad.durable.subscriber.desk import PAGE_ROWS
 
 from .test_durable import SOURCE, reachable, run
 

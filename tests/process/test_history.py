@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import postroad
-from postroad.tracking.attachment_log import decode_changes
-from postroad.tracking.bulletins import (
+from postroad.history.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
     FILTERS,
@@ -17,9 +16,10 @@ from postroad.tracking.bulletins import (
     decode_topology,
     join_parts,
 )
+from postroad.storage.tracking_store import TrackingStore
+from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.keys import PUBLISH
 from postroad.tracking.record import FilterMeta, decode_record, filter_of
-from postroad.tracking.store import TrackingStore
 
 from .conftest import Brokers
 

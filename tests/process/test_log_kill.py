@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 
 import postroad
+from postroad.seam.storage import Append, Appended, Chop, Read, Save, Saved, StorageEffect
 from postroad.storage.commit import Storage
-from postroad.storage.effects import Append, Appended, Chop, Read, Save, Saved, StorageEffect
 from postroad.units import MIB
 
 SOURCE = Path(postroad.__path__[0]).parent

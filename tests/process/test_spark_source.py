@@ -17,10 +17,10 @@ from tests.process.test_durable_release import configured
 from tests.process.test_reading import IMPATIENT
 
 import postroad
+from postroad.durable.subscriber.desk import PAGE_ROWS
 from postroad.errors import UnavailableError, UsageError
-from postroad.overlay.durable_desk import PAGE_ROWS
 from postroad.spark.audit import SUBSCRIPTIONS, read_subscriptions
-from postroad.spark.landing import _Feed, _look_around
+from postroad.spark.lake.landing import _Feed, _look_around
 from postroad.spark.options import OLDEST, Access, read_options
 from postroad.spark.source import SINCE, BatchReader, StreamReader
 

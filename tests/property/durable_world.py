@@ -12,20 +12,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.durable_pubend import PUBLISHERS, TABLE, DurablePubend
-from postroad.durable.filtering import filtering_stream
-from postroad.durable.hosting import REPORT_US, TABLES, Hosting
-from postroad.durable.knowledge import KnowledgeStream, Segment
-from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
-from postroad.durable.release import TABLE as OWNERS
-from postroad.durable.release import ReleaseMerger, ReleaseRoot, RetentionPolicy
-from postroad.durable.spans import Span, overlaps, subtract, union
-from postroad.durable.token import CheckpointToken
+from postroad.durable.publisher.pubend import PUBLISHERS, TABLE, DurablePubend
+from postroad.durable.publisher.release import TABLE as OWNERS
+from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, RetentionPolicy
+from postroad.durable.subscriber.filtering import filtering_stream
+from postroad.durable.subscriber.hosting import REPORT_US, TABLES, Hosting
+from postroad.durable.subscriber.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.events.token import CheckpointToken
 from postroad.ids import IdSource
-from postroad.selectors import Selector
-from postroad.storage.effects import (
+from postroad.seam.storage import (
     Append,
     Appended,
     AppendFailed,
@@ -37,6 +34,9 @@ from postroad.storage.effects import (
     SaveFailed,
     StorageInput,
 )
+from postroad.selectors import Selector
+from postroad.streams.knowledge import KnowledgeStream, Segment
+from postroad.streams.spans import Span, overlaps, subtract, union
 
 PUBEND = 7 << 32
 Record = tuple[int, int, bytes]

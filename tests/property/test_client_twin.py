@@ -15,7 +15,7 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError
 from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId
-from postroad.overlay.effects import Send
+from postroad.seam.effects import Send
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames as wire
 from postroad.wire.frames import Kind

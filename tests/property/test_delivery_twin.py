@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from postroad.config import DEFAULT_LIMITS, DeliveryConfig
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
-from postroad.overlay.delivery import Delivery
-from postroad.overlay.effects import Close, Effect, Send
+from postroad.seam.effects import Close, Effect, Send
 from postroad.selectors import Selector
+from postroad.streams.delivery import Delivery
 from postroad.wire.frames import Ended, Kind, decode, frame_kind
 
 PUBENDS = (1 << 32, 2 << 32, 2 << 32 | 5)

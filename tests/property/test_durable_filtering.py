@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.durable_world import PUBEND, Disk
 
-from postroad.durable import filtering as module
-from postroad.durable.compact import get_set, get_varint, put_set, put_varint
-from postroad.durable.filtering import TABLE, PersistentFiltering, ReadBuffer
-from postroad.durable.spans import subtract, union
+from postroad.durable.subscriber import filtering as module
+from postroad.durable.subscriber.compact import get_set, get_varint, put_set, put_varint
+from postroad.durable.subscriber.filtering import TABLE, PersistentFiltering, ReadBuffer
+from postroad.seam.storage import Appended, AppendFailed, Read
 from postroad.selectors import Group
-from postroad.storage.effects import Appended, AppendFailed, Read
+from postroad.streams.spans import subtract, union
 
 SUBSCRIBERS = [1, 2, 3, 40, 41, 900]
 

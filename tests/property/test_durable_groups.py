@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable import dividing
-from postroad.durable.groups import TABLE, Assign, AssignGap, SharedSubscription
-from postroad.durable.outputs import Deliver, DeliverGap
+from postroad.durable.subscriber import dividing
+from postroad.durable.subscriber.groups import TABLE, Assign, AssignGap, SharedSubscription
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap
 from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
-from postroad.storage.effects import Save
+from postroad.seam.storage import Save
 from postroad.wire.frames import Kind
 
 P = 7 << 32

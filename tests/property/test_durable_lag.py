@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.property.durable_world import PUBEND, Client, World
 from tests.property.test_durable_world import SMALL, TOPICS, wanted
 
-from postroad.durable import cursor, filtering
-from postroad.durable.release import RetentionPolicy
+from postroad.durable.publisher.release import RetentionPolicy
+from postroad.durable.subscriber import cursor, filtering
 from postroad.units import MIB
 
 

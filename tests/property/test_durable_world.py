@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.durable_world import Client, World
 
-from postroad.durable import catchup, constream, cursor, durable_pubend, filtering, hosting, knowledge
-from postroad.durable.release import RetentionPolicy
-from postroad.durable.spans import union
+from postroad.durable.publisher import pubend as durable_pubend
+from postroad.durable.publisher.release import RetentionPolicy
+from postroad.durable.subscriber import catchup, constream, cursor, filtering, hosting
+from postroad.streams import knowledge
+from postroad.streams.spans import union
 from postroad.units import SECOND_US
 
 TOPICS = ["a", "b", "c/d", "c/e"]

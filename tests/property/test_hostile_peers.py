@@ -18,15 +18,15 @@ import msgspec
 import pytest
 from tests.unit.test_durable_broker import MemoryDisk
 
-from postroad.broker import Broker, Closed, Opened, Received
+from postroad.broker.core import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId
-from postroad.overlay.effects import Close, Effect, Send
-from postroad.storage.effects import StorageEffect
-from postroad.tracking.effects import FiltersRead, ReadFilters
-from postroad.tracking.messages import TraceAnswer, TraceQuestion
+from postroad.seam.effects import Close, Effect, Send
+from postroad.seam.storage import StorageEffect
+from postroad.seam.tracking import FiltersRead, ReadFilters
+from postroad.tracking.query.messages import TraceAnswer, TraceQuestion
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MIB, MILLISECOND_US

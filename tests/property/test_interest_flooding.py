@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
-from postroad.overlay import covering
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector, covers
+from postroad.selectors import cover_index as covering
 from postroad.wire.frames import InterestUpdate
 
 BROKERS = (1, 2, 3, 4)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable import knowledge
-from postroad.durable.knowledge import EVERYTHING, Coverage, KnowledgeStream, Segment
-from postroad.durable.pubend import PlainPubend
-from postroad.durable.spans import Span, intersect, subtract, union
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
+from postroad.streams import knowledge
+from postroad.streams.knowledge import EVERYTHING, Coverage, KnowledgeStream, Segment
+from postroad.streams.plain_pubend import PlainPubend
+from postroad.streams.spans import Span, intersect, subtract, union
 from postroad.wire.frames import Kind
 
 LAST = 40

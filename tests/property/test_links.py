@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.config import DEFAULT_LIMITS, Identity
-from postroad.overlay.access import AuthConfig
-from postroad.overlay.effects import Close, Dial, Effect, Send
-from postroad.overlay.links import Links, LinkSettings
+from postroad.links.access import AuthConfig
+from postroad.links.links import Links, LinkSettings
+from postroad.seam.effects import Close, Dial, Effect, Send
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import Kind, decode, frame_kind
 

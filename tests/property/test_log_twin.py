@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postroad.seam.storage import Append, Appended, Chop, Read, Save, Saved, StorageInput
 from postroad.storage import log, segment
 from postroad.storage.commit import GroupCommit
-from postroad.storage.effects import Append, Appended, Chop, Read, Save, Saved, StorageInput
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Rows
 from postroad.storage.segment import OVERHEAD

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import MessageId
+from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.attachment_log import change_extents
-from postroad.tracking.messages import TraceItem, TraceQuestion
+from postroad.tracking.query.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import PREFIX_BYTES, record_extent
 from postroad.tracking.settings import DAY_US, TrackingConfig
-from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
 

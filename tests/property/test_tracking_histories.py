@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import MessageId
+from postroad.seam.tracking import DropFilters, NotKept, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.attachment_log import decode_changes
-from postroad.tracking.effects import DropFilters, NotKept, ReplaceAttachments, StoreFilter, TrackingEffect
-from postroad.tracking.lookup import Reading
-from postroad.tracking.messages import ANY_ORIGIN, Finding, TraceItem, TraceQuestion
+from postroad.tracking.query.lookup import Reading
+from postroad.tracking.query.messages import ANY_ORIGIN, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking

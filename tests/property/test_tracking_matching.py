@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import MessageId
+from postroad.seam.tracking import StoreFilter, TrackingEffect
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.bloom import Shape
-from postroad.tracking.effects import StoreFilter, TrackingEffect
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import ROUTING, HistoryKey
 from postroad.tracking.moments import Times

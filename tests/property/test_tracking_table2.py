@@ -12,8 +12,8 @@ from postroad.tracking.adaptive import Sizing
 from postroad.tracking.bloom import BloomFilter, Shape, expected_rate, false_positive_rate
 from postroad.tracking.history import FilterHistory, Pace, Window
 from postroad.tracking.keys import PUBLISH, HistoryKey
-from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.moments import Times
+from postroad.tracking.query.messages import TraceItem, TraceQuestion
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US

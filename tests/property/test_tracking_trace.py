@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import OWN_IDS, MessageId
-from postroad.tracking.messages import Finding, TraceAnswer
+from postroad.tracking.query.messages import Finding, TraceAnswer
+from postroad.tracking.query.trace import NOT_REACHABLE, Ask, Trace
+from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.tracking.trace import NOT_REACHABLE, Ask, Trace
-from postroad.tracking.verdict import TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
 
 START_US: Final = 1_700_000_000_000_000
@@ -464,7 +464,7 @@ def test_a_lone_claim_is_doubtful() -> None:
 def test_limits() -> None:
     """Fan-out, rounds, brokers and time are bounded, and what was left out is said."""
     from postroad.errors import PeerError, UsageError
-    from postroad.tracking.trace import TraceLimits
+    from postroad.tracking.query.trace import TraceLimits
 
     identity = bytes(MessageId(5, 1, START_US // MILLISECOND_US, 1))
     with pytest.raises(UsageError):

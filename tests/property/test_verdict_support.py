@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.ids import MessageId
-from postroad.tracking import verdict
-from postroad.tracking.messages import Finding, Receiver, Sighting
-from postroad.tracking.verdict import judge, not_whole
+from postroad.tracking.query import verdict
+from postroad.tracking.query.messages import Finding, Receiver, Sighting
+from postroad.tracking.query.verdict import judge, not_whole
 
 IDENTITY = MessageId(5, 1, 1_700_000_000_000, 0)
 

@@ -10,12 +10,12 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId, volatile_pubend
 from postroad.selectors import Selector
-from postroad.sim.checkers import Completeness, Origin
-from postroad.sim.connectivity import SETTLE_US, Connectivity
-from postroad.sim.ledger import Ledger, Published, Subscription
-from postroad.sim.network import Network, Raw
-from postroad.sim.violation import Violation
-from postroad.sim.world import EPOCH_US, World
+from postroad.sim.judge.checkers import Completeness, Origin
+from postroad.sim.judge.connectivity import SETTLE_US, Connectivity
+from postroad.sim.judge.ledger import Ledger, Published, Subscription
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.network import Network, Raw
+from postroad.sim.machine.world import EPOCH_US, World
 from postroad.units import SECOND_US
 from postroad.wire.frames import Attach, Kind, encode
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from postroad.sim.disk import Append, CrashStyle, Disk, DiskFailed, DiskInput, Remove, Replace, Sync, Synced
-from postroad.sim.world import EPOCH_US, World
+from postroad.sim.machine.disk import (
+    Append,
+    CrashStyle,
+    Disk,
+    DiskFailed,
+    DiskInput,
+    Remove,
+    Replace,
+    Sync,
+    Synced,
+)
+from postroad.sim.machine.world import EPOCH_US, World
 from postroad.units import SECOND_US
 
 

@@ -11,27 +11,27 @@ import msgspec
 import pytest
 from tests.sim.test_rules import Broken, is_delivery
 
-from postroad.broker import Input, Received
+from postroad.broker.core import Input, Received
 from postroad.client import effects as fx
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import UnavailableError, UsageError
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
-from postroad.overlay.effects import Effect
+from postroad.seam.effects import Effect
+from postroad.seam.storage import Append, Appended, Chop
 from postroad.selectors import Selector
-from postroad.sim import durable as durable_rules
-from postroad.sim.applications import Clerk, DurableSubscriber
-from postroad.sim.disk import CrashStyle
-from postroad.sim.durable import Reader, Records
-from postroad.sim.frames import BatchView
-from postroad.sim.ledger import Ledger, Published
-from postroad.sim.network import Network
-from postroad.sim.process import Core, Process
+from postroad.sim.judge import durable as durable_rules
+from postroad.sim.judge.durable import Reader, Records
+from postroad.sim.judge.ledger import Ledger, Published
+from postroad.sim.judge.tracking import QUICK
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.disk import CrashStyle
+from postroad.sim.machine.frames import BatchView
+from postroad.sim.machine.network import Network
+from postroad.sim.machine.process import Core, Process
+from postroad.sim.machine.world import EPOCH_US, World
+from postroad.sim.people.applications import Clerk, DurableSubscriber
 from postroad.sim.scenario import Outcome, Scenario
-from postroad.sim.tracking import QUICK
-from postroad.sim.violation import Violation
-from postroad.sim.world import EPOCH_US, World
-from postroad.storage.effects import Append, Appended, Chop
 from postroad.units import SECOND_US
 from postroad.wire.frames import Kind, Request, Subscribe, Subscribed, decode, encode
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from postroad.broker import Closed, DialFailed, Input, Opened, Received
+from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
 from postroad.errors import BugError, PeerError
-from postroad.overlay.effects import Close, Dial, Effect, Note, Send
-from postroad.sim.disk import CrashStyle
-from postroad.sim.network import Network
-from postroad.sim.process import SWITCHOVER, Core, Process
-from postroad.sim.violation import Violation
-from postroad.sim.world import EPOCH_US, Clock, World
-from postroad.storage.effects import Append, Appended, AppendFailed, Read, ReadDone, Save, Saved
+from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.storage import Append, Appended, AppendFailed, Read, ReadDone, Save, Saved
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.disk import CrashStyle
+from postroad.sim.machine.network import Network
+from postroad.sim.machine.process import SWITCHOVER, Core, Process
+from postroad.sim.machine.world import EPOCH_US, Clock, World
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Ping, encode
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from postroad.broker import Input, Received
+from postroad.broker.core import Input, Received
 from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError
 from postroad.events import EventBatch
-from postroad.overlay.effects import Effect, Send
-from postroad.sim.frames import BatchView, split
-from postroad.sim.process import Core
+from postroad.seam.effects import Effect, Send
+from postroad.sim.machine.frames import BatchView, split
+from postroad.sim.machine.process import Core
+from postroad.sim.machine.world import EPOCH_US
 from postroad.sim.scenario import CALM_SETTLE_US, LEAST_HARM_US, Outcome, Scenario
-from postroad.sim.world import EPOCH_US
 from postroad.units import GIB, SECOND_US
 from postroad.wire.frames import Accepted, Kind, Rejected, Subscribe, decode, encode
 
@@ -250,7 +250,7 @@ def test_an_honest_broker_is_not_accused() -> None:
 
 def test_every_rule_has_a_broker_that_breaks_it() -> None:
     """The rules named in the theory of the checkers are those that are tested here."""
-    from postroad.sim import checkers, ledger
+    from postroad.sim.judge import checkers, ledger
 
     text = (ledger.__doc__ or "") + (checkers.__doc__ or "")
     named = {line.split("`")[1] for line in text.splitlines() if line.startswith("- `")}

@@ -6,23 +6,23 @@ import pytest
 from tests.sim.test_durable_sim import PUBEND
 from tests.sim.test_rules import Broken, is_delivery
 
-from postroad.broker import Input, Received
+from postroad.broker.core import Input, Received
 from postroad.client.settings import ClientSettings
 from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, Gap
 from postroad.ids import MessageId, pubend_text
+from postroad.seam.storage import Append
 from postroad.selectors import Selector
-from postroad.sim import sharing
-from postroad.sim.applications import Life
-from postroad.sim.durable import Records
-from postroad.sim.ledger import Ledger, Published
-from postroad.sim.network import Connection, Network
-from postroad.sim.process import Core
+from postroad.sim.judge import sharing
+from postroad.sim.judge.durable import Records
+from postroad.sim.judge.ledger import Ledger, Published
+from postroad.sim.judge.sharing import DOUBT_US, Consumer, Group
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.network import Connection, Network
+from postroad.sim.machine.process import Core
+from postroad.sim.machine.world import World
+from postroad.sim.people.applications import Life
 from postroad.sim.scenario import Outcome, Scenario
-from postroad.sim.sharing import DOUBT_US, Consumer, Group
-from postroad.sim.violation import Violation
-from postroad.sim.world import World
-from postroad.storage.effects import Append
 from postroad.wire.frames import Ack, Kind, Subscribe, decode, encode
 
 SEEDS = (25, 34)  # redeliveries and early release by size

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from tests.sim.test_rules import Broken
 
-from postroad.broker import Input
+from postroad.broker.core import Input
 from postroad.ids import is_history
-from postroad.overlay.effects import Effect
-from postroad.sim.process import Core
+from postroad.seam.effects import Effect
+from postroad.seam.storage import Append
+from postroad.seam.tracking import DropFilters, StoreAttachments, StoreFilter
+from postroad.sim.judge.tracking import QUICK, Histories, Inquirer
+from postroad.sim.machine.process import Core
+from postroad.sim.machine.world import EPOCH_US, World
 from postroad.sim.scenario import Scenario
-from postroad.sim.tracking import QUICK, Histories, Inquirer
-from postroad.sim.world import EPOCH_US, World
-from postroad.storage.effects import Append
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.strategies import Tracking
 from postroad.units import MILLISECOND_US, SECOND_US

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from postroad.errors import BugError
-from postroad.sim import world as world_module
-from postroad.sim.world import EPOCH_US, Clock, World
+from postroad.sim.machine import world as world_module
+from postroad.sim.machine.world import EPOCH_US, Clock, World
 
 
 def test_things_happen_in_time_and_ties_in_the_order_they_were_scheduled() -> None:

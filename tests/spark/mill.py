@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 import postroad
 from postroad.cli import main
 from postroad.spark import register
-from postroad.spark.lake import Lake
-from postroad.spark.landing import land
+from postroad.spark.lake.landing import land
+from postroad.spark.lake.tables import Lake
 from postroad.spark.session import make_session
 
 KEEP = '[durable]\nkeep = "1 h"\n'  # so that what is published before the first landing is landed too

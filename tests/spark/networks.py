@@ -11,17 +11,17 @@ import pyarrow as pa
 from tests.property.test_tracking_trace import Network
 
 from postroad.ids import MessageId
-from postroad.spark import rows
-from postroad.spark.group import Stored
-from postroad.spark.views import BrokerView, NetworkView
+from postroad.seam.tracking import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
+from postroad.spark.lake import rows
+from postroad.spark.trace.group import Stored
+from postroad.spark.trace.views import BrokerView, NetworkView
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
-from postroad.tracking.messages import ANY_ORIGIN, TraceItem, TraceQuestion
+from postroad.tracking.query.messages import ANY_ORIGIN, TraceItem, TraceQuestion
+from postroad.tracking.query.trace import Ask, Trace
+from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.tracking.trace import Ask, Trace
-from postroad.tracking.verdict import TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
 
 Truth = tuple[int, set[tuple[int, int]], set[tuple[str, int]]]  # origin, (broker, from), (subscriber, broker)

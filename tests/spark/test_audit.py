@@ -14,14 +14,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postroad.errors import StorageError, UsageError
+from postroad.history.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.ids import MessageId, pubend_id, pubend_text
 from postroad.selectors import Selector
-from postroad.spark import rows
 from postroad.spark.audit import LANDING, LOSSES, Subscribed, as_rows, audit, read_subscriptions
-from postroad.spark.lake import Lake
+from postroad.spark.lake.tables import Lake, rows
 from postroad.spark.report import Findings, collect, render, unseen_text, write_report
-from postroad.spark.topology import Place, link_loads
-from postroad.tracking.bulletins import DeliveryReport, Link, Links, decode_deliveries
+from postroad.spark.trace.topology import Place, link_loads
 
 START_MS = 1_763_164_800_000
 SUBSCRIBED = [

@@ -11,8 +11,8 @@ from postroad.bench import pipeline
 from postroad.bench.pipeline import Bench, aims
 from postroad.bench.pipeline_spark import different, exact_join
 from postroad.bench.pipeline_traffic import make_traffic, shape
-from postroad.spark.lake import Lake
-from postroad.spark.trace import read_ids, trace
+from postroad.spark.lake.tables import Lake
+from postroad.spark.trace.bulk import read_ids, trace
 
 
 def test_the_shapes_have_as_many_filters_as_asked() -> None:

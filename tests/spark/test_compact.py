@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.spark.compact import MAX_SPAN_MS, join
+from postroad.spark.lake.compact import MAX_SPAN_MS, join
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import ROUTING, HistoryKey
 from postroad.tracking.moments import Spans

@@ -11,7 +11,7 @@ from tests.spark.test_audit import Traffic
 from tests.spark.test_audit import lake_of as audit_lake
 from tests.spark.test_paths import FINE
 
-from postroad.spark.lake import SCHEMAS
+from postroad.spark.lake.tables import SCHEMAS
 from postroad.tracking.settings import TrackingConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "pipeline.md"

@@ -16,17 +16,7 @@ from pyspark.sql import SparkSession
 from tests.spark.test_landing import Query
 from tests.spark.test_trace import Telling
 
-from postroad.ids import HISTORY, MessageId, pubend_id
-from postroad.spark import history, rows
-from postroad.spark.audit import LANDING
-from postroad.spark.history import NONSENSE, TABLES, Part, Unread, complaints, decoder, part_of, whole_filters
-from postroad.spark.lake import put
-from postroad.spark.landing import _Feed, _History, _Job
-from postroad.spark.options import Access
-from postroad.spark.trace_tasks import decoded as decoded_record
-from postroad.spark.views import NOT_LANDED
-from postroad.tracking.attachment_log import Change, encode_changes
-from postroad.tracking.bulletins import (
+from postroad.history.bulletins import (
     FILTERS,
     MIN_PART_BYTES,
     TOPOLOGY,
@@ -38,6 +28,24 @@ from postroad.tracking.bulletins import (
     filter_bulletins,
     topology_bulletin,
 )
+from postroad.ids import HISTORY, MessageId, pubend_id
+from postroad.spark.audit import LANDING
+from postroad.spark.lake import history, put, rows
+from postroad.spark.lake.history import (
+    NONSENSE,
+    TABLES,
+    Part,
+    Unread,
+    complaints,
+    decoder,
+    part_of,
+    whole_filters,
+)
+from postroad.spark.lake.landing import _Feed, _History, _Job
+from postroad.spark.options import Access
+from postroad.spark.trace.tasks import decoded as decoded_record
+from postroad.spark.trace.views import NOT_LANDED
+from postroad.tracking.attachment_log import Change, encode_changes
 from postroad.tracking.keys import LOG, PUBLISH, HistoryKey
 from postroad.tracking.record import FilterMeta, encode_record
 from postroad.tracking.settings import TrackingConfig
@@ -106,7 +114,7 @@ def landed(table: str, *bulletins: Bulletin) -> tuple[list[dict[str, Any]], list
     [
         ("attachments", changed(SOUND["attachments"], number="five"), "Expected `int`, got `str`"),
         ("attachments", changed(SOUND["attachments"], number=-1), "Expected `int` >= 0"),
-        ("attachments", changed(SOUND["attachments"], broker=None), "missing required field `broker`"),
+        ("attachments", changed(SOUND["attachments"], broker=None), "missing required field `broker.core`"),
         ("attachments", changed(SOUND["attachments"], broker="00000008"), "of broker '00000008'"),
         ("attachments", attachments(Change(what="attach", at_us=HUGE)), "are none"),
         ("attachments", attachments(Change(what="late", at_us=1, noted_us=(1 << 63) - 1)), "are none"),

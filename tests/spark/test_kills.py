@@ -17,8 +17,8 @@ from tests.spark.mill import KEEP, fill, landing, mill, once_each, published, si
 from tests.spark.test_engines import to_trace
 from tests.spark.test_source import publish as publish_some
 
-from postroad.spark.lake import Lake
-from postroad.spark.landing import land
+from postroad.spark.lake.landing import land
+from postroad.spark.lake.tables import Lake
 
 LINES = 20_000
 WAIT_S = 300.0

@@ -19,14 +19,22 @@ from tests.spark.test_trace import rows_of
 import postroad
 from postroad.errors import UsageError
 from postroad.ids import HISTORY, pubend_id, pubend_text
-from postroad.spark import landing, rows
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
-from postroad.spark.compact import compact
-from postroad.spark.lake import SCHEMAS, Lake
-from postroad.spark.landing import _every_job, _Feed, _finish, _Job, _mapped, _Maps, land, unlanded_history
+from postroad.spark.lake.compact import compact
+from postroad.spark.lake.landing import (
+    _every_job,
+    _Feed,
+    _finish,
+    _Job,
+    _mapped,
+    _Maps,
+    land,
+    unlanded_history,
+)
+from postroad.spark.lake.tables import SCHEMAS, Lake, landing, rows
 from postroad.spark.options import Access
 from postroad.spark.report import collect, write_report
-from postroad.spark.topology import latest, tracking_settings
+from postroad.spark.trace.topology import latest, tracking_settings
 from postroad.tracking.attachment_log import SNAPSHOT, Change
 
 QUICK = '[tracking]\npersist = "1 s"\n'

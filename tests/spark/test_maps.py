@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from tests.property.test_tracking_attachments import Plain
 
-from postroad.spark import rows
-from postroad.spark.maps import told_maps
-from postroad.spark.trace import _landed_from, _unlanded
-from postroad.spark.views import FOREVER, NOT_LANDED, BrokerView, Spans
+from postroad.history.bulletins import running_number
+from postroad.spark.lake import rows
+from postroad.spark.trace.bulk import _landed_from, _unlanded
+from postroad.spark.trace.maps import told_maps
+from postroad.spark.trace.views import FOREVER, NOT_LANDED, BrokerView, Spans
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import DISK, FOREVER_US, SNAPSHOT, Change, Promise
-from postroad.tracking.bulletins import running_number
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US, SECOND_US
 

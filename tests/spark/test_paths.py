@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from tests.spark.networks import World
 
 from postroad.ids import OWN_IDS, MessageId
-from postroad.spark.claims import SLICED_FROM, Bits, contained, contains
-from postroad.spark.group import Group, Stored, keys_from
-from postroad.spark.paths import NOT_YET, trace_group
-from postroad.spark.views import BrokerView, NetworkView
-from postroad.tracking import lookup
+from postroad.spark.trace.claims import SLICED_FROM, Bits, contained, contains
+from postroad.spark.trace.group import Group, Stored, keys_from
+from postroad.spark.trace.paths import NOT_YET, trace_group
+from postroad.spark.trace.views import BrokerView, NetworkView
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import LOG, PUBLISH
+from postroad.tracking.query import lookup
+from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.verdict import TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
 
 COARSE = {"bits": 400, "capacity": 40, "hashes": 3, "adaptive": False}

@@ -25,10 +25,10 @@ from tests.spark.test_trace import ids_file, lake_of
 from postroad import cli
 from postroad.cli import pipeline
 from postroad.errors import StorageError, UsageError
+from postroad.lab.sweep import grid
 from postroad.sim.scenario import Scenario
 from postroad.spark.plan import Observed, as_toml, propose
 from postroad.spark.progress import running, translated, watched
-from postroad.spark.sweep import grid
 from postroad.tracking.settings import TrackingConfig
 
 

@@ -17,20 +17,19 @@ from pyspark.sql import SparkSession
 from tests.spark.test_trace import ids_file, landed_to, rows_of
 
 from postroad.events import Event, EventBatch
+from postroad.history.bulletins import FILTERS, broker_text
 from postroad.ids import HISTORY, MessageId
 from postroad.selectors import Selector
-from postroad.sim.applications import DurableSubscriber
-from postroad.sim.durable import Reader, Records
+from postroad.sim.judge.durable import Reader, Records
+from postroad.sim.judge.tracking import QUICK, Inquirer, _short
+from postroad.sim.people.applications import DurableSubscriber
 from postroad.sim.scenario import Scenario
-from postroad.sim.tracking import QUICK, Inquirer, _short
-from postroad.spark import rows
 from postroad.spark.audit import DEFAULT_LATE_US, Subscribed, as_rows, audit
-from postroad.spark.compact import compact
-from postroad.spark.history import TABLES, Part, decoded, part_of, whole_filters
-from postroad.spark.lake import Lake
-from postroad.spark.topology import latest, tracking_settings
-from postroad.spark.views import NOT_LANDED
-from postroad.tracking.bulletins import FILTERS, broker_text
+from postroad.spark.lake.compact import compact
+from postroad.spark.lake.history import TABLES, Part, decoded, part_of, whole_filters
+from postroad.spark.lake.tables import Lake, rows
+from postroad.spark.trace.topology import latest, tracking_settings
+from postroad.spark.trace.views import NOT_LANDED
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Request
 

@@ -20,18 +20,17 @@ from tests.unit.test_tracking_bounds import NOW_US, Disk
 from tests.unit.test_tracking_bounds import identity as identity_of
 
 from postroad.errors import UsageError
+from postroad.history.bulletins import Link, Links, broker_text, running_number
 from postroad.ids import HISTORY, MessageId, pubend_text
-from postroad.spark import rows
-from postroad.spark import trace as bulk_trace
+from postroad.seam.tracking import DropFilters, ReplaceAttachments, TrackingEffect
 from postroad.spark.audit import LANDING
-from postroad.spark.compact import compact
-from postroad.spark.lake import SCHEMAS, Lake
-from postroad.spark.landing import FOLDER, unlanded_history
-from postroad.spark.trace import read_ids, trace
-from postroad.spark.views import NOT_LANDED, UNREAD
+from postroad.spark.lake.compact import compact
+from postroad.spark.lake.landing import FOLDER, unlanded_history
+from postroad.spark.lake.tables import SCHEMAS, Lake, rows
+from postroad.spark.trace.bulk import bulk as bulk_trace
+from postroad.spark.trace.bulk import read_ids, trace
+from postroad.spark.trace.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.bulletins import Link, Links, broker_text, running_number
-from postroad.tracking.effects import DropFilters, ReplaceAttachments, TrackingEffect
 from postroad.tracking.record import decode_meta, encode_description
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking

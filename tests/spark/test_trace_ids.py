@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from postroad.errors import UsageError
 from postroad.ids import ID_BYTES, MessageId
-from postroad.spark import trace_ids
-from postroad.spark.trace_ids import packer, parsed, salter
+from postroad.spark.trace import packed_ids as trace_ids
+from postroad.spark.trace.packed_ids import packer, parsed, salter
 
 
 def column(texts: list[str | None]) -> pa.RecordBatch:

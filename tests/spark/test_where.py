@@ -20,7 +20,7 @@ import postroad.spark
 from postroad.errors import SelectorError, UsageError
 from postroad.events.topics import pattern_matches
 from postroad.selectors import Selector
-from postroad.spark.rows import SCHEMAS, typed
+from postroad.spark.lake.rows import SCHEMAS, typed
 from postroad.spark.where import condition_sql, selector_sql, topic_sql
 
 NAMES = ["a", "b", "c", "na-me", "d.e"]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from postroad.errors import DeniedError, UsageError
-from postroad.overlay.access import Access, Action, AuthConfig, Rule, covers, hash_token, overlap
+from postroad.links.access import Access, Action, AuthConfig, Rule, covers, hash_token, overlap
 
 
 def rule(text: str) -> Rule:

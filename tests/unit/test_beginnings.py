@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from postroad.config import DeliveryConfig
-from postroad.durable.knowledge import MAX_TICK
-from postroad.durable.pubend import PlainPubend
 from postroad.ids import volatile_pubend
-from postroad.overlay.beginnings import Beginnings
-from postroad.overlay.delivery import Delivery
-from postroad.overlay.effects import Effect, Note
-from postroad.overlay.ends import MAX_ENDS, STEP_US, Ends
-from postroad.overlay.streams import DURABLE_KEY, Stream
 from postroad.overlay.topology import Topology
+from postroad.seam.effects import Effect, Note
 from postroad.selectors import Selector
+from postroad.streams.beginnings import Beginnings
+from postroad.streams.delivery import Delivery
+from postroad.streams.ends import MAX_ENDS, STEP_US, Ends
+from postroad.streams.knowledge import MAX_TICK
+from postroad.streams.plain_pubend import PlainPubend
+from postroad.streams.streams import DURABLE_KEY, Stream
 from postroad.wire.frames import Advertisement
 
 WAIT_US = 5_000_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from postroad.broker import Broker, Closed, Input, Opened, Received
+from postroad.broker.core import Broker, Closed, Input, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
-from postroad.overlay.effects import Close, Effect, Send
+from postroad.seam.effects import Close, Effect, Send
 from postroad.wire.frames import (
     Accepted,
     Credit,

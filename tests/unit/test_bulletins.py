@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad.errors import BugError, PeerError, StorageError
-from postroad.ids import MessageId
-from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
-from postroad.tracking.bulletins import (
+from postroad.history.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
     FILTERS,
@@ -34,6 +32,8 @@ from postroad.tracking.bulletins import (
     running_number,
     topology_bulletin,
 )
+from postroad.ids import MessageId
+from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
 from postroad.tracking.keys import DELIVERY, HistoryKey
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig

@@ -11,7 +11,6 @@ from postroad.client import effects as fx
 from postroad.client.core import ClientCore, State
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.token import CheckpointToken
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -23,8 +22,9 @@ from postroad.errors import (
     UsageError,
 )
 from postroad.events import BatchBuilder, EventBatch, empty_frame
+from postroad.events.token import CheckpointToken
 from postroad.ids import MessageId, pubend_text
-from postroad.overlay.effects import Close, Dial, Send
+from postroad.seam.effects import Close, Dial, Send
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames as wire
 from postroad.wire.frames import Kind

@@ -9,11 +9,11 @@ from tests.unit.test_client_core import Script, delivery, ticks
 
 from postroad.client import effects as fx
 from postroad.client.inbox import AGAIN_US
-from postroad.durable.token import CheckpointToken
 from postroad.errors import UnavailableError, UsageError
 from postroad.events.batch import empty_frame
+from postroad.events.token import CheckpointToken
 from postroad.ids import pubend_text
-from postroad.overlay.effects import Send
+from postroad.seam.effects import Send
 from postroad.units import SECOND_US
 from postroad.wire import frames as wire
 from postroad.wire.frames import Kind

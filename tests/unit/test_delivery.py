@@ -8,10 +8,10 @@ from postroad.config import DEFAULT_LIMITS, DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import HISTORY, MessageId
-from postroad.overlay import delivery as delivery_module
-from postroad.overlay.delivery import CONNECTION_BUFFERS, Delivery
-from postroad.overlay.effects import Close, Effect, Note, Send
+from postroad.seam.effects import Close, Effect, Note, Send
 from postroad.selectors import Selector
+from postroad.streams import delivery as delivery_module
+from postroad.streams.delivery import CONNECTION_BUFFERS, Delivery
 from postroad.wire.frames import Ended, Kind, decode
 
 PUBEND, OTHER = 7 << 32, 8 << 32

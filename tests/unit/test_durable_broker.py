@@ -11,17 +11,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.test_broker import DEFAULT_LIMITS, Client, Net, numbers
 
-from postroad.broker import Broker, Input
+from postroad.broker.core import Broker, Input
 from postroad.config import BrokerConfig, DurableConfig, Identity
-from postroad.durable.spans import subtract
-from postroad.durable.token import CheckpointToken
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.events.token import CheckpointToken
 from postroad.ids import IdSource, pubend_text, volatile_pubend
-from postroad.overlay.access import AuthConfig
-from postroad.overlay.effects import Effect, Note
-from postroad.overlay.ends import STEP_US
-from postroad.storage.effects import (
+from postroad.links.access import AuthConfig
+from postroad.seam.effects import Effect, Note
+from postroad.seam.storage import (
     Append,
     Appended,
     AppendFailed,
@@ -35,6 +33,8 @@ from postroad.storage.effects import (
     Stored,
     StreamEnd,
 )
+from postroad.streams.ends import STEP_US
+from postroad.streams.spans import subtract
 from postroad.units import SECOND_US
 from postroad.wire.frames import Accepted, Ack, Rejected, Reply, Request, Subscribe, Subscribed, encode
 

@@ -12,8 +12,8 @@ from tests.unit.test_durable_shared import Consumer
 from tests.unit.test_durable_subscribers import Reader
 
 from postroad.cli.subs import _line
+from postroad.durable.subscriber import desk as durable_desk
 from postroad.ids import pubend_text
-from postroad.overlay import durable_desk
 from postroad.wire.frames import Ack, Reply, Request, Subscribed, encode
 
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 
-from postroad.durable.filtering import PARSED_BYTES, PersistentFiltering
+from postroad.durable.subscriber.filtering import PARSED_BYTES, PersistentFiltering
 from postroad.selectors import Group
 
 

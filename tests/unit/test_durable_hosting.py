@@ -7,16 +7,16 @@ from itertools import count, pairwise
 import pytest
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.catchup import CatchupStream
-from postroad.durable.hosting import KEPT_US, SILENCE_US, Hosting
-from postroad.durable.knowledge import EVERYTHING, NOTHING, Segment
-from postroad.durable.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
-from postroad.durable.subscriptions import Subscriptions
-from postroad.durable.token import CheckpointToken
+from postroad.durable.subscriber.catchup import CatchupStream
+from postroad.durable.subscriber.hosting import KEPT_US, SILENCE_US, Hosting
+from postroad.durable.subscriber.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
+from postroad.durable.subscriber.subscriptions import Subscriptions
 from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.events.token import CheckpointToken
 from postroad.ids import HISTORY, IdSource
+from postroad.seam.storage import Append, Appended, Read, ReadDone, Save, Saved
 from postroad.selectors import Selector
-from postroad.storage.effects import Append, Appended, Read, ReadDone, Save, Saved
+from postroad.streams.knowledge import EVERYTHING, NOTHING, Segment
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Kind
 

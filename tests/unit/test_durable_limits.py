@@ -9,8 +9,8 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
 
 from postroad.config import DEFAULT_LIMITS, BrokerConfig
-from postroad.durable.durable_pubend import TABLE
-from postroad.durable.pubend_rows import LIMITS, refuse_lower_limits
+from postroad.durable.publisher.pubend import TABLE
+from postroad.durable.publisher.pubend_rows import LIMITS, refuse_lower_limits
 from postroad.errors import UsageError
 from postroad.wire.frames import Limits
 

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.durable_pubend import (
+from postroad.durable.publisher.pubend import (
     MAX_STAGED_BYTES,
     PUBLISHERS,
     READ_BYTES,
@@ -18,7 +18,7 @@ from postroad.durable.durable_pubend import (
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
-from postroad.storage.effects import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.seam.storage import Append, Chop, Read, ReadDone, Save, StorageEffect
 from postroad.units import SECOND_US
 
 P = 7 << 32

@@ -12,12 +12,13 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
 from tests.unit.test_stream_protocol import Fake
 
-from postroad.broker import Closed
-from postroad.durable import hosting, release
-from postroad.durable.filtering import filtering_stream
-from postroad.durable.release import ReleaseRoot, Report, RetentionPolicy
+from postroad.broker.core import Closed
+from postroad.durable.publisher import release
+from postroad.durable.publisher.release import ReleaseRoot, Report, RetentionPolicy
+from postroad.durable.subscriber import hosting
+from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.errors import UnavailableError
-from postroad.storage.effects import Save
+from postroad.seam.storage import Save
 from postroad.wire.frames import (
     Advertisement,
     Attach,

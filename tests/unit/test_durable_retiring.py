@@ -12,9 +12,9 @@ from tests.unit.test_durable_moving import names, reasons, retire
 from tests.unit.test_durable_shared import Consumer
 from tests.unit.test_durable_subscribers import Reader
 
-from postroad.broker import Broker, Received
+from postroad.broker.core import Broker, Received
 from postroad.config import Identity
-from postroad.durable import claims
+from postroad.durable.subscriber import claims
 from postroad.wire.frames import Request, Subscribe, encode
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from postroad.durable.subscriptions import Subscription
+from postroad.durable.subscriber.sessions import Sessions
+from postroad.durable.subscriber.subscriptions import Subscription
 from postroad.errors import BugError
-from postroad.overlay.durable_sessions import Sessions
 from postroad.selectors import Selector
 
 

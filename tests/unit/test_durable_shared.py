@@ -8,12 +8,12 @@ import pytest
 from tests.unit.test_broker import DEFAULT_LIMITS, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
-from postroad.broker import Closed, Input
-from postroad.durable import groups
-from postroad.durable.dividing import MAX_WINDOW
+from postroad.broker.core import Closed, Input
+from postroad.durable.subscriber import groups
+from postroad.durable.subscriber.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
-from postroad.overlay.effects import Effect, Note
-from postroad.storage.effects import Save, StorageEffect
+from postroad.seam.effects import Effect, Note
+from postroad.seam.storage import Save, StorageEffect
 from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
 
 

@@ -8,9 +8,9 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_shared import Consumer
 from tests.unit.test_durable_subscribers import Reader
 
-from postroad.durable.durable_pubend import PUBLISHERS
-from postroad.durable.release import TABLE as OWNERS
-from postroad.durable.release import read_owner
+from postroad.durable.publisher.pubend import PUBLISHERS
+from postroad.durable.publisher.release import TABLE as OWNERS
+from postroad.durable.publisher.release import read_owner
 
 
 def stop(net: DurableNet, at: int) -> None:

@@ -8,16 +8,17 @@ import pytest
 from tests.unit.test_broker import numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
-from postroad.broker import Closed, Input, Received
+from postroad.broker.core import Closed, Input, Received
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable import filtering, hosting
-from postroad.durable.token import CheckpointToken
+from postroad.durable.subscriber import filtering, hosting
+from postroad.durable.subscriber import following as durable_following
+from postroad.durable.subscriber import subscribers as durable_hosting
+from postroad.durable.subscriber.following import Following
 from postroad.events.batch import EventBatch
+from postroad.events.token import CheckpointToken
 from postroad.ids import pubend_text
-from postroad.overlay import durable_following, durable_hosting
-from postroad.overlay.durable_following import Following
-from postroad.overlay.effects import Effect, Send
-from postroad.storage.effects import Save, StorageEffect
+from postroad.seam.effects import Effect, Send
+from postroad.seam.storage import Save, StorageEffect
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
     Ack,

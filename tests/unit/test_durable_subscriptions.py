@@ -8,14 +8,14 @@ from itertools import count, pairwise
 import numpy as np
 import pytest
 
-from postroad.durable import cursor as cursor_module
-from postroad.durable.cursor import Cursor, Told
-from postroad.durable.release import ReleaseMerger, ReleaseRoot, Report, RetentionPolicy
-from postroad.durable.subscriptions import HOLD_US, SAVE_US, Attached, Subscription, Subscriptions
-from postroad.durable.token import CheckpointToken
+from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, Report, RetentionPolicy
+from postroad.durable.subscriber import cursor as cursor_module
+from postroad.durable.subscriber.cursor import Cursor, Told
+from postroad.durable.subscriber.subscriptions import HOLD_US, SAVE_US, Attached, Subscription, Subscriptions
 from postroad.errors import BugError, PeerError, StorageError, UsageError
+from postroad.events.token import CheckpointToken
+from postroad.seam.storage import Save
 from postroad.selectors import Selector
-from postroad.storage.effects import Save
 
 P, Q = 7 << 32, 8 << 32
 ANY = Selector.parse("#", "")

@@ -14,11 +14,11 @@ from tests.unit.test_durable_subscribers import Reader
 from tests.unit.test_tracking_bounds import Disk
 from tests.unit.test_tracking_broker import trace
 
-from postroad.broker import Broker
+from postroad.broker.core import Broker
 from postroad.config import BrokerConfig, Identity
-from postroad.durable.subscriptions import SUBSCRIPTIONS
+from postroad.durable.subscriber.subscriptions import SUBSCRIPTIONS
+from postroad.seam.tracking import FiltersRead, Keep, ReadFilters, TrackingEffect
 from postroad.tracking.attachment_log import Change
-from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking

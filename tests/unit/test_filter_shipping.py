@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 
 from postroad.errors import StorageError
+from postroad.history import filter_shipping
+from postroad.history.bulletin_writer import Press, Settled
+from postroad.history.bulletins import Author, Bulletin, join_parts
+from postroad.history.filter_shipping import RETRY_US, FilterShipping
+from postroad.history.history import TABLE, read_row
 from postroad.ids import MessageId
-from postroad.overlay import filter_shipping
-from postroad.overlay.effects import Effect
-from postroad.overlay.filter_shipping import RETRY_US, FilterShipping
-from postroad.overlay.history import TABLE, read_row
-from postroad.overlay.press import Press, Settled
-from postroad.storage.effects import Save, Saved, SaveFailed
+from postroad.seam.effects import Effect
+from postroad.seam.storage import Save, Saved, SaveFailed
+from postroad.seam.tracking import FiltersRead, ReadFilters, StoreFilter
 from postroad.storage.metadata import Metadata
-from postroad.tracking.bulletins import Author, Bulletin, join_parts
-from postroad.tracking.effects import FiltersRead, ReadFilters, StoreFilter
 from postroad.tracking.keys import ENTRY
 from postroad.tracking.record import decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig

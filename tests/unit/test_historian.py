@@ -16,9 +16,7 @@ from postroad.ids import MessageId
 from postroad.net import historian, log
 from postroad.net.historian import Historian
 from postroad.net.log import Complaints
-from postroad.tracking.attachment import AttachmentMap
-from postroad.tracking.attachment_log import SNAPSHOT, encode_changes
-from postroad.tracking.effects import (
+from postroad.seam.tracking import (
     DropFilters,
     NotKept,
     ReplaceAttachments,
@@ -26,11 +24,13 @@ from postroad.tracking.effects import (
     StoreFilter,
     TrackingEffect,
 )
+from postroad.storage.tracking_store import SPARE_BYTES, TrackingStore
+from postroad.tracking.attachment import AttachmentMap
+from postroad.tracking.attachment_log import SNAPSHOT, encode_changes
 from postroad.tracking.keys import PUBLISH, HistoryKey
-from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.query.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, encode_record
 from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.store import SPARE_BYTES, TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
 

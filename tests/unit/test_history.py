@@ -14,19 +14,12 @@ from tests.unit.test_broker import SECOND_US, Client, Net, numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
 
-from postroad.broker import Broker, Closed
+from postroad.broker.core import Broker, Closed
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
-from postroad.durable.durable_pubend import RESERVE_US
+from postroad.durable.publisher.pubend import RESERVE_US
 from postroad.events.batch import Event, EventBatch
-from postroad.ids import HISTORY, MessageId, is_history, pubend_text
-from postroad.overlay import history
-from postroad.overlay.effects import Effect, Note
-from postroad.overlay.topology import EXPIRE_US
-from postroad.storage.effects import StorageEffect
-from postroad.tracking import attachment_log, lookup
-from postroad.tracking.attachment import GROUP, SUBSCRIBER, AttachmentMap
-from postroad.tracking.attachment_log import Change, Promise, decode_changes, encode_changes
-from postroad.tracking.bulletins import (
+from postroad.history import history
+from postroad.history.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
     FILTERS,
@@ -38,7 +31,11 @@ from postroad.tracking.bulletins import (
     decode_topology,
     join_parts,
 )
-from postroad.tracking.effects import (
+from postroad.ids import HISTORY, MessageId, is_history, pubend_text
+from postroad.overlay.topology import EXPIRE_US
+from postroad.seam.effects import Effect, Note
+from postroad.seam.storage import StorageEffect
+from postroad.seam.tracking import (
     DropFilters,
     FiltersRead,
     Keep,
@@ -46,8 +43,12 @@ from postroad.tracking.effects import (
     ReplaceAttachments,
     StoreFilter,
 )
+from postroad.tracking import attachment_log
+from postroad.tracking.attachment import GROUP, SUBSCRIBER, AttachmentMap
+from postroad.tracking.attachment_log import Change, Promise, decode_changes, encode_changes
 from postroad.tracking.groups import group_members, group_name
 from postroad.tracking.keys import PUBLISH, ROUTING
+from postroad.tracking.query import lookup
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking

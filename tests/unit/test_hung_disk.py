@@ -7,8 +7,9 @@ from tests.unit.test_broker import numbers
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_subscribers import Reader
 
-from postroad.durable import durable_pubend, filtering, hosting
-from postroad.storage.effects import Append, Save
+from postroad.durable.publisher import pubend as durable_pubend
+from postroad.durable.subscriber import filtering, hosting
+from postroad.seam.storage import Append, Save
 
 
 def waiting(net: DurableNet, at: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ import pytest
 
 from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
+from postroad.seam.storage import Save
 from postroad.storage.commit import Storage
-from postroad.storage.effects import Save
 from postroad.storage.identity import DATABASE, EPOCH_S, LAST_CLOCK, LOG_FOLDER, DataFolder
 from postroad.storage.segment import segment_name
 from postroad.storage.stamp import STAMP, read_stamp

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from postroad.overlay import inquiries
-from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import MAX_HOPS, Answered, Inquiries
 from postroad.overlay.topology import Topology
+from postroad.seam.effects import Effect, Send
 from postroad.wire.frames import Answer, Query, decode
 
 

@@ -8,9 +8,10 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
-from postroad.overlay import covering, interest
+from postroad.overlay import interest
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector
+from postroad.selectors import cover_index as covering
 from postroad.wire.frames import MAX_CONTROL_BYTES, InterestClaim, InterestEntry, InterestUpdate, encode
 
 ME, OTHER = 1, 2

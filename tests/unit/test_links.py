@@ -10,11 +10,11 @@ import pytest
 
 from postroad.config import DEFAULT_LIMITS, Identity
 from postroad.errors import BugError, DeniedError, PeerError, RedundantError, UnavailableError, UsageError
-from postroad.overlay import resuming as module
-from postroad.overlay.access import AuthConfig, Rule, hash_token
-from postroad.overlay.connection import TAKES, Phase
-from postroad.overlay.effects import Close, Dial, Effect, Send
-from postroad.overlay.links import MAX_DUE, Links, LinkSettings, Peer
+from postroad.links import resuming as module
+from postroad.links.access import AuthConfig, Rule, hash_token
+from postroad.links.connection import TAKES, Phase
+from postroad.links.links import MAX_DUE, Links, LinkSettings, Peer
+from postroad.seam.effects import Close, Dial, Effect, Send
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from postroad.errors import BugError, StorageError
+from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
 from postroad.storage import log as log_module
-from postroad.storage.effects import MAX_TICK, Append, Read, ReadDone
 from postroad.storage.files import ASIDE, BALLAST, MAX_OPEN_FILES, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import CHOPS, LogVolume

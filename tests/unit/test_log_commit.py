@@ -16,11 +16,7 @@ from random import Random
 import pytest
 
 from postroad.errors import BugError, StorageError
-from postroad.sim.disk import CrashStyle, Disk
-from postroad.sim.storage import VirtualStorage
-from postroad.sim.world import World
-from postroad.storage.commit import LOG_FOLDER, GroupCommit, Storage, commit_once
-from postroad.storage.effects import (
+from postroad.seam.storage import (
     Append,
     Appended,
     AppendFailed,
@@ -33,6 +29,10 @@ from postroad.storage.effects import (
     StorageEffect,
     StorageInput,
 )
+from postroad.sim.machine.disk import CrashStyle, Disk
+from postroad.sim.machine.storage import VirtualStorage
+from postroad.sim.machine.world import World
+from postroad.storage.commit import LOG_FOLDER, GroupCommit, Storage, commit_once
 from postroad.storage.files import OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import LogVolume

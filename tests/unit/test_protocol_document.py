@@ -13,16 +13,20 @@ import pytest
 
 from postroad import errors
 from postroad.client import core as client
+from postroad.clients import publishing
 from postroad.config import DEFAULT_LIMITS, DEFAULT_PORT, DeliveryConfig, StreamConfig
+from postroad.durable.publisher import releasing
 from postroad.events import EventBatch, topic_number
 from postroad.events.attributes import encode_attributes
 from postroad.events.batch import HEADER_DTYPE
 from postroad.ids import MessageId, parse_pubend
 from postroad.kernel import layout
-from postroad.overlay import handshake, interest, links, publishing, releasing, resuming, streams, topology
-from postroad.overlay.connection import TAKES, LinkSettings, Phase
-from postroad.overlay.delivery import CONNECTION_BUFFERS
-from postroad.overlay.handshake import MIN_LIMITS
+from postroad.links import handshake, links, resuming
+from postroad.links.connection import TAKES, LinkSettings, Phase
+from postroad.links.handshake import MIN_LIMITS
+from postroad.overlay import interest, topology
+from postroad.streams import streams
+from postroad.streams.delivery import CONNECTION_BUFFERS
 from postroad.units import MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import BATCH_KINDS, CONTROL, Kind, Limits

@@ -10,13 +10,13 @@ from tests.unit.test_durable_broker import DurableClient, DurableNet
 from tests.unit.test_durable_moving import retire
 from tests.unit.test_history import HistoryNet
 
-from postroad.broker import Closed
+from postroad.broker.core import Closed
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable import durable_pubend
-from postroad.durable.catchup import ASK_AGAIN_US
+from postroad.durable.publisher import pubend as durable_pubend
+from postroad.durable.subscriber.catchup import ASK_AGAIN_US
+from postroad.durable.subscriber.reading import PATIENCE_US
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY, pubend_text
-from postroad.overlay.reading import PATIENCE_US
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
     Credit,

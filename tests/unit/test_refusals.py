@@ -9,12 +9,12 @@ import pytest
 from tests.unit.test_broker import DEFAULT_LIMITS, Net
 from tests.unit.test_durable_broker import DurableClient, DurableNet
 
-from postroad.broker import Closed
+from postroad.broker.core import Closed
+from postroad.durable.publisher.refusals import Refusals
 from postroad.events.batch import EventBatch
 from postroad.ids import IdSource
-from postroad.overlay.access import AuthConfig, Rule
-from postroad.overlay.effects import Send
-from postroad.overlay.refusals import Refusals
+from postroad.links.access import AuthConfig, Rule
+from postroad.seam.effects import Send
 from postroad.wire.frames import Hello, Kind, Ping, Pong, Welcome, decode, encode
 
 

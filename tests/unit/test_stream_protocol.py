@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tests.unit.test_broker import Client, Net
 
-from postroad.broker import Broker, Closed, Opened, Received
+from postroad.broker.core import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
-from postroad.durable.knowledge import MAX_TICK, Segment
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import IdSource, volatile_pubend
-from postroad.overlay.ends import STEP_US
 from postroad.overlay.topology import MAX_SEQUENCE
+from postroad.streams.ends import STEP_US
+from postroad.streams.knowledge import MAX_TICK, Segment
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import (
     MAX_CONTROL_BYTES,
@@ -233,7 +233,7 @@ def test_two_brokers_with_one_number_cannot_both_be_linked() -> None:
 
 
 def test_one_broker_more_than_can_be_linked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroad.broker.MAX_NEIGHBOURS", 5)
+    monkeypatch.setattr("postroad.broker.core.MAX_NEIGHBOURS", 5)
     monkeypatch.setattr("postroad.overlay.topology.MAX_NEIGHBOURS", 5)
     net = Net(1)
     fakes = [Fake(net, 0, number) for number in range(2, 7)]
@@ -282,7 +282,7 @@ def test_advertisements_before_one_that_is_refused_are_passed_on() -> None:
 def test_more_pubends_than_streams_are_followed_do_not_end_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("postroad.overlay.stream_table.MAX_STREAMS", 50)
+    monkeypatch.setattr("postroad.streams.stream_table.MAX_STREAMS", 50)
     net = Net(1)
     fake = Fake(net, 0, 2)
     fake.advertise()

@@ -7,14 +7,14 @@ import pytest
 
 from postroad.errors import UnavailableError
 from postroad.ids import MessageId
-from postroad.tracking import desk, lookup
+from postroad.seam.tracking import ReadFilters, StoreAttachments, StoreFilter
 from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.bloom import BloomFilter
-from postroad.tracking.desk import WORK_A_TURN, WORK_AN_ID, Inquire, Output, Report, Respond, TraceDesk
-from postroad.tracking.effects import ReadFilters, StoreAttachments, StoreFilter
 from postroad.tracking.keys import DELIVERY, ROUTING, HistoryKey
-from postroad.tracking.lookup import Reading
-from postroad.tracking.messages import (
+from postroad.tracking.query import desk, lookup
+from postroad.tracking.query.desk import WORK_A_TURN, WORK_AN_ID, Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.query.lookup import Reading
+from postroad.tracking.query.messages import (
     MAX_RECEIVERS,
     Finding,
     Receiver,
@@ -23,10 +23,10 @@ from postroad.tracking.messages import (
     TraceItem,
     TraceQuestion,
 )
+from postroad.tracking.query.trace import NO_ANSWER, NOT_REACHABLE
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
-from postroad.tracking.trace import NO_ANSWER, NOT_REACHABLE
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import MAX_BODY_BYTES
 

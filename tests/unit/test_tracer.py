@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from postroad.ids import MessageId
-from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
+from postroad.seam.effects import Effect, Send
+from postroad.seam.tracking import Keep, StoreFilter
 from postroad.tracking import tracer
-from postroad.tracking.effects import Keep, StoreFilter
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
 from postroad.tracking.tracer import MAX_EACH, MAX_WAITING, PACE_US, Tracer

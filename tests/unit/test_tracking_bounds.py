@@ -16,6 +16,14 @@ from hypothesis import strategies as st
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import MessageId
 from postroad.overlay.topology import MAX_NAME, check_name
+from postroad.seam.tracking import (
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
+from postroad.storage.tracking_store import SPARE_BYTES
 from postroad.tracking import record
 from postroad.tracking.attachment import (
     LATE_ROUND_US,
@@ -28,23 +36,15 @@ from postroad.tracking.attachment import (
     AttachmentMap,
 )
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import (
-    NotKept,
-    ReplaceAttachments,
-    StoreAttachments,
-    StoreFilter,
-    TrackingEffect,
-)
 from postroad.tracking.groups import MAX_NAMES_BYTES, MAX_SEEN_MEMBERS, NAMED_BYTES, Groups, group_name, worth
 from postroad.tracking.keys import LOG, HistoryKey
-from postroad.tracking.lookup import Reading
-from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.moments import Times
 from postroad.tracking.notes import HANDLED_US, MAX_LATE
+from postroad.tracking.query.lookup import Reading
+from postroad.tracking.query.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import MAX_BODY_BYTES, FilterMeta, decode_meta, decode_record
 from postroad.tracking.recorder import EXPIRE_US
 from postroad.tracking.settings import GATHER_US, MAX_PART_BYTES, TrackingConfig
-from postroad.tracking.store import SPARE_BYTES
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
 

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroad.broker import Broker
+from postroad.broker.core import Broker
+from postroad.clients.intake import MAX_PUT_OFF
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.events.batch import EventBatch
 from postroad.ids import MessageId
-from postroad.overlay.intake import MAX_PUT_OFF
+from postroad.seam.tracking import Keep, StoreFilter
 from postroad.tracking.bloom_strategy import BloomTracking
-from postroad.tracking.effects import Keep, StoreFilter
 from postroad.tracking.exact_strategy import ExactTracking
-from postroad.tracking.messages import TraceQuestion
+from postroad.tracking.query.messages import TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.recorder import MAX_HOLD_US
 from postroad.tracking.settings import PUT_OFF_US, TrackingConfig

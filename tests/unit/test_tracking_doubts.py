@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 
 from postroad.ids import MessageId
+from postroad.tracking.query.trace import Trace
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
-from postroad.tracking.trace import Trace
 from postroad.units import SECOND_US
 
 BEGIN_US: Final = 1_700_000_000_000_000

@@ -6,15 +6,15 @@ from itertools import pairwise
 
 import pytest
 
+from postroad.history.bulletins import MIN_PART_BYTES
 from postroad.ids import MessageId
+from postroad.seam.tracking import StoreAttachments, StoreFilter
 from postroad.tracking.attachment import GROUP
 from postroad.tracking.attachment_log import change_extents, decode_changes
 from postroad.tracking.bloom_strategy import BloomTracking
-from postroad.tracking.bulletins import MIN_PART_BYTES
-from postroad.tracking.effects import StoreAttachments, StoreFilter
 from postroad.tracking.groups import MAX_GROUPS, MAX_SEEN, Groups, group_members, group_name
 from postroad.tracking.keys import group_tag, subscriber_tag
-from postroad.tracking.messages import MAX_RECEIVERS, Finding, TraceItem, TraceQuestion
+from postroad.tracking.query.messages import MAX_RECEIVERS, Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import decode_meta
 from postroad.tracking.recorder import MAX_HOLD_US
 from postroad.tracking.settings import GATHER_US, TrackingConfig

@@ -13,6 +13,15 @@ from msgspec.structs import replace
 
 from postroad.errors import StorageError
 from postroad.ids import MessageId
+from postroad.seam.tracking import (
+    DropFilters,
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
+from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import (
     ASSUMED,
@@ -22,20 +31,11 @@ from postroad.tracking.attachment_log import (
     salvaged_changes,
     widest,
 )
-from postroad.tracking.effects import (
-    DropFilters,
-    NotKept,
-    ReplaceAttachments,
-    StoreAttachments,
-    StoreFilter,
-    TrackingEffect,
-)
 from postroad.tracking.keys import PUBLISH, HistoryKey
-from postroad.tracking.messages import Finding, TraceItem, TraceQuestion
+from postroad.tracking.query.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_meta, encode_record
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.shelf import Shelf
-from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
 

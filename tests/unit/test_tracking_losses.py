@@ -11,9 +11,9 @@ import pytest
 from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
 
 from postroad.ids import MessageId
+from postroad.seam.tracking import NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.attachment import LATE_ROUND_US, LOST_US, MAX_LOST, AttachmentMap
 from postroad.tracking.attachment_log import DISK, Change, decode_changes
-from postroad.tracking.effects import NotKept, StoreAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.recorder import EXPIRE_US
 from postroad.tracking.settings import PUT_OFF_US, TrackingConfig
 from postroad.tracking.strategies import Tracking

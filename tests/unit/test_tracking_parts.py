@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 
 import postroad.tracking
 from postroad.cli import plan as plan_command
+from postroad.clocks import BOUNDS_US, SkewCheck
 from postroad.errors import UsageError
 from postroad.ids import IdSource, MessageId
 from postroad.net.configure import configure
+from postroad.seam.tracking import StoreAttachments
+from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
-from postroad.tracking.effects import StoreAttachments
-from postroad.tracking.messages import TraceItem, TraceQuestion
 from postroad.tracking.planner import (
     MAX_MATCHING,
     MAX_PERSIST_US,
@@ -33,13 +34,12 @@ from postroad.tracking.planner import (
     Wish,
     plan,
 )
-from postroad.tracking.render import dot, tree
+from postroad.tracking.query.messages import TraceItem, TraceQuestion
+from postroad.tracking.query.render import dot, tree
+from postroad.tracking.query.trace import parse_ids
+from postroad.tracking.query.verdict import Delivered, RouteStep, TraceResult
 from postroad.tracking.settings import GATHER_US, TrackingConfig
-from postroad.tracking.skew import BOUNDS_US, SkewCheck
-from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import make_tracking
-from postroad.tracking.trace import parse_ids
-from postroad.tracking.verdict import Delivered, RouteStep, TraceResult
 from postroad.units import MILLISECOND_US, SECOND_US
 
 # ---- attachment map
@@ -590,7 +590,7 @@ def test_cores_are_pure() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & forbidden, path
-            assert "postroad.tracking.store" not in names
+            assert "postroad.storage.tracking_store" not in names
 
 
 @pytest.mark.parametrize("strategy", ["bloom", "exact"])

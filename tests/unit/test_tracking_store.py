@@ -13,19 +13,19 @@ import pytest
 
 from postroad.errors import StorageError
 from postroad.ids import MessageId
-from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
-from postroad.tracking.effects import (
+from postroad.seam.tracking import (
     DropFilters,
     ReplaceAttachments,
     StoreAttachments,
     StoreFilter,
     TrackingEffect,
 )
+from postroad.storage.tracking_store import TrackingStore
+from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
 from postroad.tracking.keys import PUBLISH, HistoryKey
-from postroad.tracking.messages import TraceItem, TraceQuestion
+from postroad.tracking.query.messages import TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.store import TrackingStore
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import SECOND_US
 
@@ -323,7 +323,7 @@ WRITER = """
     from pathlib import Path
     from postroad.ids import MessageId
     from postroad.tracking.settings import TrackingConfig
-    from postroad.tracking.store import TrackingStore
+    from postroad.storage.tracking_store import TrackingStore
     from postroad.tracking.strategies import make_tracking
 
     store = TrackingStore(Path(sys.argv[1]))

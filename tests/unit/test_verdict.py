@@ -13,8 +13,8 @@ from msgspec import structs
 
 from postroad.errors import PeerError
 from postroad.ids import COUNT_BITS, LAST_COUNT, MessageId
-from postroad.tracking import lookup, verdict
-from postroad.tracking.messages import (
+from postroad.tracking.query import lookup, verdict
+from postroad.tracking.query.messages import (
     MAX_CANDIDATES,
     MAX_NEIGHBOURS,
     MAX_RECEIVERS,
@@ -27,11 +27,9 @@ from postroad.tracking.messages import (
     TraceItem,
     TraceQuestion,
 )
-from postroad.tracking.render import dot, tree
-from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.strategies import make_tracking
-from postroad.tracking.trace import Ask, Trace, TraceLimits
-from postroad.tracking.verdict import (
+from postroad.tracking.query.render import dot, tree
+from postroad.tracking.query.trace import Ask, Trace, TraceLimits
+from postroad.tracking.query.verdict import (
     TRUE_BRANCHES,
     TRUE_DEAD_ENDS,
     RouteStep,
@@ -41,6 +39,8 @@ from postroad.tracking.verdict import (
     share,
     within,
 )
+from postroad.tracking.settings import TrackingConfig
+from postroad.tracking.strategies import make_tracking
 
 TIME_MS = 1_700_000_000_000
 IDENTITY = MessageId(5, 1, TIME_MS, 0)

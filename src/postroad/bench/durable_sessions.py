@@ -17,8 +17,8 @@ import numpy as np
 from postroad.bench.amqp import CONSUMER, EXCHANGE, NO_TABLE, Amqp, method, short
 from postroad.bench.native import Native
 from postroad.bench.sessions import Mqtt, Nats, Template, mqtt_packet, mqtt_text
-from postroad.durable.token import CheckpointToken
 from postroad.errors import PeerError
+from postroad.events.token import CheckpointToken
 from postroad.kernel.layout import FLAG_DURABLE
 from postroad.wire import frames
 

@@ -29,9 +29,9 @@ from postroad.bench.systems import own_version, serving
 from postroad.bench.tracking import system
 from postroad.bench.workloads import Figures
 from postroad.errors import PeerError
-from postroad.spark.lake import Lake
+from postroad.spark.lake.tables import Lake
 from postroad.spark.session import session
-from postroad.spark.trace import read_ids, trace
+from postroad.spark.trace.bulk import read_ids, trace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

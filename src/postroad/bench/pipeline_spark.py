@@ -19,8 +19,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from postroad.bench.processes import cpu_seconds, descendants
 from postroad.bench.workloads import Figures
 from postroad.spark.columns import EVENTS
-from postroad.spark.lake import SCHEMAS
-from postroad.spark.trace import read_ids
+from postroad.spark.lake.tables import SCHEMAS
+from postroad.spark.trace.bulk import read_ids
 from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 
 if TYPE_CHECKING:

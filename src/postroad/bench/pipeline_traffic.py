@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
-from postroad.spark import rows
+from postroad.seam.tracking import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
+from postroad.spark.lake import rows
 from postroad.tracking.attachment_log import Change, decode_changes
-from postroad.tracking.effects import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig

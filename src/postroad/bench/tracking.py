@@ -41,7 +41,7 @@ from postroad.bench.rounds import Row, summary
 from postroad.bench.systems import SYSTEMS, System, serving
 from postroad.bench.workloads import Beside
 from postroad.ids import IdSource
-from postroad.tracking.effects import DropFilters, StoreFilter, TrackingEffect
+from postroad.seam.tracking import DropFilters, StoreFilter, TrackingEffect
 from postroad.tracking.keys import ENTRY
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import STRATEGIES, TrackingConfig

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from postroad.client.aio import Client
     from postroad.client.subscription import Subscription
     from postroad.ids import MessageId
-    from postroad.tracking.verdict import TraceResult
+    from postroad.tracking.query.verdict import TraceResult
 
 READY_S: Final = 30.0
 STOP_S: Final = 5.0
@@ -73,7 +73,7 @@ class Traced:
 
     @property
     def text(self) -> str:
-        from postroad.tracking.render import tree
+        from postroad.tracking.query.render import tree
 
         return "" if self.result is None else tree(self.result)
 

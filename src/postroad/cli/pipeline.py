@@ -110,8 +110,8 @@ def land(
 ) -> None:
     """Keep a lake of events, filters, attachments, topology and deliveries up to date from a network."""
     from postroad.client.addresses import parse_addresses
-    from postroad.spark.lake import SCHEMAS, Lake
-    from postroad.spark.landing import land as landed
+    from postroad.spark.lake.landing import land as landed
+    from postroad.spark.lake.tables import SCHEMAS, Lake
     from postroad.spark.options import Access
 
     stop = threading.Event()
@@ -166,10 +166,10 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Trace any number of messages: origin, route, receivers and the doubt of each."""
-    from postroad.spark.lake import Lake, check_lake, spark_path, write_folder
-    from postroad.spark.topology import latest, tracking_settings
-    from postroad.spark.trace import read_ids
-    from postroad.spark.trace import trace as traced
+    from postroad.spark.lake.tables import Lake, check_lake, spark_path, write_folder
+    from postroad.spark.trace.bulk import read_ids
+    from postroad.spark.trace.bulk import trace as traced
+    from postroad.spark.trace.topology import latest, tracking_settings
     from postroad.tracking.settings import TrackingConfig
 
     given: dict[str, Any] = {} if routing is None else {"routing": routing}
@@ -215,9 +215,9 @@ def compact(
     as_json: JsonOption = False,
 ) -> None:
     """Join part-full filters, drop states that were replaced, and turn many small files into few."""
-    from postroad.spark.compact import check_accuracy
-    from postroad.spark.compact import compact as compacted
-    from postroad.spark.lake import SCHEMAS, Lake, check_lake, table_folder
+    from postroad.spark.lake.compact import check_accuracy
+    from postroad.spark.lake.compact import compact as compacted
+    from postroad.spark.lake.tables import SCHEMAS, Lake, check_lake, table_folder
 
     check_lake(lake)
     check_accuracy(accuracy)
@@ -259,7 +259,7 @@ def audit(
     """Compare what every durable subscription should have got with what it was given."""
     from postroad.spark.audit import KINDS, SUBSCRIPTIONS, as_rows, read_subscriptions
     from postroad.spark.audit import audit as audited
-    from postroad.spark.lake import Lake, check_lake, write_folder
+    from postroad.spark.lake.tables import Lake, check_lake, write_folder
     from postroad.spark.report import collect, unseen_text, write_report
 
     late_us = duration_us(late)
@@ -305,8 +305,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Propose settings for every broker from what was observed, with the reason for each."""
-    from postroad.spark.compact import check_accuracy
-    from postroad.spark.lake import Lake, check_lake
+    from postroad.spark.lake.compact import check_accuracy
+    from postroad.spark.lake.tables import Lake, check_lake
     from postroad.spark.plan import as_toml, observe, propose, write_plans
 
     check_lake(lake, "filters", "attachments")
@@ -336,9 +336,9 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate many networks, every combination with every seed; exit 1 if a rule did not hold."""
-    from postroad.spark.lake import spark_path, write_folder
-    from postroad.spark.sweep import grid
-    from postroad.spark.sweep import sweep as swept
+    from postroad.lab.sweep import grid
+    from postroad.lab.sweep import sweep as swept
+    from postroad.spark.lake.tables import spark_path, write_folder
 
     runs = grid(
         seeds=range(seed, seed + seeds),

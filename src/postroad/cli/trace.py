@@ -21,7 +21,7 @@ from postroad.errors import UsageError
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
-    from postroad.tracking.verdict import TraceResult
+    from postroad.tracking.query.verdict import TraceResult
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def trace(
     Exit code 0 if the path is known, 1 if it is unknown or only a part of it could be found.
     """
     from postroad.ids import MessageId
-    from postroad.tracking.render import dot, tree
+    from postroad.tracking.query.render import dot, tree
 
     if as_json and as_dot:
         raise UsageError("choose one of --json and --dot")

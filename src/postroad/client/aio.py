@@ -43,8 +43,8 @@ from postroad.client.subscription import Subscription
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
-from postroad.overlay.effects import Close, Dial, Send
-from postroad.tracking.verdict import TraceResult
+from postroad.seam.effects import Close, Dial, Send
+from postroad.tracking.query.verdict import TraceResult
 from postroad.units import SECOND_US, size
 
 CLOSE_S: Final = 2.0  # of a broker that does not answer

@@ -27,7 +27,7 @@ from postroad.client.receipt import Receipt
 from postroad.errors import UsageError
 from postroad.events import Event, EventBatch, Gap
 from postroad.ids import MessageId
-from postroad.tracking.verdict import TraceResult
+from postroad.tracking.query.verdict import TraceResult
 
 PUBLISH_CHUNK: Final = 1024
 

@@ -48,8 +48,8 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.events import Value
-from postroad.overlay.effects import Close, Dial, Send
-from postroad.overlay.handshake import check_welcome, printable, smaller
+from postroad.links.handshake import check_welcome, printable, smaller
+from postroad.seam.effects import Close, Dial, Send
 from postroad.wire import frames as wire
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
 

@@ -1,6 +1,6 @@
 """What a client's core is told by its driver, and what it tells the driver and the application.
 
-Send, Close, Dial and Note are those of `overlay.effects`.
+Send, Close, Dial and Note are those of `seam.effects`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
-from postroad.overlay.effects import Close, Dial, Send
+from postroad.seam.effects import Close, Dial, Send
 
 # --- what the driver reports
 

@@ -22,7 +22,6 @@ import msgspec
 
 from postroad.client.effects import Acknowledged, Began, Delivered, Effect, Ended, Missed, Passed
 from postroad.client.streams import Streams
-from postroad.durable.token import CheckpointToken
 from postroad.errors import (
     BugError,
     PeerError,
@@ -33,6 +32,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.events import EventBatch, Gap
+from postroad.events.token import CheckpointToken
 from postroad.ids import pubend_text
 from postroad.units import MILLISECOND_US
 from postroad.wire import frames as wire

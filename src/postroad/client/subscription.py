@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from postroad.client.settings import check_texts
-from postroad.durable.token import CheckpointToken
 from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
 from postroad.events import Event, EventBatch, Gap
+from postroad.events.token import CheckpointToken
 from postroad.ids import parse_pubend
 
 if TYPE_CHECKING:

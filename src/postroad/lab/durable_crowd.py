@@ -23,8 +23,8 @@ from postroad.bench.durable_sessions import NativeDurable
 from postroad.bench.native import WINDOW_BYTES
 from postroad.bench.sessions import STAMP_BYTES, Template, payload_of
 from postroad.config import DEFAULT_LIMITS
-from postroad.durable.token import CheckpointToken
 from postroad.errors import PeerError, UnavailableError
+from postroad.events.token import CheckpointToken
 from postroad.lab.durable_network import PUBENDS, Broker, answer
 from postroad.wire import frames
 from postroad.wire.frames import Kind

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from postroad.durable.compact import Numbers
-from postroad.durable.filtering import PersistentFiltering
+from postroad.durable.subscriber.compact import Numbers
+from postroad.durable.subscriber.filtering import PersistentFiltering
+from postroad.seam.storage import Append, Appended, Chop
 from postroad.selectors import Group
 from postroad.storage.commit import GroupCommit, commit_once
-from postroad.storage.effects import Append, Appended, Chop
 from postroad.storage.files import OsFiles
 from postroad.storage.identity import DATABASE
 from postroad.storage.log import LogVolume

@@ -16,8 +16,8 @@ from typing import Final
 
 from postroad.errors import PostroadError
 from postroad.net.log import complain
-from postroad.tracking.effects import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
-from postroad.tracking.store import TrackingStore
+from postroad.seam.tracking import DropFilters, StoreAttachments, StoreFilter, TrackingEffect
+from postroad.storage.tracking_store import TrackingStore
 from postroad.units import MIB
 
 MAX_PENDING_BYTES: Final = 256 * MIB

@@ -23,7 +23,7 @@ from typing import Final
 import uvloop
 
 from postroad import __version__, kernel
-from postroad.broker import Broker
+from postroad.broker.core import Broker
 from postroad.config import (
     DEFAULT_HOST,
     DEFAULT_METRICS_PORT,
@@ -33,10 +33,17 @@ from postroad.config import (
     format_address,
     parse_address,
 )
-from postroad.durable.durable_pubend import TABLE as PUBENDS_TABLE
-from postroad.durable.hosting import TABLES as HOSTING_TABLES
-from postroad.durable.pubend_rows import refuse_lower_limits
+from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
+from postroad.durable.publisher.pubend_rows import refuse_lower_limits
+from postroad.durable.publisher.publishing import TABLES as PUBLISHING_TABLES
+from postroad.durable.publisher.releasing import TABLES as RELEASING_TABLES
+from postroad.durable.retiring import TABLE as RETIRED_TABLE
+from postroad.durable.retiring import read_retired
+from postroad.durable.subscriber.hosting import TABLES as HOSTING_TABLES
 from postroad.errors import UsageError
+from postroad.history.history import TABLE as HISTORY_TABLE
+from postroad.history.history import read_row as read_history
+from postroad.links.handshake import MAX_WINDOW
 from postroad.net import log
 from postroad.net.clock import Clock
 from postroad.net.configure import is_loopback
@@ -45,20 +52,13 @@ from postroad.net.http import HttpServer
 from postroad.net.log import LOGGER
 from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
-from postroad.overlay.durable_publishing import TABLES as PUBLISHING_TABLES
-from postroad.overlay.ends import TABLE as ENDS_TABLE
-from postroad.overlay.ends import read_end
-from postroad.overlay.handshake import MAX_WINDOW
-from postroad.overlay.history import TABLE as HISTORY_TABLE
-from postroad.overlay.history import read_row as read_history
-from postroad.overlay.releasing import TABLES as RELEASING_TABLES
-from postroad.overlay.retiring import TABLE as RETIRED_TABLE
-from postroad.overlay.retiring import read_retired
+from postroad.seam.storage import Reader, Stored, StreamEnd
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
-from postroad.storage.effects import Reader, Stored, StreamEnd
 from postroad.storage.identity import DataFolder
-from postroad.tracking.store import TrackingStore
+from postroad.storage.tracking_store import TrackingStore
+from postroad.streams.ends import TABLE as ENDS_TABLE
+from postroad.streams.ends import read_end
 from postroad.tracking.strategies import Tracking, make_tracking
 
 MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files

@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
-from postroad.broker import Closed, DialFailed, Input, Opened, Received
+from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
 from postroad.config import parse_address
 from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
@@ -32,10 +32,10 @@ from postroad.net import tls
 from postroad.net.clock import Clock
 from postroad.net.historian import Historian
 from postroad.net.log import LOGGER, complain, note
-from postroad.overlay.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
+from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.storage.commit import Storage
-from postroad.storage.effects import Append, Chop, Read, Save, StorageEffect
-from postroad.tracking.effects import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
 
@@ -50,7 +50,7 @@ SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 
 class Core(Protocol):
-    """What the driver needs of `broker.Broker`."""
+    """What the driver needs of `broker.core.Broker`."""
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]: ...
     def next_deadline(self) -> int | None: ...

@@ -12,10 +12,10 @@ from typing import Final
 
 from postroad.errors import BugError, PeerError
 from postroad.ids import VOLATILE
-from postroad.overlay.effects import Effect, Note, Send
+from postroad.links.links import Peer
 from postroad.overlay.interest import Interest
-from postroad.overlay.links import Peer
 from postroad.overlay.topology import MAX_BROKERS, Topology, topology_frames
+from postroad.seam.effects import Effect, Note, Send
 from postroad.wire.frames import (
     Advertisement,
     Digest,

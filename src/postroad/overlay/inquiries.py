@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from postroad.overlay.effects import Effect, Send
 from postroad.overlay.topology import Topology
+from postroad.seam.effects import Effect, Send
 from postroad.wire.frames import Answer, Query, encode
 
 MAX_HOPS: Final = 255  # after which a question or an answer is dropped: routes change while it travels

@@ -26,7 +26,6 @@ from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.events.topics import RESERVED, pattern_matches
-from postroad.overlay.covering import Covering, OwnSelector
 from postroad.overlay.interest_entries import (
     TOPIC_BYTES,
     WHERE_BYTES,
@@ -42,6 +41,7 @@ from postroad.overlay.interest_entries import (
 )
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
+from postroad.selectors.cover_index import Covering, OwnSelector
 from postroad.wire.frames import (
     InterestClaim,
     InterestEntry,

@@ -9,18 +9,18 @@ from typing import Final
 
 from postroad.config import DurableConfig
 from postroad.ids import pubend_id, pubend_text
+from postroad.seam.storage import Stored, StreamEnd
 from postroad.selectors import Selector
-from postroad.sim.applications import Application, Clerk, DurablePublisher, DurableSubscriber
-from postroad.sim.connectivity import SETTLE_US, Connectivity
-from postroad.sim.durable import Reader, Records, Subscribing, Watched
-from postroad.sim.ledger import Ledger
-from postroad.sim.network import Network
-from postroad.sim.process import Core, Process
-from postroad.sim.sharing import Consumer, Group
-from postroad.sim.violation import Violation
-from postroad.sim.workload import PublishingHabit, random_selector
-from postroad.sim.world import World
-from postroad.storage.effects import Stored, StreamEnd
+from postroad.sim.judge.connectivity import SETTLE_US, Connectivity
+from postroad.sim.judge.durable import Reader, Records, Subscribing, Watched
+from postroad.sim.judge.ledger import Ledger
+from postroad.sim.judge.sharing import Consumer, Group
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.network import Network
+from postroad.sim.machine.process import Core, Process
+from postroad.sim.machine.world import World
+from postroad.sim.people.applications import Application, Clerk, DurablePublisher, DurableSubscriber
+from postroad.sim.people.workload import PublishingHabit, random_selector
 from postroad.units import KIB, MIB, SECOND_US
 
 SKEW_US: Final = 15 * SECOND_US  # no tick is further from true time

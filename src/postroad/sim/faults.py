@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from postroad.sim.applications import Application, Clerk, DurablePublisher, DurableSubscriber
-from postroad.sim.clients import Client
-from postroad.sim.disk import CrashStyle
-from postroad.sim.network import Network, Raw
-from postroad.sim.process import SWITCHOVER, Process
-from postroad.sim.storage import STEPS
-from postroad.sim.world import World
+from postroad.sim.machine.disk import CrashStyle
+from postroad.sim.machine.network import Network, Raw
+from postroad.sim.machine.process import SWITCHOVER, Process
+from postroad.sim.machine.storage import STEPS
+from postroad.sim.machine.world import World
+from postroad.sim.people.applications import Application, Clerk, DurablePublisher, DurableSubscriber
+from postroad.sim.people.clients import Client
 from postroad.units import GIB, MILLISECOND_US, SECOND_US
 
 LONGEST_STEP_US: Final = 3 * SECOND_US

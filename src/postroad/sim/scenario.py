@@ -16,23 +16,23 @@ from typing import Final
 
 import msgspec
 
-from postroad.broker import Broker
+from postroad.broker.core import Broker
 from postroad.config import BrokerConfig, DeliveryConfig, DurableConfig, Identity, StreamConfig
 from postroad.errors import UsageError
 from postroad.ids import OWN_IDS, is_volatile, volatile_pubend
-from postroad.sim.checkers import Completeness, Origin, Paths, check_agreement, check_memory
-from postroad.sim.clients import Publisher, Subscriber
-from postroad.sim.connectivity import Connectivity
-from postroad.sim.disk import Disk
 from postroad.sim.durable_life import DurableLife, stored_in
 from postroad.sim.faults import Faults
-from postroad.sim.ledger import Ledger, Subscription
-from postroad.sim.network import Network, Quality
-from postroad.sim.process import Core, Process
-from postroad.sim.tracking import AskingHabit, Inquirer, Trails
-from postroad.sim.violation import Violation
-from postroad.sim.workload import PublishingHabit, SubscribingHabit
-from postroad.sim.world import EPOCH_US, Clock, World
+from postroad.sim.judge.checkers import Completeness, Origin, Paths, check_agreement, check_memory
+from postroad.sim.judge.connectivity import Connectivity
+from postroad.sim.judge.ledger import Ledger, Subscription
+from postroad.sim.judge.tracking import AskingHabit, Inquirer, Trails
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.disk import Disk
+from postroad.sim.machine.network import Network, Quality
+from postroad.sim.machine.process import Core, Process
+from postroad.sim.machine.world import EPOCH_US, Clock, World
+from postroad.sim.people.clients import Publisher, Subscriber
+from postroad.sim.people.workload import PublishingHabit, SubscribingHabit
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US

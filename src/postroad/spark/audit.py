@@ -31,7 +31,7 @@ import msgspec
 
 from postroad.errors import UsageError
 from postroad.selectors import Selector
-from postroad.spark.lake import Lake
+from postroad.spark.lake.tables import Lake
 from postroad.spark.where import selector_sql
 from postroad.units import SECOND_US
 

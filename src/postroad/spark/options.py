@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from postroad.client.addresses import parse_addresses, tls
 from postroad.client.blocking import Client, connect
-from postroad.durable.token import CheckpointToken
 from postroad.errors import UsageError
+from postroad.events.token import CheckpointToken
 from postroad.selectors import Selector
 from postroad.units import SECOND_US
 

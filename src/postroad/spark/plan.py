@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from postroad.spark.lake import Lake, write_folder
-from postroad.spark.trace import current
+from postroad.spark.lake.tables import Lake, write_folder
+from postroad.spark.trace.bulk import current
 from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.planner import Impossible, Plan, Wish, plan
 from postroad.tracking.settings import GATHER_US

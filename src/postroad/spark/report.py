@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import StorageError, UnavailableError
 from postroad.spark.audit import KINDS, LOSSES, Audit, as_rows
-from postroad.spark.lake import SCHEMAS, Lake
-from postroad.spark.topology import Place, latest, link_loads
+from postroad.spark.lake.tables import SCHEMAS, Lake
+from postroad.spark.trace.topology import Place, latest, link_loads
 from postroad.units import MILLISECOND_US, SECOND_US
 
 if TYPE_CHECKING:

@@ -38,15 +38,15 @@ except ImportError:
     raise
 
 from postroad.client.blocking import Client, Subscription
-from postroad.durable.token import CheckpointToken
 from postroad.errors import PostroadError, StorageError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap
+from postroad.events.token import CheckpointToken
 from postroad.ids import is_history, parse_pubend, pubend_text
 from postroad.spark.columns import EVENTS, event_columns
-from postroad.spark.lake import SCHEMAS
+from postroad.spark.lake.rows import day
+from postroad.spark.lake.tables import SCHEMAS
 from postroad.spark.options import OLDEST, Access, ReadOptions, read_options
 from postroad.spark.pushdown import Pushed, pushed
-from postroad.spark.rows import day
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 
 if TYPE_CHECKING:

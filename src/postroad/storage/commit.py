@@ -30,7 +30,7 @@ from typing import Final, Literal
 
 from postroad.delays import Delays
 from postroad.errors import BugError, PostroadError, StorageError
-from postroad.storage.effects import (
+from postroad.seam.storage import (
     Append,
     Appended,
     AppendFailed,

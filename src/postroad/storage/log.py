@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.errors import BugError, StorageError
-from postroad.storage.effects import MAX_TICK, Append, Read, ReadDone
+from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
 from postroad.storage.files import FULL, Files, NoRoom
 from postroad.storage.metadata import Facts
 from postroad.storage.recovery import (

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from postroad.errors import PostroadError, StorageError
-from postroad.storage.effects import Reader
+from postroad.seam.storage import Reader
 from postroad.storage.files import NoRoom
 from postroad.storage.stamp import Stamp, StampFile
 

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from postroad.errors import StorageError
-from postroad.storage.effects import MAX_TICK
+from postroad.seam.storage import MAX_TICK
 from postroad.storage.files import Files
 from postroad.storage.segment import HEADER, OPENS_COMMIT, OVERHEAD, Scan, Segment, entries, parse_name, scan
 

@@ -35,11 +35,11 @@ import numpy.typing as npt
 
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
+from postroad.seam.tracking import TrackingEffect
 from postroad.tracking.adaptive import Sizing
 from postroad.tracking.attachment import GROUP, SUBSCRIBER
 from postroad.tracking.attachment_log import AROUND_BYTES, Change
 from postroad.tracking.bloom import fill_of
-from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.groups import MIN_MEMBERS, Groups, Members, fitting, group_name, worth
 from postroad.tracking.history import Filled, FilterHistory, Pace, Window
 from postroad.tracking.keys import (
@@ -52,8 +52,8 @@ from postroad.tracking.keys import (
     set_tag,
     subscriber_tag,
 )
-from postroad.tracking.lookup import MAX_SET_DEGREE, Current
 from postroad.tracking.moments import Times
+from postroad.tracking.query.lookup import MAX_SET_DEGREE, Current
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import EXPIRE_US, MAX_LATE_SPANS, Recorder
 from postroad.tracking.settings import GATHER_US, PUT_OFF_US, TrackingConfig

@@ -16,8 +16,8 @@ import numpy as np
 
 from postroad.errors import BugError
 from postroad.ids import ID_BYTES
+from postroad.seam.tracking import TrackingEffect
 from postroad.tracking.attachment_log import Change
-from postroad.tracking.effects import TrackingEffect
 from postroad.tracking.history import Range, Window
 from postroad.tracking.keys import DELIVERED, ENTRY, FORWARDED, LOG, PUBLISHED, ROUTED, HistoryKey
 from postroad.tracking.moments import Times

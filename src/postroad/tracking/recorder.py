@@ -7,6 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Final
 
+from postroad.seam.tracking import (
+    DropFilters,
+    NotKept,
+    ReplaceAttachments,
+    StoreAttachments,
+    StoreFilter,
+    TrackingEffect,
+)
 from postroad.tracking.attachment import LATE_ROUND_US, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import (
     ASSUMED,
@@ -18,16 +26,8 @@ from postroad.tracking.attachment_log import (
     encode_changes,
     wider,
 )
-from postroad.tracking.effects import (
-    DropFilters,
-    NotKept,
-    ReplaceAttachments,
-    StoreAttachments,
-    StoreFilter,
-    TrackingEffect,
-)
-from postroad.tracking.lookup import Lookup
 from postroad.tracking.moments import Spans, Times, joined, runs
+from postroad.tracking.query.lookup import Lookup
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, encode_record
 from postroad.tracking.settings import GATHER_US, TrackingConfig
 from postroad.tracking.shelf import Shelf

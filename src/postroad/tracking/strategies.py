@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from postroad.seam.tracking import NotKept, TrackingEffect
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom_strategy import BloomTracking
-from postroad.tracking.effects import NotKept, TrackingEffect
 from postroad.tracking.exact_strategy import ExactTracking
-from postroad.tracking.lookup import Reading
-from postroad.tracking.messages import MAX_NEIGHBOURS, Finding, TraceAnswer, TraceQuestion
+from postroad.tracking.query.lookup import Reading
+from postroad.tracking.query.messages import MAX_NEIGHBOURS, Finding, TraceAnswer, TraceQuestion
 from postroad.tracking.record import FilterMeta
 from postroad.tracking.recorder import Passage
 from postroad.tracking.settings import TrackingConfig

@@ -8,15 +8,15 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PostroadError, UnavailableError, UsageError
-from postroad.overlay.effects import Effect, Send
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
-from postroad.tracking.desk import MAX_TRACES, Inquire, Output, Report, Respond, TraceDesk
-from postroad.tracking.effects import FiltersRead, Keep, ReadFilters, TrackingEffect
+from postroad.seam.effects import Effect, Send
+from postroad.seam.tracking import FiltersRead, Keep, ReadFilters, TrackingEffect
+from postroad.tracking.query.desk import MAX_TRACES, Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.query.trace import NOT_REACHABLE, parse_ids
+from postroad.tracking.query.verdict import within
 from postroad.tracking.settings import PUT_OFF_US
 from postroad.tracking.strategies import Tracking
-from postroad.tracking.trace import NOT_REACHABLE, parse_ids
-from postroad.tracking.verdict import within
 from postroad.units import MILLISECOND_US
 from postroad.wire.frames import MAX_BODY_BYTES, Reply, Request, encode
 

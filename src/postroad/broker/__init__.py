@@ -1,0 +1,1 @@
+"""A broker: the rooms, and the turn that passes through them."""

@@ -1,0 +1,1 @@
+"""The publisher hosting broker, PHB (spec D1, D7, D8)."""

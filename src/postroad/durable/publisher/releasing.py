@@ -1,0 +1,216 @@
+"""The release protocol in a broker: reports go up the trees, floors are found at the root (spec D7, D8).
+
+Every report of every owner is kept at each broker on its way, the newest one, and sent on to the parent in
+the tree of the pubend's origin; when that parent, or the connection to it, is another one, all are sent
+again. So no report is lost with a link or a broker in between. Those of brokers that link state does not know
+are neither taken nor kept: a neighbour could make up any number of them. At the origin they reach
+`ReleaseRoot`, which says how far the pubend may forget, and the pubend makes its floor of it. Whoever asks
+below it is told L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from postroad.durable.publisher.pubend import DurablePubend
+from postroad.durable.publisher.release import (
+    TABLE,
+    ReleaseMerger,
+    ReleaseRoot,
+    Report,
+    RetentionPolicy,
+    read_owner,
+)
+from postroad.errors import PeerError, UnavailableError
+from postroad.ids import is_volatile
+from postroad.overlay.topology import Topology
+from postroad.seam.effects import Effect, Note, Send
+from postroad.seam.storage import MAX_TICK, Reader, Saved, SaveFailed, StorageInput
+from postroad.units import SECOND_US
+from postroad.wire.frames import Release, encode
+
+TABLES: Final[Mapping[str, Reader]] = {TABLE: read_owner}  # what a start must load
+RELEASE_US: Final = SECOND_US  # floors are found this often
+MAX_RELEASES: Final = 16_384  # reports in one frame, which has 43 bytes for each
+_MAX_U32: Final = (1 << 32) - 1
+
+
+class Releasing:
+    """One broker's part in the release of every durable pubend, its own included.
+
+    `link(broker)` is the connection of a neighbour; `mine` are the durable pubends of this broker.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        policy: RetentionPolicy,
+        topology: Topology,
+        link: Callable[[int], int | None],
+        mine: Iterable[int],
+        rows: Mapping[bytes, bytes],
+        new_tag: Callable[[], int],
+        now_us: int,
+    ) -> None:
+        self._me = me
+        self._policy = policy
+        self._topology = topology
+        self._link = link
+        self._mine = dict.fromkeys(mine)
+        self._rows = rows
+        self._new_tag = new_tag
+        self._merger = ReleaseMerger()
+        self._pubends: dict[int, tuple[DurablePubend, ReleaseRoot]] = {}  # those that are open
+        self._parents: dict[int, int | None] = {}  # origin -> connection that its reports go to
+        self._routed_at = -1  # topology generation for which `_parents` holds
+        self._release_at = now_us + RELEASE_US
+
+    def open(self, pubend: DurablePubend, now_us: int) -> None:
+        """An own pubend of which others hear from now on."""
+        root = self._root(pubend.id, now_us)
+        if not root.owners:
+            # Those that are not open yet are as they were found on disk.
+            shut = (self._root(one, now_us) for one in self._mine if one not in self._pubends)
+            root.inherit([*(sibling for _, sibling in self._pubends.values()), *shut])
+        self._mine[pubend.id] = None
+        self._pubends[pubend.id] = (pubend, root)
+
+    def _root(self, pubend: int, now_us: int) -> ReleaseRoot:
+        root = ReleaseRoot(pubend, self._policy, new_tag=self._new_tag, now_us=now_us)
+        root.recover(self._rows)
+        return root
+
+    def held(self, pubend: int) -> bool:
+        """Somebody has durable subscriptions on this own pubend."""
+        return pubend in self._pubends and self._pubends[pubend][1].held
+
+    # ---- reports
+
+    def report(self, pubend: int, report: Report) -> None:
+        """What the durable subscriptions of this broker say."""
+        self._merger.report(pubend, report)
+
+    def received(self, message: Release) -> None:
+        """What a neighbour further down in the tree says."""
+        for pubend, owner, serial, released, delivered, ended in message.reports:
+            if not (0 < owner <= _MAX_U32 and 0 <= serial <= MAX_TICK and 0 <= pubend < 1 << 64):
+                raise PeerError("a report with an owner, serial or pubend out of range")
+            if not 0 <= released <= delivered <= MAX_TICK or ended not in (0, 1) or is_volatile(pubend):
+                raise PeerError("a report with ticks out of range, or on a plain pubend")
+            origin = pubend >> 32
+            known = pubend in self._mine if origin == self._me else bool(self._topology.pubends(origin))
+            known = known and owner != self._me and owner in self._topology
+            if known and self._has_room(pubend, owner):
+                report = Report(
+                    owner=owner,
+                    serial=serial,
+                    released=released,
+                    latest_delivered=delivered,
+                    ended=bool(ended),
+                )
+                self._merger.report(pubend, report)
+
+    def _has_room(self, pubend: int, owner: int) -> bool:
+        """Where there is no more, reports on pubends that nobody advertises go, and no others of these are
+        taken: a neighbour may make up any number of them."""
+        if self._merger.room(pubend, owner):
+            return True
+        topology = self._topology
+        if pubend not in self._mine and pubend not in topology.pubends(pubend >> 32):
+            return False
+        there = {*self._mine, *(one for broker in topology.names() for one in topology.own_pubends(broker))}
+        self._merger.forget(lambda one, other: one not in there and other != self._me)
+        if not self._merger.room(pubend, owner):
+            raise PeerError("more reports of brokers on pubends than there is room for")
+        return True
+
+    def forget_broker(self, gone: int) -> None:
+        """It was out of reach for long: nobody takes reports on its pubends. Its own count where they have
+        arrived, and should it be back, it makes them again."""
+        self._merger.forget(lambda pubend, owner: gone in (pubend >> 32, owner))
+        self._parents.pop(gone, None)
+
+    def retire(self, owner: int) -> int:
+        """A broker will not come back: on how many own pubends it held something."""
+        self._merger.forget(lambda _, other: other == owner)
+        return sum(root.retire(owner) for _, root in self._pubends.values())
+
+    # ---- storage and time
+
+    def stored(self, item: StorageInput) -> None:
+        if isinstance(item, Saved | SaveFailed):
+            for _, root in self._pubends.values():
+                if root.saved(item.tag) if isinstance(item, Saved) else root.save_failed(item.tag):
+                    return
+
+    def tick(self, now_us: int) -> list[Effect]:
+        """The end of a turn: pass reports on, and now and then see what may be forgotten."""
+        if self._routed_at != self._topology.generation:
+            self._reroute()
+        out = self._pass_on()
+        for pubend, reports in self._merger.take(lambda pubend: pubend in self._pubends).items():
+            for report in reports:
+                try:
+                    self._pubends[pubend][1].report(report)
+                except UnavailableError as error:
+                    out.append(Note("warning", str(error)))
+        if now_us >= self._release_at:
+            self._release_at = now_us + RELEASE_US
+            for held, root in self._pubends.values():
+                out += held.release(root.floor(now_us, held.last, held.floor_for_size))
+        for _, root in self._pubends.values():
+            out += root.flush(now_us)
+        return out
+
+    def close(self, now_us: int) -> list[Effect]:
+        """The process ends: reports that wait for their time to be saved are saved now."""
+        return [effect for _, root in self._pubends.values() for effect in root.close(now_us)]
+
+    def next_deadline(self) -> int | None:
+        return self._release_at if self._pubends else None
+
+    def _reroute(self) -> None:
+        """A parent that is another one, or newly linked, is told everything."""
+        self._routed_at = self._topology.generation
+        changed: dict[int, None] = {}
+        for origin in self._merger.origins():
+            connection = self._parent(origin)
+            if self._parents.get(origin) != connection:
+                self._parents[origin] = connection
+                changed[origin] = None
+        if changed:
+            self._merger.resend(lambda pubend: pubend >> 32 in changed)
+
+    def _parent(self, origin: int) -> int | None:
+        parent = self._topology.parent(origin)
+        return None if parent is None else self._link(parent)
+
+    def _pass_on(self) -> list[Effect]:
+        rows: dict[int, list[tuple[int, int, int, int, int, int]]] = {}
+        for origin in self._merger.origins(due=True):
+            self._parents[origin] = self._parent(origin)
+        due = self._merger.take(lambda pubend: self._parents[pubend >> 32] is not None)
+        for pubend, reports in due.items():
+            connection = self._parents[pubend >> 32]
+            if connection is not None:
+                rows.setdefault(connection, []).extend(
+                    (pubend, one.owner, one.serial, one.released, one.latest_delivered, int(one.ended))
+                    for one in reports
+                )
+        return [
+            Send(connection, encode(Release(reports=tuple(found[first : first + MAX_RELEASES]))))
+            for connection, found in rows.items()
+            for first in range(0, len(found), MAX_RELEASES)
+        ]
+
+    # ---- inspection
+
+    def status(self) -> list[dict[str, object]]:
+        return [root.status() for _, root in self._pubends.values()]
+
+    def check(self) -> None:
+        self._merger.check()
+        for _, root in self._pubends.values():
+            root.check()

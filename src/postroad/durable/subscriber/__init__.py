@@ -1,0 +1,1 @@
+"""The subscriber hosting broker, SHB (spec D3 to D6, D9 to D11)."""

@@ -1,0 +1,169 @@
+"""Durable subscriptions that other brokers host: name -> epochs and brokers (spec D10).
+
+Every broker claims the names it hosts, and claims are known everywhere (`overlay.interest`). The highest
+epoch has a name; equal epochs go to the higher broker number. Lower ones are of brokers that had it before
+and still hold what it has not acknowledged: should the highest be retired, the next one has it. Heard claims
+are kept on disk, and stay although their broker is gone: a subscriber that comes here must not begin anew
+while its token lies elsewhere. A claim goes when its broker withdraws it, or when an administrator retires
+the broker. A table of that broker that is older than the claim withdraws nothing: after a restart, whoever
+was cut off may have such a table, and be the only one to have any.
+
+A name that is deleted has a row of nobody, above the claim with which it was, for as long as lower claims are
+known: their brokers were away, and hold what is to be deleted (`durable.subscriber.moving` tells them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from postroad.errors import BugError
+from postroad.seam.storage import Save, StorageEffect
+
+TABLE: Final = "durable.claims"
+MAX_CLAIMS: Final = 1_000_000
+NOBODY: Final = 0  # no broker has this number
+
+
+class Row(msgspec.Struct, frozen=True, order=True):
+    epoch: int
+    broker: int  # NOBODY: what is lower was deleted
+    version: int  # of that broker's table, in which it was heard
+
+
+class Claims:
+    """What is hosted elsewhere, as far as is known. `lost`: some claim had no room."""
+
+    __slots__ = ("_deleted", "_dirty", "_new_tag", "_rows", "_saving", "lost")
+
+    def __init__(self, *, new_tag: Callable[[], int]) -> None:
+        self._new_tag = new_tag
+        # By name: the claims of other brokers, the highest first; at most one row of nobody, never the last.
+        self._rows: dict[str, tuple[Row, ...]] = {}
+        self._deleted: dict[int, dict[str, None]] = {}  # broker -> names that it claims below a deletion
+        self._dirty: dict[str, None] = {}  # names whose row is to be saved
+        self._saving: dict[int, tuple[str, ...]] = {}  # tag -> names whose rows are on their way
+        self.lost = False
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def highest(self, name: str) -> Row | None:
+        found = self._rows.get(name)
+        return None if found is None else found[0]
+
+    def hear(self, name: str, epoch: int, broker: int, version: int) -> None:
+        held = self._rows.get(name, ())
+        if not held and len(self._rows) >= MAX_CLAIMS:
+            self.lost = True
+            return
+        if any(row.broker == broker and row.epoch >= epoch for row in held):
+            return
+        self._set(name, [Row(epoch, broker, version), *(row for row in held if row.broker != broker)])
+        if [row.broker for row in self._rows[name]] != [row.broker for row in held]:
+            self.save(name)  # a later epoch alone is heard again after a restart
+
+    def version(self, name: str, broker: int) -> int:
+        """Of the table in which this broker claimed the name; 0 if it does not."""
+        return next((row.version for row in self._rows.get(name, ()) if row.broker == broker), 0)
+
+    def remove(self, name: str, broker: int) -> None:
+        """That broker does not claim it any more."""
+        held = self._rows.get(name, ())
+        left = [row for row in held if row.broker != broker]
+        if len(left) != len(held):
+            self._set(name, left)
+            self.save(name)
+
+    def delete(self, name: str, epoch: int) -> None:
+        """The name was deleted by whoever had it with this epoch."""
+        held = self._rows.get(name)
+        if held is not None and all(row.broker != NOBODY or row.epoch <= epoch for row in held):
+            self._set(name, [Row(epoch + 1, NOBODY, 0), *(row for row in held if row.broker != NOBODY)])
+            self.save(name)
+
+    def deleted(self, reachable: Callable[[int], bool]) -> dict[int, list[tuple[str, int]]]:
+        """Brokers in reach -> names that they claim although they were deleted, and the epochs of that."""
+        return {
+            broker: [(name, self._deletion(name)) for name in names]
+            for broker, names in self._deleted.items()
+            if reachable(broker)
+        }
+
+    def _deletion(self, name: str) -> int:
+        """Below this epoch the name was deleted; 0 if it was not."""
+        return next((row.epoch for row in self._rows.get(name, ()) if row.broker == NOBODY), 0)
+
+    def _set(self, name: str, rows: list[Row]) -> None:
+        for row in self._rows.pop(name, ()):
+            names = self._deleted.get(row.broker, {})
+            if names.pop(name, name) is None and not names:
+                del self._deleted[row.broker]
+        rows.sort(reverse=True)
+        if rows and rows[-1].broker == NOBODY:
+            rows.pop()
+        if rows:
+            self._rows[name] = tuple(rows)
+        for row in rows:
+            if row.epoch < self._deletion(name):
+                self._deleted.setdefault(row.broker, {})[name] = None
+
+    def of(self, broker: int, but: Collection[str] = ()) -> dict[str, int]:
+        """The names that this broker claims, without those in `but` -> their epochs."""
+        return {
+            name: row.epoch
+            for name, rows in self._rows.items()
+            for row in rows
+            if row.broker == broker and name not in but
+        }
+
+    # ---- saving
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._dirty)
+
+    def save(self, name: str) -> None:
+        self._dirty[name] = None
+
+    def flush(self) -> list[StorageEffect]:
+        if not self._dirty:
+            return []
+        tag = self._new_tag()
+        self._saving[tag] = tuple(self._dirty)
+        rows = tuple(
+            (name.encode(), msgspec.msgpack.encode(self._rows[name]) if name in self._rows else None)
+            for name in self._dirty
+        )
+        self._dirty.clear()
+        return [Save(table=TABLE, rows=rows, tag=tag)]
+
+    def saved(self, tag: int) -> None:
+        self._saving.pop(tag, None)
+
+    def save_failed(self, tag: int) -> None:
+        self._dirty.update(dict.fromkeys(self._saving.pop(tag, ())))
+
+    def recover(self, rows: Mapping[bytes, bytes]) -> None:
+        for name, value in sorted(rows.items()):
+            held, claims = read_claims(name, value)
+            self._set(held, list(claims))
+
+    def check(self) -> None:
+        deleted: dict[int, set[str]] = {}
+        for name, rows in self._rows.items():
+            if not rows or rows[-1].broker == NOBODY or list(rows) != sorted(rows, reverse=True):
+                raise BugError(f"claims: those on {name!r} are not in order")
+            if len({row.broker for row in rows}) != len(rows):
+                raise BugError(f"claims: two of one broker on {name!r}")
+            for row in rows:
+                if row.epoch < self._deletion(name):
+                    deleted.setdefault(row.broker, set()).add(name)
+        if deleted != {broker: set(names) for broker, names in self._deleted.items()}:
+            raise BugError("claims: those below deletions are other ones")
+
+
+def read_claims(name: bytes, value: bytes) -> tuple[str, tuple[Row, ...]]:
+    return name.decode(), msgspec.msgpack.decode(value, type=tuple[Row, ...])

@@ -1,0 +1,307 @@
+"""Shared durable subscriptions in a broker: `groups` joined to hosting and to client connections.
+
+A group is one subscriber of `hosting`, connected while it has a consumer; each consumer is a client's
+subscription. What is acknowledged above the group's token is saved at once, and the token is moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from postroad.durable.subscriber.cursor import Cursor
+from postroad.durable.subscriber.groups import Assigned, AssignGap, SharedSubscription
+from postroad.durable.subscriber.hosting import Hosting
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap
+from postroad.durable.subscriber.subscriptions import SAVE_US, Subscription
+from postroad.errors import BugError, PostroadError, UsageError
+from postroad.events.batch import empty_frame
+from postroad.history.bulletins import Receivers
+from postroad.links.links import Links
+from postroad.seam.effects import Note
+from postroad.seam.storage import Saved, SaveFailed, StorageEffect
+from postroad.units import SECOND_US
+from postroad.wire.frames import Kind
+
+PATIENCE_US: Final = 30 * SECOND_US  # who holds up the others of its group for longer is named in the log
+
+
+class _HeldUp(NamedTuple):
+    """A group whose other consumers wait for one."""
+
+    consumer: int
+    since_us: int
+    name_at: int  # when it is named in the log
+
+
+@dataclass(slots=True)
+class _Group:
+    name: str
+    shared: SharedSubscription
+    consumers: dict[int, tuple[int, int]]  # -> (connection, its number there)
+    session: int | None = None  # in hosting; None: it has no consumer
+    coming: int = 0  # bytes that it is sent in this turn and has not been offered yet
+    tickets: list[int] = field(default_factory=list)  # acknowledgements to be confirmed by the next save
+    confirming: list[int] = field(default_factory=list)  # by the save on its way
+    held_up: _HeldUp | None = None
+
+
+class DurableGroups:
+    """The groups of one broker, by their subscriber numbers. `record`: these were handed this."""
+
+    def __init__(
+        self,
+        *,
+        hosting: Hosting,
+        links: Links,
+        rows: Mapping[bytes, bytes],
+        new_tag: Callable[[], int],
+        send: Callable[[int, bytes], None],
+        record: Callable[[Receivers, Deliver | DeliverGap], None],
+    ) -> None:
+        self._hosting = hosting
+        self._links = links
+        self._new_tag = new_tag
+        self._send = send
+        self._record = record
+        self._groups: dict[int, _Group] = {}  # every shared subscription that is, or was, in use
+        self._active: dict[int, None] = {}  # those with something to save
+        self._by_session: dict[int, _Group] = {}  # those with consumers
+        self._failed = False  # a save has, since the last flush
+        self._flush_at = 0  # a disk that refuses is not asked with every turn
+        for one in hosting.subscriptions:
+            if one.shared:
+                self._group(one).shared.recover(rows, one.token())
+
+    def _group(self, one: Subscription) -> _Group:
+        group = self._groups.get(one.id)
+        if group is not None:
+            return group
+        cursors = one.cursors
+        consumers: dict[int, tuple[int, int]] = {}
+        shared = SharedSubscription(
+            one.id,
+            key=one.key,
+            new_tag=self._new_tag,
+            available=lambda consumer: self._links.available(consumers[consumer][0]),
+            saved=lambda pubend: cursors[pubend].saved if pubend in cursors else 0,
+            matched=lambda pubend: _matched(cursors.get(pubend)),
+        )
+        made = self._groups[one.id] = _Group(one.name, shared, consumers)
+        return made
+
+    # ---- consumers
+
+    def begin(self, one: Subscription, session: int) -> None:
+        """The group is connected to hosting."""
+        group = self._group(one)
+        group.session = session
+        self._by_session[session] = group
+
+    def admit(self, one: Subscription) -> None:
+        """UsageError if it cannot have another consumer."""
+        shared = self._groups[one.id].shared
+        if shared.full:
+            count = len(shared.consumers)
+            raise UsageError(
+                f"the shared subscription {one.name!r} has {count} consumers: there cannot be more"
+            )
+
+    def join(self, subscriber: int, consumer: int, connection: int, number: int) -> None:
+        group = self._groups[subscriber]
+        group.consumers[consumer] = (connection, number)
+        self._carry_out(group, group.shared.join(consumer))
+
+    def leave(self, subscriber: int, consumer: int) -> int | None:
+        """What it held goes to others. After the last one: the session of the group, to be detached."""
+        group = self._groups[subscriber]
+        del group.consumers[consumer]
+        self._carry_out(group, group.shared.leave(consumer))
+        if group.consumers or group.session is None:
+            return None
+        session, group.session = group.session, None
+        # Silence below what is open may not have been acknowledged; hosting goes on at the token it knows.
+        self._hosting.ack(session, group.shared.token())
+        group.shared.reset()
+        del self._by_session[session]
+        return session
+
+    def done(self, one: Subscription) -> int:
+        """Events that consumers are done with above the token of their group."""
+        group = self._groups.get(one.id)
+        return 0 if group is None else sum(map(group.shared.finished, one.cursors))
+
+    def consumers(self, session: int) -> list[int]:
+        """Those of the group with this session in hosting."""
+        group = self._by_session.get(session)
+        return [] if group is None else list(group.consumers)
+
+    def delete(self, subscriber: int) -> tuple[list[StorageEffect], list[int]]:
+        """What to save, and the tickets that nothing will decide any more."""
+        group = self._groups.pop(subscriber, None)
+        self._active.pop(subscriber, None)
+        return ([], []) if group is None else (group.shared.delete(), group.confirming + group.tickets)
+
+    # ---- events
+
+    def room(self, subscriber: int) -> bool:
+        group = self._groups.get(subscriber)
+        return group is not None and group.shared.has_room(group.coming)
+
+    def spend(self, subscriber: int, size: int) -> None:
+        """It is sent so much: `deliver` follows in this turn."""
+        group = self._groups.get(subscriber)
+        if group is not None:
+            group.coming += size
+
+    def deliver(self, subscriber: int, message: Deliver | DeliverGap) -> None:
+        group = self._groups.get(subscriber)
+        if group is None:
+            return
+        group.coming -= message.size
+        if group.session is None:
+            return
+        self._carry_out(group, group.shared.offer(message))
+        if group.shared.rests(message.pubend):  # a gap, or all of it was done before
+            self._hosting.ack(group.session, group.shared.token())
+
+    def credit(self, subscriber: int) -> None:
+        """One of its consumers has room again."""
+        group = self._groups[subscriber]
+        self._carry_out(group, group.shared.assign())
+
+    def _carry_out(self, group: _Group, assigned: Assigned) -> None:
+        for one in assigned:
+            connection, number = group.consumers[one.consumer]
+            told: Deliver | DeliverGap
+            if isinstance(one, AssignGap):
+                told = DeliverGap(subscribers=(), pubend=one.pubend, start=one.start, end=one.end)
+                frame = empty_frame(
+                    kind=Kind.DELIVERY,
+                    pubend=one.pubend,
+                    start=one.start,
+                    end=one.end,
+                    channel=number,
+                    lost=True,
+                )
+            else:
+                ticks = one.batch.headers["tick"]
+                start, end = int(ticks[one.rows[0]]) - 1, int(ticks[one.rows[-1]])
+                told = Deliver(
+                    subscribers=(), pubend=one.pubend, start=start, end=end, batch=one.batch, rows=one.rows
+                )
+                frame = one.batch.select(
+                    one.rows, kind=Kind.DELIVERY, pubend=one.pubend, start=start, end=end, channel=number
+                )
+            self._record([(group.name, one.consumer)], told)
+            self._links.spend(connection, len(frame))
+            self._send(connection, frame)
+
+    # ---- acknowledgements
+
+    def ack(
+        self, subscriber: int, consumer: int, events: Mapping[int, tuple[int, ...]], ticket: int | None
+    ) -> None:
+        """With a ticket: `stored` names it once this is on disk."""
+        group = self._groups[subscriber]
+        for pubend, ticks in events.items():
+            group.shared.ack(consumer, pubend, ticks)
+        if group.held_up is not None and group.held_up.consumer == consumer:
+            group.held_up = None
+        if group.session is not None:
+            self._hosting.ack(group.session, group.shared.token())
+        if ticket is not None:
+            group.tickets.append(ticket)
+        self._active[subscriber] = None
+        self._carry_out(group, group.shared.assign())
+
+    def flush(self, now_us: int) -> tuple[list[StorageEffect], list[int]]:
+        """What to save, and the tickets for which nothing has to be."""
+        effects: list[StorageEffect] = []
+        confirmed: list[int] = []
+        if self._failed:
+            self._failed, self._flush_at = False, now_us + SAVE_US
+        if now_us < self._flush_at:
+            return effects, confirmed
+        self._flush_at = 0
+        for subscriber in list(self._active):
+            group = self._groups[subscriber]
+            saves = group.shared.flush()
+            if saves:
+                effects += saves
+                group.confirming, group.tickets = group.tickets, []
+            elif not group.shared.dirty:
+                del self._active[subscriber]
+                confirmed += group.tickets
+                group.tickets.clear()
+        return effects, confirmed
+
+    def close(self) -> list[StorageEffect]:
+        """The process ends: save what no save on its way has."""
+        return [effect for subscriber in self._active for effect in self._groups[subscriber].shared.close()]
+
+    def stored(self, item: Saved | SaveFailed) -> list[tuple[int, PostroadError | None]]:
+        """The tickets that this decides."""
+        for subscriber in self._active:
+            group = self._groups[subscriber]
+            if isinstance(item, Saved):
+                mine, error = group.shared.saved(item.tag), None
+            else:
+                mine, error = group.shared.save_failed(item.tag), item.error
+            if mine:
+                self._failed = error is not None
+                confirming, group.confirming = group.confirming, []
+                return [(ticket, error) for ticket in confirming]
+        return []
+
+    def next_deadline(self) -> int | None:
+        """When to try again what could not be saved."""
+        return self._flush_at if self._flush_at and self._active else None
+
+    # ---- inspection
+
+    def complaints(self, now_us: int) -> list[Note]:
+        """Who holds up the others of its group, at growing intervals; to be called every second."""
+        out: list[Note] = []
+        for group in self._by_session.values():
+            consumer, held_up = group.shared.held_up_by(), group.held_up
+            if consumer is None:
+                group.held_up = None
+            elif held_up is None or held_up.consumer != consumer:
+                group.held_up = _HeldUp(consumer, now_us, now_us + PATIENCE_US)
+            elif now_us >= held_up.name_at:
+                waited_us = now_us - held_up.since_us
+                group.held_up = held_up._replace(name_at=now_us + waited_us)
+                out.append(Note("warning", self._complaint(group, consumer, waited_us)))
+        return out
+
+    def _complaint(self, group: _Group, consumer: int, waited_us: int) -> str:
+        connection, _ = group.consumers[consumer]
+        peer = self._links.peer(connection)
+        client = "a client" if peer is None else f"client {peer.name!r}"
+        return (
+            f"the shared subscription {group.name!r} waits: {group.shared.held} events are not acknowledged, "
+            f"the oldest of them with {client} (connection {connection}), "
+            f"which has acknowledged nothing for {waited_us // SECOND_US} s"
+        )
+
+    def status(self, subscriber: int) -> dict[str, object] | None:
+        """Of a group that is, or was, in use."""
+        group = self._groups.get(subscriber)
+        return None if group is None else {"name": group.name, **group.shared.status()}
+
+    def check(self) -> None:
+        for group in self._groups.values():
+            group.shared.check()
+            if group.coming:
+                raise BugError("groups: something that was sent was never offered")
+            if sorted(group.consumers) != sorted(group.shared.consumers):
+                raise BugError("groups: the consumers are not those of the core")
+            if bool(group.consumers) != (group.session is not None):
+                raise BugError("groups: a group without a consumer is connected, or the other way round")
+
+
+def _matched(cursor: Cursor | None) -> int | None:
+    """Events that the PFS counted up to the token; None while some before that were not matched here."""
+    return None if cursor is None or cursor.released < cursor.since else cursor.consumed

@@ -1,0 +1,678 @@
+"""The subscriber hosting broker, SHB: subscriptions, constreams, filtering and catchup (spec D4, D5, D9).
+
+For every pubend that it follows the broker hands over knowledge twice: contiguous, once and in order to
+`learn`, which feeds the constream; and whatever else arrives to `answer`, for catchup streams that asked.
+What comes out are outputs: messages to subscribers, curiosity, storage effects, reports.
+
+catchup(s, p) is true from the moment a subscriber connects behind the constream until its switchover, and
+again when it has no room for something. A subscriber that is not connected has no stream here at all: the
+persistent filtering subsystem remembers for it.
+
+Order of durability: filtering record synced, then latestDelivered saved, then reported upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, KeysView, Mapping
+from typing import Final
+
+from postroad.durable.publisher.release import Reporter
+from postroad.durable.subscriber.claims import TABLE as CLAIMS
+from postroad.durable.subscriber.claims import read_claims
+from postroad.durable.subscriber.constream import DELIVERED, Constream, Ledger, read_delivered
+from postroad.durable.subscriber.cursor import Told
+from postroad.durable.subscriber.filtering import TABLE as FILTERING
+from postroad.durable.subscriber.filtering import PersistentFiltering, read_filtering
+from postroad.durable.subscriber.followed import Followed
+from postroad.durable.subscriber.groups import TABLE as GROUPS
+from postroad.durable.subscriber.groups import read_done
+from postroad.durable.subscriber.outputs import (
+    Confirmed,
+    Deliver,
+    DeliverGap,
+    Message,
+    Output,
+    Reported,
+    Wants,
+)
+from postroad.durable.subscriber.silence import advance_kept, tell_silence
+from postroad.durable.subscriber.subscriptions import (
+    RELEASED,
+    SUBSCRIPTIONS,
+    UNFOLLOWED,
+    Attached,
+    Subscription,
+    Subscriptions,
+    read_released,
+    read_subscription,
+)
+from postroad.errors import BugError, UsageError
+from postroad.events.token import MAX_TOKEN_PUBENDS, CheckpointToken
+from postroad.seam.storage import (
+    Append,
+    Appended,
+    Read,
+    ReadDone,
+    Reader,
+    Save,
+    Saved,
+    SaveFailed,
+    StorageInput,
+)
+from postroad.selectors import MatchIndex, Selector
+from postroad.streams.knowledge import Segment
+from postroad.units import MILLISECOND_US, SECOND_US
+
+SAVE_US: Final = 250 * MILLISECOND_US  # latestDelivered is saved this often
+REPORT_US: Final = SECOND_US
+KEPT_US: Final = 5 * SECOND_US  # tokens kept here advance over silence this often
+KEPT_ROW_US: Final = MILLISECOND_US  # but no more of them in a time: each is a row on disk
+SILENCE_US: Final = 5 * SECOND_US  # subscribers that keep their token are told silence this often
+MAX_FOLLOWED: Final = 16_384  # pubends
+MAX_UNFOLLOWED: Final = MAX_TOKEN_PUBENDS - MAX_FOLLOWED  # pubends that only tokens of a subscription name
+MAX_SAVES: Final = 64  # on their way to disk; then the next one gathers
+
+TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
+    SUBSCRIPTIONS: read_subscription,
+    RELEASED: read_released,
+    DELIVERED: read_delivered,
+    FILTERING: read_filtering,
+    GROUPS: read_done,
+    CLAIMS: read_claims,
+}
+
+
+class Hosting:
+    """All durable subscribers of one broker.
+
+    `room(s)`: whether a subscriber can be sent something. `spend(s, n)`: it is sent a frame of n bytes, which
+    whoever carries out the `Deliver` does not count again. `need()`: what knowledge must be filtered with for
+    all subscriptions here.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: int,
+        boot: int,
+        new_tag: Callable[[], int],
+        room: Callable[[int], bool],
+        spend: Callable[[int, int], object],
+        need: Callable[[], Mapping[int, int]],
+        now_us: int,
+    ) -> None:
+        self._reporter = Reporter(broker, boot)
+        self._new_tag = new_tag
+        self._room = room
+        self._spend = spend
+        self._need = need
+        self.subscriptions = Subscriptions(broker=broker, new_tag=new_tag)
+        self._index = MatchIndex()  # all subscriptions; key and target are their ids
+        self._pubends: dict[int, Followed] = {}
+        self.awaited: set[int] = set()  # followed before a restart and not yet again; they have a place
+        self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
+        self._ledger = Ledger(new_tag=new_tag)
+        self._saves: dict[int, None] = {}  # tags of those on their way that time asked for
+        self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
+        self._save_at = now_us
+        self._kept_at = now_us
+        self._report_at = now_us + REPORT_US
+        self._silence_at = now_us + SILENCE_US
+        self._switchovers = 0
+
+    # ---- restart and pubends
+
+    def recover(self, tables: Mapping[str, Mapping[bytes, bytes]]) -> None:
+        """After a restart: the tables of `TABLES`. Then `follow` every pubend of `followed_before`."""
+        self._rows = dict(tables)
+        self._ledger.recover(tables.get(DELIVERED, {}))
+        subscriptions, released, claims = (tables.get(one, {}) for one in (SUBSCRIPTIONS, RELEASED, CLAIMS))
+        self.subscriptions.recover(subscriptions, released, claims, now_us=self._save_at)
+        for one in self.subscriptions:
+            self._index.add(one.id, one.selector, one.id)
+        # Where a subscription is on disk and no latestDelivered yet, filtering goes on where it began.
+        self._ledger.saved = {**self.subscriptions.begun(), **self._ledger.saved}
+        self.awaited = set(sorted(self._ledger.saved)[:MAX_FOLLOWED])
+
+    def leave(self) -> list[Output]:
+        """After a restart without subscriptions: the last report may not have been heard. Then nothing is
+        remembered of pubends, and those that are followed later begin where they stand."""
+        held, self._ledger.saved = self._ledger.saved, {}
+        self.awaited.clear()
+        return [
+            Reported(pubend=pubend, report=report)
+            for pubend, tick in sorted(held.items())
+            if (report := self._reporter.report(pubend, tick, tick, ended=True)) is not None
+        ]
+
+    def absent(self, pubend: int) -> list[Output]:
+        """A pubend is met that nobody here wants any more: it may believe otherwise, by what it heard, or
+        took over from its sibling, while this broker was out of reach."""
+        if not self.subscriptions.ever:
+            return []
+        report = self._reporter.report(pubend, 0, 0, ended=True)
+        return [] if report is None else [Reported(pubend=pubend, report=report)]
+
+    def dropped(self, pubend: int) -> None:
+        """Its broker was out of reach for so long that what is on its way there was dropped."""
+        self._reporter.forget(pubend)
+
+    def has_place(self, pubend: int) -> bool:
+        """A pubend that is not followed can be."""
+        return pubend in self.awaited or len(self._pubends) + len(self.awaited) < MAX_FOLLOWED
+
+    @property
+    def followed(self) -> KeysView[int]:
+        """All pubends that are, also those with no `position` yet."""
+        return self._pubends.keys()
+
+    def followed_before(self) -> dict[int, int]:
+        """Pubend -> latestDelivered as saved."""
+        return dict(self._ledger.saved)
+
+    def follow(
+        self,
+        pubend: int,
+        *,
+        start: int,
+        now_us: int,
+        last: int = 0,
+        chopped: int = 0,
+        suspect: bool = False,
+    ) -> list[Output]:
+        """Follow a pubend. `start`: where a stream never followed before begins, 0 for a pubend that is new.
+
+        `last`, `chopped`, `suspect`: what the log says of the pubend's filtering stream. When `position`
+        answers, knowledge is to be handed to `learn` from that tick on.
+        """
+        if pubend in self._pubends or not self.has_place(pubend):
+            raise BugError("this pubend is followed already, or too many are")
+        delivered = self._ledger.saved.get(pubend, start)
+        filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)
+        reads = filtering.recover(
+            self._rows.get(FILTERING, {}),
+            last=last,
+            chopped=chopped,
+            suspect=suspect,
+            delivered=delivered,
+            consumed=self.subscriptions.consumed(pubend),
+        )
+        constream = Constream(pubend, filtering=filtering, position=filtering.heard)
+        held = self._pubends[pubend] = Followed(constream, filtering)
+        self.awaited.discard(pubend)
+        self._ledger.begin(pubend, delivered)
+        self._report_at = now_us  # its pubend must not forget what is to be held from now on
+        if filtering.recovered:
+            return self._opened(held, now_us)
+        return self._mine(pubend, list(reads))
+
+    def _opened(self, held: Followed, now_us: int) -> list[Output]:
+        """The pubend can be followed from now on: those who have been waiting for it begin."""
+        pubend, live, filtering = held.constream.pubend, held.constream.live, held.filtering
+        out = self._mine(pubend, list(filtering.forget_others(self.subscriptions.find)))
+        for number, tick in self.subscriptions.consumed(pubend).items():
+            if tick >= filtering.tail:
+                matched = filtering.matched(number) - filtering.remaining(number)
+                self.subscriptions.recounted(number, pubend, matched)
+        for one in self.subscriptions:
+            cursor = one.cursors.get(pubend)
+            if cursor is None:
+                continue
+            # A crash may take latestDelivered back to before the subscription came here. What is learned
+            # again is filtered with it; what is before was not gone through, and is held as it was.
+            if cursor.since == UNFOLLOWED or cursor.since > max(live, cursor.released):
+                cursor.since, cursor.matched = live, filtering.matched(one.id)
+            if cursor.released > live:
+                held.ahead[one.id] = cursor.released
+            if one.session is not None and cursor.firm:
+                out += self._enter(held, one, cursor.told, now_us)
+        return out
+
+    def position(self, pubend: int) -> int | None:
+        """From here on `learn` expects knowledge; None while the pubend is not followed or not recovered."""
+        held = self._pubends.get(pubend)
+        return None if held is None or not held.filtering.recovered else held.constream.live
+
+    # ---- subscribers
+
+    def attach(
+        self,
+        *,
+        name: str,
+        selector: Selector,
+        ack: str,
+        session: int,
+        token: CheckpointToken | None,
+        now_us: int,
+        shared: bool = False,
+        key: str = "",
+        late: int = 0,
+        born: int = 0,
+    ) -> tuple[Attached, list[Output]]:
+        """A connection takes a subscription: it goes on after `token`, or after what it acknowledged.
+
+        A created one gets nothing from a pubend before `begin` is called for it.
+        """
+        attached = self.subscriptions.attach(
+            name=name,
+            selector=selector,
+            ack=ack,
+            session=session,
+            token=token,
+            now_us=now_us,
+            shared=shared,
+            key=key,
+            late=late,
+            born=born,
+        )
+        one = attached.subscription
+        out: list[Output] = []
+        if attached.created:
+            self._index.add(one.id, one.selector, one.id)
+            self._report_at = now_us  # before anybody hears of it, pubends do that it is to be held for
+        self._disconnect(one.id)
+        if token is not None:
+            self._begin_from_token(one, token)
+        for pubend, cursor in list(one.cursors.items()):
+            at = cursor.released if token is None else token.tick(pubend) or cursor.released
+            if cursor.quiet <= at < cursor.released:
+                at = cursor.released
+            cursor.told = cursor.begun = at
+            cursor.last_event = 0
+            if self.position(pubend) is not None and cursor.firm:
+                out += self._enter(self._pubends[pubend], one, at, now_us)
+        return attached, out
+
+    def _begin_from_token(self, one: Subscription, token: CheckpointToken) -> None:
+        """A subscription that comes from elsewhere: its PFS begins now, what is before is refiltered."""
+        for pubend, tick in token.items():
+            if not one.selector.concerns(pubend):
+                continue
+            held, live = self._pubends.get(pubend), self.position(pubend)
+            matched = 0 if held is None else held.filtering.matched(one.id)
+            since = UNFOLLOWED if live is None else live
+            self.subscriptions.begin(one, pubend, tick, since=since, matched=matched)
+
+    def begin(self, subscriber: int, pubend: int, tick: int, now_us: int) -> list[Output]:
+        """From `tick`, at or before `position`, everything of this pubend is for the subscription.
+
+        For a created one: the tick from which on the knowledge handed to `learn` is filtered with it. For
+        one that came with a token, and a pubend that it does not name: 0. Where that is before `late`, at
+        which a restart would begin it, nothing is told before it is on disk.
+        """
+        one, held = self.subscriptions.by_id(subscriber), self._pubends[pubend]
+        if pubend in one.cursors or not one.selector.concerns(pubend):
+            return []
+        live, matched, firm = held.constream.live, held.filtering.matched(one.id), tick >= one.late
+        self.subscriptions.begin(one, pubend, tick, since=live, matched=matched, firm=firm)
+        self._report_at = now_us
+        return self._enter(held, one, tick, now_us) if one.session is not None and firm else []
+
+    def _begin_firm(self, now_us: int) -> list[Output]:
+        """Those of which it is on disk now where they begin."""
+        out: list[Output] = []
+        for number, pubend in self.subscriptions.take_firm():
+            one = self.subscriptions.by_id(number)
+            if one.session is not None and self.position(pubend) is not None:
+                out += self._enter(self._pubends[pubend], one, one.cursors[pubend].told, now_us)
+        return out
+
+    def confirm(self, subscriber: int, ticket: int) -> None:
+        """Answer this ticket with `Confirmed` when all that was said of the subscription is on disk."""
+        self.subscriptions.confirm(subscriber, ticket)
+
+    def _enter(self, held: Followed, one: Subscription, tick: int, now_us: int) -> list[Output]:
+        """A connected subscriber that has everything up to `tick`."""
+        return self._pump(held, one, now_us) if held.enter(one, tick) else []
+
+    def detach(self, session: int) -> None:
+        """The connection is gone."""
+        one = self.subscriptions.detach(session)
+        if one is not None:
+            self._disconnect(one.id)
+
+    def _disconnect(self, subscriber: int) -> None:
+        one = self.subscriptions.find(subscriber)
+        for pubend, held in self._pubends.items():
+            held.leave(subscriber, None if one is None else one.cursors.get(pubend))
+
+    def delete(self, name: str) -> tuple[int, list[Output]]:
+        """End a subscription for good; its id."""
+        one = self.subscriptions.delete(name)
+        self._index.remove(one.id)
+        self._disconnect(one.id)
+        out: list[Output] = []
+        for pubend, held in self._pubends.items():
+            out += self._mine(pubend, list(held.filtering.forget(one.id)))
+        return one.id, out
+
+    def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
+        """The subscriber consumed everything up to here."""
+        one = self.subscriptions.by_session(session)
+        if one is None:
+            raise UsageError("an acknowledgement without a durable subscription")
+        self.subscriptions.ack(one, token, ticket)
+
+    def acknowledged(self, one: Subscription, token: CheckpointToken) -> None:
+        """What the subscription acknowledged at another broker, which kept its token until now."""
+        for pubend, tick in token.items():
+            if pubend in one.cursors:
+                self.subscriptions.release(one, pubend, tick)
+
+    def credit(self, subscriber: int, now_us: int) -> list[Output]:
+        """The subscriber has room again."""
+        out: list[Output] = []
+        one = self.subscriptions.find(subscriber)
+        if one is not None and one.session is not None:
+            for held in self._pubends.values():
+                if subscriber in held.catchups:
+                    out += self._pump(held, one, now_us)
+        return out
+
+    # ---- knowledge
+
+    def learn(self, pubend: int, segment: Segment, now_us: int) -> list[Output]:
+        """The next contiguous knowledge of a pubend, filtered with at least `need`."""
+        held = self._pubends[pubend]
+        constream = held.constream
+        if segment.end <= constream.live:
+            return []
+        segment = segment.cut(constream.live, segment.end)
+        groups = [] if segment.batch is None else self._index.match(segment.batch)
+        effects, behind = constream.learn(segment, groups, self._room)
+        self._ledger.moved[pubend] = None
+        out = self._mine(pubend, effects)
+        if held.ahead:
+            held.settle(lambda number: self.subscriptions.by_id(number).cursors[pubend])
+        for effect in effects:
+            if isinstance(effect, Deliver | DeliverGap):
+                self._note(effect)
+        for subscriber in behind:
+            one = self.subscriptions.by_id(subscriber)
+            cursor = one.cursors[pubend]
+            tick = max(segment.start, cursor.told)
+            if held.ahead.pop(subscriber, None) is None:
+                cursor.count_to(tick)
+            held.behind(one, tick)
+        return out + self._pump_idle(held, now_us)
+
+    def wanted(self, pubend: int) -> bool:
+        """Somebody is catching up: `answer` wants to see what arrives."""
+        held = self._pubends.get(pubend)
+        return held is not None and bool(held.catchups)
+
+    def answer(
+        self, pubend: int, segments: list[Segment], now_us: int, subscriber: int | None = None
+    ) -> list[Output]:
+        """Knowledge that came out of order, for all that catch up; or was found here for one's `Wants`."""
+        held = self._pubends.get(pubend)
+        if held is None:
+            return []
+        need = self._need()
+        out: list[Output] = []
+        asked = held.catchups if subscriber is None else {subscriber: held.catchups.get(subscriber)}
+        for subscriber, catchup in list(asked.items()):
+            if catchup is None:
+                continue
+            wanted = [catchup.learn(segment, need) for segment in segments]
+            if any(wanted):
+                out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+        return out
+
+    # ---- catching up
+
+    def _pump_idle(self, held: Followed, now_us: int) -> list[Output]:
+        """Streams at the end of a round may go on: latestDelivered, or what is kept, is ahead of them."""
+        out: list[Output] = []
+        for subscriber in [number for number, catchup in held.catchups.items() if catchup.idle]:
+            if self._room(subscriber):
+                out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+        return out
+
+    def _pump(self, held: Followed, one: Subscription, now_us: int) -> list[Output]:
+        """Deliver, then switch over, begin the next round or ask, whichever is due."""
+        catchup, constream = held.catchups[one.id], held.constream
+        out: list[Output] = []
+
+        def room() -> bool:
+            return self._room(one.id)
+
+        def send(message: Message) -> None:
+            self._note(message)
+            out.append(message)
+
+        cursor = one.cursors[constream.pubend]
+        while True:
+            counted = cursor.counted >= catchup.position
+            catchup.advance(room, send)
+            if counted:
+                cursor.count_to(catchup.told)
+            if not catchup.idle:
+                break
+            if held.switch(one, room, send):
+                self._switchovers += one.id not in held.catchups
+                return out
+            reads = held.next_round(one)
+            if reads is None:
+                return out
+            out += self._mine(constream.pubend, list(reads))
+        if not self._room(one.id):
+            catchup.pause()
+        elif not catchup.reading:
+            spans = catchup.wants(now_us)
+            if spans:
+                out.append(
+                    Wants(subscriber=one.id, pubend=constream.pubend, spans=tuple(spans), need=self._need())
+                )
+        return out
+
+    def _note(self, message: Message) -> None:
+        """Remember what subscribers were sent."""
+        pubend, end, size = message.pubend, message.end, message.size
+        ticks = message.ticks() if isinstance(message, Deliver) else None
+        told = None if ticks is None else Told.at(ticks)
+        last = end if told is None else told.last
+        for number in message.subscribers:
+            self._spend(number, size)
+            cursor = self.subscriptions.by_id(number).cursors[pubend]
+            cursor.last_event = last
+            if isinstance(message, DeliverGap):
+                cursor.last_gap = max(cursor.last_gap, end)
+                cursor.skipped(end, message.events)
+                cursor.heard(end)
+            elif told is not None:
+                cursor.sent(end, told)
+
+    # ---- storage
+
+    def _mine(self, pubend: int, effects: list[Output]) -> list[Output]:
+        """Answers to these come back to this pubend."""
+        for effect in effects:
+            if isinstance(effect, Append | Read | Save):
+                self._owner[effect.tag] = pubend
+        return effects
+
+    def stored(self, item: StorageInput, now_us: int) -> list[Output]:
+        """An answer of the log or of the tables; those that are not ours are ignored."""
+        if isinstance(item, Saved | SaveFailed):
+            return self._on_save(item, now_us)
+        pubend = self._owner.pop(item.tag, None)
+        held = None if pubend is None else self._pubends.get(pubend)
+        if held is None or pubend is None:
+            return []
+        if isinstance(item, ReadDone):
+            return self._on_read(pubend, held, item, now_us)
+        if isinstance(item, Appended):
+            held.filtering.appended(item.tag)
+            held.constream.appended(item.tag)
+        elif held.filtering.append_failed(item.tag):
+            held.constream.append_failed()
+        self._ledger.moved[pubend] = None
+        return self._pump_idle(held, now_us)
+
+    def _on_read(self, pubend: int, held: Followed, done: ReadDone, now_us: int) -> list[Output]:
+        if not held.filtering.recovered:
+            reads = held.filtering.tail_done(done)
+            return self._mine(pubend, list(reads)) if reads else self._opened(held, now_us)
+        buffers, reads = held.filtering.read_done(done)
+        out = self._mine(pubend, list(reads))
+        for buffer in buffers:
+            one = self.subscriptions.by_id(buffer.subscriber)  # reads of those who left are cancelled
+            held.plan(one, buffer)
+            out += self._pump(held, one, now_us)
+        return out
+
+    def _on_save(self, item: Saved | SaveFailed, now_us: int) -> list[Output]:
+        self._saves.pop(item.tag, None)
+        if isinstance(item, SaveFailed):
+            return self._on_save_failed(item)
+        pubend = self._owner.pop(item.tag, None)
+        if pubend is not None and pubend in self._pubends:
+            self._pubends[pubend].filtering.saved(item.tag)
+        self._ledger.on_saved(item.tag)
+        tickets = self.subscriptions.saved(item.tag)
+        out: list[Output] = [Confirmed(subscriber=number, ticket=ticket) for number, ticket in tickets or ()]
+        return out + self._begin_firm(now_us)
+
+    def _on_save_failed(self, item: SaveFailed) -> list[Output]:
+        pubend = self._owner.pop(item.tag, None)
+        if pubend is not None and pubend in self._pubends:
+            self._pubends[pubend].filtering.save_failed(item.tag)
+        self._ledger.on_failed(item.tag)
+        failed = self.subscriptions.save_failed(item.tag, item.error)
+        return [
+            Confirmed(subscriber=number, ticket=ticket, error=error) for number, ticket, error in failed or ()
+        ]
+
+    # ---- time
+
+    def tick(self, now_us: int) -> list[Output]:
+        """The end of a turn: what is to be saved, told, reported or asked again."""
+        out: list[Output] = []
+        if now_us >= self._silence_at:
+            self._silence_at = now_us + SILENCE_US
+            out += tell_silence(self.subscriptions, self._pubends, room=self._room, spend=self._spend)
+        if self._may_save:
+            saves = self._save(now_us)
+            self._saves.update((one.tag, None) for one in saves if isinstance(one, Save))
+            out += saves
+        for held in self._pubends.values():
+            for subscriber, catchup in list(held.catchups.items()):
+                deadline = catchup.next_deadline()
+                if deadline is not None and deadline <= now_us:
+                    out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+        if now_us >= self._report_at:
+            self._report_at = now_us + REPORT_US
+            out += self._reports()
+        return out
+
+    @property
+    def _may_save(self) -> bool:
+        """Else a disk that hangs has enough to do: what changes is saved when it has answered."""
+        return len(self._saves) < MAX_SAVES
+
+    def _save(self, now_us: int) -> list[Output]:
+        if now_us < self._save_at or not self._ledger.moved:
+            return list(self.subscriptions.flush(now_us))
+        self._save_at = now_us + SAVE_US
+        if now_us >= self._kept_at:
+            rows = advance_kept(self.subscriptions, self._pubends)
+            self._kept_at = now_us + max(KEPT_US, rows * KEPT_ROW_US)
+        return [*self.subscriptions.flush(now_us), *self._save_delivered()]
+
+    def close(self) -> None:
+        """The process ends: the next `tick` saves all that there is to save."""
+        self._save_at = 0
+        self._saves.clear()
+        self.subscriptions.close()
+
+    def next_deadline(self) -> int:
+        deadlines = [self._report_at, self._silence_at]
+        if self._may_save and self._ledger.moved:
+            deadlines.append(self._save_at)
+        deadline = self.subscriptions.next_deadline() if self._may_save else None
+        if deadline is not None:
+            deadlines.append(deadline)
+        for held in self._pubends.values():
+            deadlines += [at for one in held.catchups.values() if (at := one.next_deadline()) is not None]
+        return min(deadlines)
+
+    def _save_delivered(self) -> list[Output]:
+        """latestDelivered, after the checkpoint that remembers holes below it."""
+        out: list[Output] = []
+        latest: dict[int, int] = {}
+        for pubend in self._ledger.moved:
+            held = self._pubends.get(pubend)
+            if held is not None:
+                out += self._mine(pubend, list(held.filtering.checkpoint()))
+                latest[pubend] = held.constream.latest_delivered
+        return out + list(self._ledger.save(latest))
+
+    def released(self, pubend: int) -> int:
+        """released(p) = min(latestDelivered(p), min released(s, p)), of what is on disk."""
+        saved, least = self._ledger.saved[pubend], self.subscriptions.released(pubend)
+        return saved if least is None else min(saved, least)
+
+    def _reports(self) -> list[Output]:
+        out: list[Output] = []
+        # A subscription that has not begun on a pubend yet holds what is to come for it.
+        ended = not len(self.subscriptions)
+        for pubend, held in self._pubends.items():
+            released, delivered = self.released(pubend), self._ledger.saved[pubend]
+            report = self._reporter.report(pubend, released, delivered, ended=ended)
+            if report is None:
+                continue
+            out.append(Reported(pubend=pubend, report=report))
+            chop = held.filtering.chop(released)
+            if chop is not None:
+                out.append(chop)
+        return out
+
+    # ---- inspection
+
+    def _matched(self, subscriber: int, pubend: int) -> int:
+        held = self._pubends.get(pubend)
+        return 0 if held is None else held.filtering.matched(subscriber)
+
+    def metrics(self) -> dict[str, int]:
+        return {
+            "durable_subscriptions": len(self.subscriptions),
+            "durable_subscriptions_connected": sum(one.session is not None for one in self.subscriptions),
+            "durable_catchup_streams": sum(len(held.catchups) for held in self._pubends.values()),
+            "durable_switchovers_total": self._switchovers,
+        }
+
+    def lag(self, one: Subscription, now_us: int) -> tuple[int, int]:
+        """Events and microseconds that a subscription is behind."""
+        return self.subscriptions.lag(one, now_us, self._matched)
+
+    def row(self, one: Subscription, now_us: int, done: int = 0) -> dict[str, object]:
+        """One subscription; `done`: events acknowledged above the token, of a shared one."""
+        return self.subscriptions.status(one, now_us, self._matched, done)
+
+    def status(self) -> dict[str, object]:
+        return {
+            "constreams": [held.constream.status() for held in self._pubends.values()],
+            "filtering": [held.filtering.status() for held in self._pubends.values()],
+            "catching_up": sum(len(held.catchups) for held in self._pubends.values()),
+        }
+
+    def check(self) -> None:
+        self.subscriptions.check()
+        if len(self._index) != len(self.subscriptions):
+            raise BugError("hosting: the index does not hold exactly the subscriptions")
+        if self.awaited & self._pubends.keys():
+            raise BugError("hosting: a pubend that is followed has a second place")
+        for pubend, held in self._pubends.items():
+            held.constream.check()
+            held.filtering.check()
+            for number, catchup in held.catchups.items():
+                catchup.check()
+                if number in held.constream or self.subscriptions.by_id(number).session is None:
+                    raise BugError(f"hosting: subscriber {number} is in two streams, or not connected")
+            for one in self.subscriptions:
+                entered = one.id in held.constream or one.id in held.catchups
+                cursor = one.cursors.get(pubend)
+                may = one.session is not None and held.filtering.recovered
+                if entered != (may and cursor is not None and cursor.firm):
+                    raise BugError(f"hosting: subscriber {one.id} is in no stream, or in one too many")

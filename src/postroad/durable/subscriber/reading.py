@@ -1,0 +1,260 @@
+"""Readers of the past: a range of ticks, filtered, at any broker, and then over (spec P1).
+
+A reader has no name, no place in the persistent filtering subsystem and holds no storage: it is a catchup
+stream per pubend whose plan is to refilter everything between two checkpoint tokens. What is not here is
+asked for upstream, like the curiosity of any catchup stream; what was released is a gap. Where a pubend is
+another broker's, the reader's selector is part of the own interest while it reads, so that what is asked
+for is filtered with it.
+
+Tracking does not record what readers get: that is no delivery to a subscription, and histories would fill
+with each pass over the past.
+
+A range may end in the future, by an hour at most: the reader follows the stream until it gets there.
+
+A broker that has what is missing may be out of reach. Who restarts is waited for; a reader that could take
+more and gets nowhere for `PATIENCE_US` is told so, and ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from postroad.durable.subscriber.catchup import CatchupStream
+from postroad.durable.subscriber.outputs import Message, delivery_frame
+from postroad.errors import BugError, TooLargeError, UnavailableError, UsageError
+from postroad.events.token import CheckpointToken
+from postroad.ids import is_volatile, pubend_text
+from postroad.links.links import Links
+from postroad.overlay.interest import Interest
+from postroad.seam.effects import Effect, Send
+from postroad.selectors import Selector
+from postroad.streams.knowledge import Segment
+from postroad.streams.spans import Span
+from postroad.streams.streams import Stream
+from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Ended, InterestUpdate, Subscribe, Subscribed, encode
+
+if TYPE_CHECKING:
+    from postroad.streams.routing import Routing
+
+KEY: Final = 1 << 49  # keys of readers in the interest lie above those of durable subscriptions
+MAX_READERS: Final = 1_024
+FUTURE_US: Final = 3_600 * SECOND_US  # a range does not end further ahead of this clock
+LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
+PATIENCE_US: Final = 30 * SECOND_US  # with a broker that is out of reach: one that restarts takes less
+
+
+@dataclass(slots=True)
+class _Reader:
+    key: int
+    connection: int
+    number: int
+    need: Mapping[int, int]  # what knowledge of other brokers' pubends must be filtered with
+    ends: Mapping[int, int]
+    streams: dict[int, CatchupStream]  # by pubend, those that are not at their end
+    stuck: dict[int, tuple[int, int]] = field(default_factory=dict)  # by pubend: at which tick, since when
+
+
+class Readers:
+    """The readers of one broker."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        links: Links,
+        interest: Interest,
+        routing: Routing,
+        flood: Callable[[list[InterestUpdate]], None],
+    ) -> None:
+        self._me = me
+        self._links = links
+        self._interest = interest
+        self._routing = routing
+        self._flood = flood
+        self._readers: dict[tuple[int, int], _Reader] = {}  # by connection and number
+        self._keys = count(KEY)
+        self._look_at: int | None = None
+        self._out: list[Effect] = []
+
+    def begin(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
+        """UsageError or UnavailableError if it cannot be."""
+        if message.durable:
+            raise UsageError("a durable subscription has no end")
+        if len(self._readers) >= MAX_READERS:
+            raise TooLargeError(f"more than {MAX_READERS} readers at this broker")
+        start = CheckpointToken.from_json(message.token) if message.token else CheckpointToken()
+        ends = dict(CheckpointToken.from_json(message.until))
+        wanted = [one for one, end in ends.items() if start.tick(one) < end and selector.concerns(one)]
+        for pubend in wanted:
+            if self._routing.stream(pubend) is None or is_volatile(pubend):
+                raise UnavailableError(f"pubend {pubend_text(pubend)} is not known here, or not reachable")
+        for pubend, tick in ends.items():
+            stream = self._routing.stream(pubend)
+            if tick > max(now_us + FUTURE_US, 0 if stream is None else stream.top):
+                raise UsageError(f"the range names a tick of {pubend_text(pubend)} in the future: {tick}")
+        key = next(self._keys)
+        need: Mapping[int, int] = {}
+        if any(pubend >> 32 != self._me for pubend in ends):
+            self._flood(self._interest.subscribe(key, selector))
+            need = {self._me: self._interest.own_version}
+        reader = self._readers[connection, message.number] = _Reader(
+            key=key,
+            connection=connection,
+            number=message.number,
+            need=need,
+            ends=ends,
+            streams={
+                pubend: CatchupStream(
+                    subscriber=0, pubend=pubend, position=start.tick(pubend), selector=selector
+                )
+                for pubend in wanted
+            },
+        )
+        subscribed = Subscribed(number=message.number, token=start.to_json())
+        self._out.append(Send(connection, encode(subscribed)))
+        self._pump(reader, now_us)
+        return self._take()
+
+    def has(self, connection: int, number: int) -> bool:
+        return (connection, number) in self._readers
+
+    def count(self, connection: int) -> int:
+        return sum(held == connection for held, _ in self._readers)
+
+    def end(self, connection: int, number: int) -> bool:
+        """The client wants no more."""
+        reader = self._readers.pop((connection, number), None)
+        if reader is None:
+            return False
+        if reader.need:
+            self._flood(self._interest.unsubscribe(reader.key))
+        return True
+
+    def closed(self, connection: int) -> None:
+        for held, number in list(self._readers):
+            if held == connection:
+                self.end(connection, number)
+
+    def credit(self, connection: int, now_us: int) -> list[Effect]:
+        for reader in [one for (held, _), one in self._readers.items() if held == connection]:
+            self._pump(reader, now_us)
+        return self._take()
+
+    def answer(self, stream: Stream, segments: list[Segment], now_us: int) -> list[Effect]:
+        """Knowledge that arrived, or was read from the log."""
+        for reader in list(self._readers.values()):
+            catchup = reader.streams.get(stream.id)
+            if catchup is not None and self._learn(reader, catchup, segments):
+                if stream.id >> 32 == self._me:
+                    catchup.pause()  # a read of the log ends when it is enough: ask for the rest
+                self._pump(reader, now_us)
+        return self._take()
+
+    def _learn(self, reader: _Reader, catchup: CatchupStream, segments: list[Segment]) -> bool:
+        own = catchup.pubend >> 32 == self._me
+        need = {} if own else reader.need
+        wanted = [catchup.learn(segment, need) for segment in segments]
+        return any(wanted)
+
+    def tick(self, now_us: int) -> list[Effect]:
+        if self._look_at is not None and now_us >= self._look_at:
+            for reader in list(self._readers.values()):
+                self._pump(reader, now_us)
+                self._lose_patience(reader, now_us)
+        self._look_at = self._next_look(now_us)
+        return self._take()
+
+    def _lose_patience(self, reader: _Reader, now_us: int) -> None:
+        """End it if it waits for a broker that stays out of reach, and not for its client to take more."""
+        room = self._links.available(reader.connection) > 0
+        for pubend, catchup in reader.streams.items():
+            position, since = reader.stuck.get(pubend, (-1, now_us))
+            broker = self._routing.away(pubend)
+            if broker is None or not room or position != catchup.position:
+                reader.stuck[pubend] = (catchup.position, now_us)
+            elif now_us - since >= PATIENCE_US:
+                self._end(
+                    reader,
+                    UnavailableError.code,
+                    f"broker {broker!r} has been out of reach for {PATIENCE_US // SECOND_US} s: what is"
+                    f" missing of its pubend {pubend_text(pubend)} can be read when it is back",
+                )
+                return
+
+    def _next_look(self, now_us: int) -> int | None:
+        due = [
+            catchup.next_deadline() or now_us + LOOK_US
+            for reader in self._readers.values()
+            for catchup in reader.streams.values()
+        ]
+        return max(min(due), now_us + MILLISECOND_US) if due else None
+
+    def next_deadline(self) -> int | None:
+        return self._look_at
+
+    # ---- going on
+
+    def _pump(self, reader: _Reader, now_us: int) -> None:
+        """Deliver what is here and ask for the next of every stream, until nothing moves."""
+        todo = deque(reader.streams.values())
+        while todo:
+            catchup = todo.popleft()
+            if self._go_on(reader, catchup, now_us):
+                todo.append(catchup)
+        if not reader.streams:
+            self._end(reader, "", "")
+
+    def _end(self, reader: _Reader, code: str, reason: str) -> None:
+        if self.end(reader.connection, reader.number):
+            ended = Ended(number=reader.number, code=code, reason=reason)
+            self._out.append(Send(reader.connection, encode(ended)))
+
+    def _go_on(self, reader: _Reader, catchup: CatchupStream, now_us: int) -> bool:
+        """Whether there is more to do for this stream at once."""
+        catchup.advance(
+            lambda: self._links.available(reader.connection) > 0, lambda one: self._send(reader, one)
+        )
+        end = reader.ends[catchup.pubend]
+        if catchup.idle and catchup.position >= end:
+            del reader.streams[catchup.pubend]
+            return False
+        if catchup.idle:
+            stream = self._routing.stream(catchup.pubend)
+            reach = 0 if stream is None else min(end, stream.horizon)
+            if reach <= catchup.position:
+                # Nobody may be told of its silence yet: who asks is.
+                self._ask(reader, catchup, [(catchup.position, end)], now_us)
+                return False
+            catchup.refilter(reach)
+        if self._links.available(reader.connection) <= 0:
+            catchup.pause()
+            return False
+        wants: list[Span] = catchup.wants(now_us)
+        if not wants:
+            return False
+        return self._learn(reader, catchup, self._ask(reader, catchup, wants, now_us))
+
+    def _ask(self, reader: _Reader, catchup: CatchupStream, spans: list[Span], now_us: int) -> list[Segment]:
+        need = {} if catchup.pubend >> 32 == self._me else reader.need
+        return self._routing.find_for_host(catchup.pubend, spans, need, now_us)
+
+    def _send(self, reader: _Reader, message: Message) -> None:
+        frame = delivery_frame(message, reader.number)
+        self._links.spend(reader.connection, len(frame))
+        self._out.append(Send(reader.connection, frame))
+
+    def _take(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+    def check(self) -> None:
+        for (connection, number), reader in self._readers.items():
+            if (reader.connection, reader.number) != (connection, number) or not reader.streams:
+                raise BugError("a reader is held under another's number, or is at its end")
+            for catchup in reader.streams.values():
+                catchup.check()

@@ -1,0 +1,636 @@
+"""Durable subscriptions hosted here: names, selectors, tokens, who is connected (spec D3, D10, D11).
+
+A subscription is a name and a selector; it exists until it is deleted, connected or not. released(s, p) is
+the tick of pubend p up to which it acknowledged everything. If the subscriber keeps its own token (ack=""),
+that only says what may be forgotten, and is saved now and then. If the broker keeps it (ack "auto", "batch"
+or "manual") it is the token, and an acknowledgement is confirmed when it is on disk; those of one turn
+share a save. What is reported up the tree is always what is saved.
+
+Decisions (docs/durable.md): a name that comes back with another selector is refused; a second connection
+under one name takes it over, the first is ended; at two brokers the higher epoch has it, and the other one
+lets go, but holds what the subscription has not acknowledged until the new one was reachable for `HOLD_US`
+and has reported.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import msgspec
+
+from postroad.durable.subscriber.claims import NOBODY, Claims
+from postroad.durable.subscriber.cursor import Cursor
+from postroad.errors import BugError, PostroadError, UsageError, shorten
+from postroad.events.token import CheckpointToken
+from postroad.ids import is_plain_name, pubend_text
+from postroad.seam.storage import Save, StorageEffect
+from postroad.selectors import Selector
+from postroad.units import MILLISECOND_US, SECOND_US
+
+SUBSCRIPTIONS: Final = "durable.subscriptions"
+RELEASED: Final = "durable.released"
+ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its token
+MAX_SUBSCRIPTIONS: Final = 100_000
+MAX_AHEAD: Final = 1_000  # pubends of a subscription that it acknowledged before they began here
+MAX_NAME_BYTES: Final = 255
+SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
+UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
+HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
+LATE_US: Final = 5 * SECOND_US  # clocks differ: how far before its creation a subscription may begin
+
+_NEXT: Final = b"\0next"  # no name begins with NUL
+_CURSOR: Final = struct.Struct("<qqqq")
+
+
+_Next = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Row(msgspec.Struct, frozen=True):
+    id: int
+    topic: str
+    where: str
+    ack: str
+    epoch: int
+    created_us: int
+    shared: bool
+    key: str
+    late: int = 0
+    born: int = 0  # in rows of earlier versions: created_us
+
+
+@dataclass(slots=True)
+class Subscription:
+    id: int
+    name: str
+    selector: Selector
+    ack: str
+    epoch: int
+    created_us: int
+    shared: bool = False
+    key: str = ""  # attribute that orders a shared subscription
+    late: int = 0  # it begins after this tick on pubends that its broker hears of later
+    born: int = 0  # when it was made, at whichever broker: another one, of the same name, began anew
+    session: int | None = None  # the broker's handle of its connection; None: not connected
+    moved_at: int | None = None  # another broker hosts it since then
+    cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
+    ahead: dict[int, int] = field(default_factory=dict)  # acknowledged, of pubends that have not begun here
+
+    @property
+    def kept_here(self) -> bool:
+        """This broker keeps the token."""
+        return self.ack != ""
+
+    def token(self) -> CheckpointToken:
+        return CheckpointToken({pubend: cursor.released for pubend, cursor in self.cursors.items()})
+
+    def check_same(self, selector: Selector, shared: bool, key: str) -> None:
+        """UsageError unless whoever comes back asks for what this is."""
+        if self.selector != selector:
+            raise UsageError(
+                f"the durable subscription {self.name!r} is for topic {self.selector.topic!r} where "
+                f"{self.selector.where!r}: delete it first, or choose another name"
+            )
+        if (self.shared, self.key) != (shared, key):
+            order = f" with key {self.key!r}" if self.key else " without a key"
+            held = f"shared{order}" if self.shared else "not shared"
+            raise UsageError(
+                f"the durable subscription {self.name!r} is {held}: delete it first, or choose another name"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    subscription: Subscription
+    created: bool
+
+
+class Subscriptions:
+    """Everything this broker knows of durable subscriptions."""
+
+    def __init__(self, *, broker: int, new_tag: Callable[[], int]) -> None:
+        self._broker = broker
+        self._new_tag = new_tag
+        self._next = 1  # ids are never used again: filtering records name them
+        self._by_name: dict[str, Subscription] = {}
+        self._by_id: dict[int, Subscription] = {}
+        self._sessions: dict[int, Subscription] = {}  # those connected
+        self.claims = Claims(new_tag=new_tag)  # of other brokers
+        self._holders: dict[int, dict[int, Cursor]] = {}  # pubend -> subscription -> cursor
+        self._minimum: dict[int, int] = {}  # pubend -> least saved; absent: to be found anew
+        self._dirty_names: dict[str, None] = {}  # whose row is to be saved or removed
+        self._dirty: dict[tuple[int, int], None] = {}  # (subscription, pubend): likewise
+        self._saving_names: dict[int, tuple[str, ...]] = {}  # tag -> names whose rows are on their way
+        self._saving: dict[int, list[tuple[int, int, int]]] = {}  # tag -> (subscription, pubend, tick)
+        self._firm: list[tuple[int, int]] = []  # (subscription, pubend) whose beginning is on disk since then
+        self._tickets: list[tuple[int, int]] = []  # (subscription, ticket) to be confirmed by the next save
+        self._confirming: dict[int, list[tuple[int, int]]] = {}  # tag -> those
+        self._save_at = 0
+
+    # ---- the life of a subscription
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def ever(self) -> bool:
+        """There are some, or were."""
+        return self._next > 1
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(self._by_name.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def get(self, name: str) -> Subscription | None:
+        return self._by_name.get(name)
+
+    def by_id(self, number: int) -> Subscription:
+        return self._by_id[number]
+
+    def find(self, number: int) -> Subscription | None:
+        return self._by_id.get(number)
+
+    def by_session(self, session: int) -> Subscription | None:
+        return self._sessions.get(session)
+
+    def attach(
+        self,
+        *,
+        name: str,
+        selector: Selector,
+        ack: str,
+        session: int,
+        token: CheckpointToken | None,
+        now_us: int,
+        shared: bool = False,
+        key: str = "",
+        late: int = 0,
+        born: int = 0,
+    ) -> Attached:
+        """A connection takes the subscription, which is created if there is none of that name. `late`: one
+        that is created begins after this tick on pubends that its broker hears of later. `born`: of one that
+        comes from another broker.
+
+        Where another broker has it (`owner`) its token must be known.
+        """
+        check_name(name, ack)
+        if session in self._sessions:
+            raise BugError(f"session {session} has a subscription already")
+        held = self._by_name.get(name)
+        if self.owner(name) is not None and token is None:
+            raise BugError(f"{name!r} begins anew while another broker keeps its token")
+        highest = self.claims.highest(name)
+        epoch = max(now_us, *(one.epoch + 1 for one in (highest, held) if one is not None), 1)
+        if held is not None:
+            held.check_same(selector, shared, key)
+            if held.session is not None:
+                del self._sessions[held.session]
+        else:
+            if len(self._by_name) >= MAX_SUBSCRIPTIONS:
+                raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
+            held = self._create(name, selector, now_us, shared, key)
+            held.late = late if late or token is not None else max(0, now_us - LATE_US)
+        held.born = born or held.born
+        created = held.epoch == 0
+        held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
+        self._sessions[session] = held
+        self._dirty_names[name] = None
+        self._save_at = 0
+        return Attached(subscription=held, created=created)
+
+    def _create(self, name: str, selector: Selector, now_us: int, shared: bool, key: str) -> Subscription:
+        made = Subscription(self._next, name, selector, "", 0, now_us, shared, key, born=now_us)
+        self._next += 1
+        self._by_name[name] = self._by_id[made.id] = made
+        return made
+
+    def detach(self, session: int) -> Subscription | None:
+        """The connection is gone; the subscription stays."""
+        held = self._sessions.pop(session, None)
+        if held is not None:
+            held.session = None
+        return held
+
+    def delete(self, name: str) -> Subscription:
+        """Nothing is kept for it any more."""
+        held = self._by_name.pop(name, None)
+        if held is None:
+            raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
+        del self._by_id[held.id]
+        if held.session is not None:
+            del self._sessions[held.session]
+        for pubend in held.cursors:
+            del self._holders[pubend][held.id]
+            self._minimum.pop(pubend, None)
+            self._dirty[held.id, pubend] = None
+        self._dirty_names[name] = None
+        self._save_at = 0
+        return held
+
+    # ---- at two brokers
+
+    def owner(self, name: str) -> int | None:
+        """The other broker that has `name`, by a claim that is higher than what is here.
+
+        Equal epochs go to the higher broker number.
+        """
+        highest, held = self.claims.highest(name), self._by_name.get(name)
+        if highest is None or highest.broker == NOBODY:
+            return None
+        if held is not None and (held.epoch, self._broker) > (highest.epoch, highest.broker):
+            return None
+        return highest.broker
+
+    def claimed(self, name: str, epoch: int, broker: int, version: int, now_us: int) -> Subscription | None:
+        """Another broker says that it hosts `name` since `epoch`, with this version of its table. What moved
+        there, if it was ours.
+
+        What is ours by a higher claim stays: that one is known to the other as well.
+        """
+        self.claims.hear(name, epoch, broker, version)
+        held = self._by_name.get(name)
+        if held is None or held.moved_at is not None or self.owner(name) is None:
+            return None
+        held.moved_at = now_us
+        self.claims.save(name)
+        self._save_at = 0
+        return held
+
+    def withdrawn(self, name: str, broker: int, version: int, now_us: int) -> None:
+        """With this version of its table that broker does not host `name` any more. If it had it, it was
+        deleted there, so it is over here as well; else it has let go of what moved on."""
+        if version <= self.claims.version(name, broker):
+            return
+        had, highest = self.owner(name) == broker, self.claims.highest(name)
+        self.claims.remove(name, broker)
+        if not had or highest is None:
+            return
+        self.claims.delete(name, highest.epoch)
+        held = self._by_name.get(name)
+        if held is not None:
+            held.moved_at = now_us - HOLD_US
+
+    def _over(self, one: Subscription) -> bool:
+        """It was deleted where it moved to."""
+        highest = self.claims.highest(one.name)
+        return highest is not None and highest.broker == NOBODY and highest.epoch > one.epoch
+
+    def retired(self, broker: int) -> list[Subscription]:
+        """That broker will not come back. What moved from here to there is here again, above its claim."""
+        back: list[Subscription] = []
+        for name, epoch in self.claims.of(broker).items():
+            had = self.owner(name) == broker
+            self.claims.remove(name, broker)
+            held = self._by_name.get(name)
+            if had and held is not None and self.owner(name) is None and not self._over(held):
+                held.moved_at, held.epoch = None, epoch + 1
+                self._dirty_names[name] = None
+                back.append(held)
+        self._save_at = 0
+        return back
+
+    def expired(self, now_us: int, reachable: Callable[[int], bool]) -> list[str]:
+        """Names to be deleted here: they moved, and their brokers were reachable for long enough since."""
+        found: list[str] = []
+        for one in self._by_name.values():
+            if one.moved_at is None:
+                continue
+            broker = self.owner(one.name)
+            if broker is not None and not reachable(broker):
+                one.moved_at = now_us
+            elif now_us - one.moved_at >= HOLD_US:
+                found.append(one.name)
+        return found
+
+    # ---- tokens
+
+    def begin(
+        self,
+        subscription: Subscription,
+        pubend: int,
+        tick: int,
+        *,
+        since: int,
+        matched: int,
+        firm: bool = True,
+    ) -> None:
+        """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on.
+
+        If not `firm`, a restart that does not find it on disk would begin it later: `saved` says when it is.
+        """
+        if pubend in subscription.cursors:
+            return
+        cursor = Cursor(
+            released=tick,
+            saved=tick,
+            since=since,
+            matched=matched,
+            told=tick,
+            counted=tick,
+            quiet=tick,
+            begun=tick,
+            firm=firm,
+        )
+        subscription.cursors[pubend] = cursor
+        self._holders.setdefault(pubend, {})[subscription.id] = cursor
+        self._minimum.pop(pubend, None)
+        self._dirty[subscription.id, pubend] = None
+        self._save_at = 0
+        self.release(subscription, pubend, subscription.ahead.pop(pubend, 0))
+
+    def ack(self, subscription: Subscription, token: Mapping[int, int], ticket: int | None = None) -> None:
+        """Everything up to these ticks was consumed. With a ticket it is confirmed when it is on disk.
+
+        A token never takes an acknowledgement back. It may be ahead of what was told on this connection, even
+        of what this broker has learned since a crash, or of a pubend that it has not met since then: the
+        subscriber was told before.
+        """
+        for pubend, tick in token.items():
+            cursor = subscription.cursors.get(pubend)
+            if cursor is not None:
+                sent = max(cursor.begun, cursor.last_event)
+                self.release(subscription, pubend, tick, quiet=sent if sent <= tick <= cursor.told else tick)
+            elif pubend in subscription.ahead or len(subscription.ahead) < MAX_AHEAD:
+                subscription.ahead[pubend] = max(tick, subscription.ahead.get(pubend, 0))
+        if ticket is not None:
+            self.confirm(subscription.id, ticket)
+
+    def confirm(self, number: int, ticket: int) -> None:
+        """Confirm this ticket when everything up to now is on disk."""
+        self._tickets.append((number, ticket))
+        self._save_at = 0
+
+    def release(
+        self, subscription: Subscription, pubend: int, tick: int, *, quiet: int | None = None
+    ) -> None:
+        """It acknowledged all up to `tick`, nothing in (quiet, tick] being for it."""
+        cursor = subscription.cursors[pubend]
+        if tick <= cursor.released:
+            return
+        cursor.release(tick)
+        cursor.quiet = tick if quiet is None else quiet
+        self._dirty[subscription.id, pubend] = None
+
+    def released(self, pubend: int) -> int | None:
+        """The least released(s, p) on disk; None if no subscription is here."""
+        holders = self._holders.get(pubend)
+        if not holders:
+            return None
+        found = self._minimum.get(pubend)
+        if found is None:
+            found = self._minimum[pubend] = min(cursor.saved for cursor in holders.values())
+        return found
+
+    # ---- saving
+
+    def flush(self, now_us: int) -> list[StorageEffect]:
+        """Save what was acknowledged, at once if somebody waits for it."""
+        if now_us < self._save_at or not self._unsaved:
+            return []
+        self._save_at = now_us + SAVE_US
+        effects: list[StorageEffect] = self.claims.flush()
+        if self._dirty_names:
+            tag = self._new_tag()
+            rows = [(name.encode(), self._row(name)) for name in self._dirty_names]
+            rows.append((_NEXT, msgspec.msgpack.encode(self._next)))
+            self._saving_names[tag] = tuple(self._dirty_names)
+            self._dirty_names.clear()
+            effects.append(Save(table=SUBSCRIPTIONS, rows=tuple(rows), tag=tag))
+        tag = self._new_tag()
+        rows = []
+        self._saving[tag] = []
+        for number, pubend in self._dirty:
+            cursor = self._holders.get(pubend, {}).get(number)
+            if cursor is None:
+                rows.append((_cursor_key(number, pubend), None))
+                self._saving[tag].append((number, pubend, 0))
+                continue
+            row = _CURSOR.pack(cursor.released, cursor.since, cursor.consumed, cursor.quiet)
+            rows.append((_cursor_key(number, pubend), row))
+            self._saving[tag].append((number, pubend, cursor.released))
+        self._dirty.clear()
+        self._confirming[tag], self._tickets = self._tickets, []
+        effects.append(Save(table=RELEASED, rows=tuple(rows), tag=tag))
+        return effects
+
+    def close(self) -> None:
+        """The process ends: the next `flush` saves what is not, whether or not it is time."""
+        self._save_at = 0
+
+    def _row(self, name: str) -> bytes | None:
+        one = self._by_name.get(name)
+        if one is None:
+            return None
+        selector = one.selector
+        return msgspec.msgpack.encode(
+            _Row(
+                one.id,
+                selector.topic,
+                selector.where,
+                one.ack,
+                one.epoch,
+                one.created_us,
+                one.shared,
+                one.key,
+                one.late,
+                one.born,
+            )
+        )
+
+    def next_deadline(self) -> int | None:
+        return self._save_at if self._unsaved else None
+
+    @property
+    def _unsaved(self) -> bool:
+        return bool(self._dirty or self._dirty_names or self._tickets) or self.claims.dirty
+
+    def saved(self, tag: int) -> list[tuple[int, int]] | None:
+        """Rows are on disk: the (subscription, ticket) to confirm; None if the tag is not ours."""
+        self._saving_names.pop(tag, None)
+        self.claims.saved(tag)
+        saving = self._saving.pop(tag, None)
+        if saving is None:
+            return None
+        for number, pubend, tick in saving:
+            subscription = self._by_id.get(number)
+            cursor = subscription.cursors.get(pubend) if subscription is not None else None
+            if cursor is not None and not cursor.firm:
+                cursor.firm = True
+                self._firm.append((number, pubend))
+            if cursor is not None and tick > cursor.saved:
+                if self._minimum.get(pubend) == cursor.saved:
+                    del self._minimum[pubend]
+                cursor.saved = tick
+        return self._confirming.pop(tag)
+
+    def take_firm(self) -> list[tuple[int, int]]:
+        """(subscription, pubend) of which it is on disk now where they begin."""
+        firm, self._firm = self._firm, []
+        return firm
+
+    def save_failed(self, tag: int, error: PostroadError) -> list[tuple[int, int, PostroadError]] | None:
+        """The rows are to be saved again; those who wait for them get the error, and may ask again."""
+        self._dirty_names.update(dict.fromkeys(self._saving_names.pop(tag, ())))
+        self.claims.save_failed(tag)
+        saving = self._saving.pop(tag, None)
+        if saving is None:
+            return None
+        self._dirty.update(dict.fromkeys((number, pubend) for number, pubend, _ in saving))
+        return [(number, ticket, error) for number, ticket in self._confirming.pop(tag)]
+
+    def recover(
+        self,
+        subscriptions: Mapping[bytes, bytes],
+        released: Mapping[bytes, bytes],
+        claims: Mapping[bytes, bytes],
+        now_us: int,
+    ) -> None:
+        """After a restart: the tables. Nobody is connected."""
+        self.claims.recover(claims)
+        for name, value in sorted(subscriptions.items()):
+            row = read_subscription(name, value)
+            if isinstance(row, int):
+                self._next = max(self._next, row)
+                continue
+            held = Subscription(
+                row.id,
+                name.decode(),
+                Selector.parse(row.topic, row.where),
+                row.ack,
+                row.epoch,
+                row.created_us,
+                row.shared,
+                row.key,
+                max(0, row.late),
+                row.born or row.created_us,
+            )
+            self._by_name[held.name] = self._by_id[held.id] = held
+            self._next = max(self._next, held.id + 1)
+            if self._over(held):
+                held.moved_at = now_us - HOLD_US
+            elif self.owner(held.name) is not None:
+                held.moved_at = now_us
+        for key, value in sorted(released.items()):
+            number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
+            owner = self._by_id.get(number)
+            if owner is not None:
+                tick, since, matched, quiet = read_released(key, value)
+                self.begin(owner, pubend, tick, since=since, matched=matched)
+                owner.cursors[pubend].quiet = quiet
+        self._dirty.clear()
+        self._save_at = 0
+
+    def begun(self) -> dict[int, int]:
+        """Pubend -> from where on filtering records are needed for the subscriptions here."""
+        found = {pubend: self.consumed(pubend) for pubend in self._holders}
+        return {pubend: min(ticks.values()) for pubend, ticks in found.items() if ticks}
+
+    def consumed(self, pubend: int) -> dict[int, int]:
+        """Subscription -> up to where it has consumed what the PFS knows of it."""
+        holders = self._holders.get(pubend, {})
+        return {
+            number: max(one.released, one.since) for number, one in holders.items() if one.since != UNFOLLOWED
+        }
+
+    def recounted(self, number: int, pubend: int, matched: int) -> None:
+        """After a restart: how many events the PFS counted up to where the subscription is."""
+        cursor = self._holders[pubend][number]
+        if cursor.matched != matched:
+            cursor.matched = matched
+            self._dirty[number, pubend] = None
+
+    # ---- inspection
+
+    def lag(
+        self, subscription: Subscription, now_us: int, matched: Callable[[int, int], int]
+    ) -> tuple[int, int]:
+        """Events and microseconds behind. `matched(s, p)`: events matched so far."""
+        events = behind = 0
+        for pubend, cursor in subscription.cursors.items():
+            lag = cursor.lag(matched(subscription.id, pubend))
+            events += lag
+            if lag or not cursor.whole:
+                # One that begins with the first tick of a pubend: how old that is, is not known here.
+                behind = max(behind, now_us - (cursor.oldest or subscription.created_us))
+        return events, behind
+
+    def status(
+        self, one: Subscription, now_us: int, matched: Callable[[int, int], int], done: int = 0
+    ) -> dict[str, object]:
+        """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one. How far
+        one that moved is behind is known where it is."""
+        moved = one.moved_at is not None
+        events, behind = (0, 0) if moved else self.lag(one, now_us, matched)
+        events = max(0, events - done)
+        whole = moved or all(cursor.whole for cursor in one.cursors.values())
+        return {
+            "name": one.name,
+            "topic": one.selector.topic,
+            "where": one.selector.where,
+            "ack": one.ack or "token",
+            "shared": one.shared,
+            "key": one.key,
+            "connected": one.session is not None,
+            "moved": moved,
+            "lag_events": events,
+            "lag_at_least": not whole,
+            "lag_s": 0.0 if whole and not events else behind / SECOND_US,
+            "released": {pubend_text(p): c.released for p, c in sorted(one.cursors.items())},
+        }
+
+    def check(self) -> None:
+        self.claims.check()
+        if sorted(one.id for one in self._by_name.values()) != sorted(self._by_id):
+            raise BugError("subscriptions: names and ids are not those of the same ones")
+        for session, one in self._sessions.items():
+            if one.session != session or self._by_id.get(one.id) is not one:
+                raise BugError(f"subscriptions: session {session} is not that of its subscription")
+        for pubend, holders in self._holders.items():
+            if any(self._by_id[number].cursors.get(pubend) is not c for number, c in holders.items()):
+                raise BugError("subscriptions: a holder is not the cursor of its subscription")
+            found = self._minimum.get(pubend)
+            if found is not None and found != min(cursor.saved for cursor in holders.values()):
+                raise BugError("subscriptions: the least released tick is another one")
+            if any(cursor.saved > cursor.released for cursor in holders.values()):
+                raise BugError("subscriptions: more is saved than was acknowledged")
+
+
+def read_subscription(name: bytes, value: bytes) -> _Row | int:
+    """A subscription, or the number of the next one."""
+    if name == _NEXT:
+        return msgspec.msgpack.decode(value, type=_Next)
+    row = msgspec.msgpack.decode(value, type=_Row)
+    _check_form(name.decode(), row.ack)
+    Selector.parse(row.topic, row.where)
+    return row
+
+
+def read_released(_key: bytes, value: bytes) -> tuple[int, int, int, int]:
+    return _CURSOR.unpack(value)
+
+
+def _cursor_key(number: int, pubend: int) -> bytes:
+    return number.to_bytes(4, "big") + pubend.to_bytes(8, "big")
+
+
+def check_name(name: str, ack: str) -> None:
+    """Of one that attaches. One that is stored may be of before names of plain subscriptions were refused."""
+    _check_form(name, ack)
+    if is_plain_name(name):
+        raise UsageError(
+            f"a durable name does not end as those generated for plain subscriptions do, in '#', eight "
+            f"hexadecimal digits, '.' and a number: {shorten(name, 40)!r}"
+        )
+
+
+def _check_form(name: str, ack: str) -> None:
+    if not name or len(name.encode()) > MAX_NAME_BYTES or not name.isprintable():
+        raise UsageError(
+            f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {shorten(name, 40)!r}"
+        )
+    if ack not in ACKS:
+        raise UsageError(f"ack {shorten(ack, 40)!r} is not one of {', '.join(repr(one) for one in ACKS)}")

@@ -1,0 +1,1 @@
+"""What a broker publishes about itself on `$postroad/...` (spec P4)."""

@@ -1,0 +1,1 @@
+"""One peer: handshake, authentication, access, keepalive, credit, dialling."""

@@ -1,0 +1,117 @@
+"""What is known of one connection: its settings, its phase, and which frames a phase takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from postroad.errors import PostroadError, RedundantError, UsageError
+from postroad.links.handshake import MAX_WINDOW, MIN_WINDOW, Peer
+from postroad.overlay.topology import MAX_COST
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How connections are kept."""
+
+    cost: int = 1  # of this broker's links; the larger of both ends holds
+    token: str = ""  # said when dialling another broker
+    broker_window: int = 8 * MIB  # batch bytes in flight to us
+    client_window: int = 4 * MIB
+    handshake_us: int = 10 * SECOND_US
+    ping_us: int = 5 * SECOND_US  # of silence before asking
+    dead_us: int = 15 * SECOND_US  # of silence before giving up
+    measure_us: int = 30 * SECOND_US  # a busy link is pinged this often, for its round trip
+    redial_first_us: int = 200 * MILLISECOND_US
+    redial_last_us: int = 2 * SECOND_US
+    redial_rest_us: int = 60 * SECOND_US  # an address that leads to ourselves or to a linked broker
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cost <= MAX_COST:
+            raise UsageError(f"the cost of links is between 1 and {MAX_COST}")
+        for window in (self.broker_window, self.client_window):
+            if not MIN_WINDOW <= window <= MAX_WINDOW:
+                raise UsageError(f"a window is between {MIN_WINDOW} and {MAX_WINDOW} bytes")
+        if not 0 < self.ping_us < self.dead_us or self.handshake_us <= 0 or self.measure_us <= 0:
+            raise UsageError("times of links are positive, and a ping comes before giving up")
+        if not 0 < self.redial_first_us <= self.redial_last_us or self.redial_rest_us <= 0:
+            raise UsageError("the first wait before dialling again is positive and not above the last")
+
+
+SHUTTING_DOWN: Final = "the broker is shutting down"
+
+
+def level_of(error: PostroadError) -> str:
+    """How much people need to know of a connection that closes for this reason."""
+    if isinstance(error, RedundantError):
+        return "debug"
+    return "info" if str(error) == SHUTTING_DOWN else "warning"
+
+
+class Phase(Enum):
+    DIALLED = "dialled"  # we said HELLO, WELCOME is due
+    ACCEPTED = "accepted"  # HELLO is due
+    CLIENT = "client"
+    BROKER = "broker"
+    CLOSING = "closing"  # the driver was asked to close it
+
+
+_UPKEEP: Final = frozenset({Kind.REFUSE, Kind.PING, Kind.PONG, Kind.CREDIT})
+
+# The frames `Links` handles itself; all others are for the rooms.
+OWN_KINDS: Final = _UPKEEP | {Kind.HELLO, Kind.WELCOME}
+
+# Phase -> the kinds of frames that the peer may send in it. What is not listed is the peer's error.
+TAKES: Final[dict[Phase, frozenset[Kind]]] = {
+    Phase.DIALLED: frozenset({Kind.WELCOME, Kind.REFUSE}),
+    Phase.ACCEPTED: frozenset({Kind.HELLO}),
+    Phase.CLIENT: _UPKEEP | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST},
+    Phase.BROKER: _UPKEEP
+    | {
+        Kind.KNOWLEDGE,
+        Kind.SILENCE,
+        Kind.ATTACH,
+        Kind.DETACH,
+        Kind.NACK,
+        Kind.STAMP,
+        Kind.RELEASE,
+        Kind.TOPOLOGY,
+        Kind.DIGEST,
+        Kind.INTEREST,
+        Kind.INTEREST_PULL,
+        Kind.QUERY,
+        Kind.ANSWER,
+    },
+    Phase.CLOSING: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Connection:
+    number: int
+    dialled: str | None
+    certificate: str | None
+    loopback: bool
+    phase: Phase
+    opened_us: int
+    heard_us: int
+    timer_us: int = 0  # when its entry in the heap of timers is due
+    # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
+    rank: tuple[int, bool, int, int] = (0, False, 0, 0)
+    hello_us: int = 0  # time_us of the HELLO we sent
+    peer: Peer | None = None  # set once up, kept while closing
+    superseded: bool = False  # another connection took its place
+    redundant: bool = False  # it ended, or will, because another does its work
+    up_us: int = 0
+    pinged_us: int = 0  # last ping
+    asked_us: int | None = None  # first ping since we last heard anything
+    rtt_us: int | None = None
+    window_in: int = 0  # what we announced
+    credit_in: int = 0  # what the peer may still send; below zero by at most one frame
+    held: int = 0  # received and not yet consumed
+    due: int = 0  # consumed and not yet given back: window_in == credit_in + held + due
+    window_out: int = 0
+    credit_out: int = 0

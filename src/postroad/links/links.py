@@ -1,0 +1,574 @@
+"""Every connection's state machine: handshake, authentication, keepalive, credit, access.
+
+A connection begins DIALLED (we said HELLO, WELCOME is due) or ACCEPTED (HELLO is due), becomes CLIENT or
+BROKER when the handshake succeeds, and CLOSING once we asked the driver to close it. `connection.TAKES`
+says which frames each phase takes; what is not listed is the peer's error.
+
+Two brokers keep one link. When a second comes up, both ends must drop the same one without a word: a
+peer that restarted has only its newest; else the link dialled by the lower node id stays; of two by the
+same dialler the one whose HELLO is later, by the dialler's own clock, which both ends know.
+
+Credit: each side announces a window of batch bytes. A sender may begin a frame while its credit is
+positive, so it goes below zero by at most one frame; the receiver gives back what it consumed once that
+is a quarter of the window. Control frames are free, so that they pass a link that is full.
+
+A link is dead when a ping stays unanswered, not merely when time went by: a process that was stopped for
+a minute asks first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from postroad.delays import Delays
+from postroad.errors import (
+    BugError,
+    DeniedError,
+    PeerError,
+    PostroadError,
+    RedundantError,
+    UnavailableError,
+    from_wire,
+)
+from postroad.links.access import Access, AuthConfig
+from postroad.links.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase, level_of
+from postroad.links.dialler import Dialler
+from postroad.links.handshake import (
+    Peer,
+    check_hello,
+    check_welcome,
+    printable,
+    same_routing_limits,
+    smaller,
+)
+from postroad.links.resuming import Resuming
+from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.frames import (
+    BATCH_KINDS,
+    CONTROL,
+    PROTOCOL_VERSION,
+    Credit,
+    Hello,
+    Kind,
+    Limits,
+    Message,
+    Ping,
+    Pong,
+    Refuse,
+    Welcome,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from postroad.config import Identity  # config composes our settings, so it cannot be imported here
+
+__all__ = ["LinkSettings", "Links", "Peer"]
+
+MAX_DUE: Final = 32  # timers looked at in a turn: clients that came together are quiet together, events not
+_CREDIT_SHARE: Final = 4  # credit goes back once this part of the window is due
+_NAMES: Final = {int(kind): kind.name for kind in Kind}
+_KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
+
+
+class Links:
+    """All connections of one broker."""
+
+    __slots__ = (
+        "_access",
+        "_brokers",
+        "_conflict",
+        "_connections",
+        "_dialler",
+        "_last_hello_us",
+        "_limits",
+        "_me",
+        "_resuming",
+        "_settings",
+        "_timers",
+        "round_trips",
+    )
+
+    def __init__(
+        self,
+        *,
+        me: Identity,
+        limits: Limits,
+        settings: LinkSettings,
+        auth: AuthConfig,
+        new_publisher: Callable[[], int],
+        new_key: Callable[[], bytes],
+        draw: Callable[[int], int],
+        conflict: Callable[[int, bytes], bool],
+    ) -> None:
+        self._me = me
+        self._limits = limits
+        self._settings = settings
+        self._access = Access(auth)
+        self._conflict = conflict
+        self._resuming = Resuming(new_number=new_publisher, new_key=new_key)
+        self._dialler = Dialler(
+            first_us=settings.redial_first_us,
+            last_us=settings.redial_last_us,
+            rest_us=settings.redial_rest_us,
+            draw=draw,
+        )
+        self._connections: dict[int, Connection] = {}  # opened and not yet reported closed
+        self._brokers: dict[bytes, int] = {}  # node id -> the one connection that is, or was last, its link
+        self._timers: list[tuple[int, int]] = []  # heap of (due, connection); void if due is not its timer_us
+        self._last_hello_us = 0
+        self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
+
+    # -- addresses to keep linked ------------------------------------------------------------------
+
+    def dial(self, address: str, now_us: int) -> None:
+        """Keep a link to this address from now on; `tick` dials."""
+        self._dialler.add(address, now_us)
+
+    def undial(self, address: str) -> list[Effect]:
+        """No longer keep it, and close its link."""
+        connection = self._dialler.remove(address)
+        return [] if connection is None else self.refuse(connection, UnavailableError("no longer linked"))
+
+    def dial_failed(self, address: str, now_us: int) -> None:
+        self._dialler.failed(address, now_us)
+
+    # -- connections come and go -------------------------------------------------------------------
+
+    def opened(
+        self, connection: int, *, dialled: str | None, certificate: str | None, loopback: bool, now_us: int
+    ) -> list[Effect]:
+        if connection in self._connections:
+            raise BugError(f"connection {connection} opened twice")
+        state = Connection(
+            number=connection,
+            dialled=dialled,
+            certificate=certificate,
+            loopback=loopback,
+            phase=Phase.ACCEPTED if dialled is None else Phase.DIALLED,
+            opened_us=now_us,
+            heard_us=now_us,
+        )
+        self._connections[connection] = state
+        self._set_timer(state)
+        if dialled is None:
+            return []
+        self._dialler.opened(dialled, connection)
+        # Unique and increasing, because it decides between two links that we dialled to one broker.
+        self._last_hello_us = state.hello_us = max(now_us, self._last_hello_us + 1)
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            role="broker",
+            name=self._me.name,
+            token=self._settings.token,
+            limits=self._limits,
+            window=self._settings.broker_window,
+            time_us=state.hello_us,
+            broker=self._me.number,
+            node=self._me.node,
+            boot=self._me.boot,
+            cost=self._settings.cost,
+        )
+        return [Send(connection, encode(hello))]
+
+    def closed(self, connection: int, now_us: int) -> Peer | None:
+        """The driver closed it or found it closed. The peer that was up, unless another took its place."""
+        state = self._connections.pop(connection, None)
+        if state is None:
+            return None
+        peer = state.peer
+        if peer is not None and peer.role == "broker" and self._brokers.get(peer.node) == connection:
+            del self._brokers[peer.node]
+            self._dialler.wake(now_us)
+        if peer is not None and peer.role == "client":
+            self._resuming.closed(peer.publisher, connection)
+        if state.dialled is not None:
+            held_us = 0 if peer is None else now_us - state.up_us
+            self._dialler.closed(
+                state.dialled, connection, now_us, redundant=state.redundant, held_us=held_us
+            )
+        return None if state.superseded else peer
+
+    def refuse(self, connection: int, error: PostroadError) -> list[Effect]:
+        """Tell the peer why, and close. `closed` follows when the driver has done it."""
+        state = self._connections.get(connection)
+        if state is None or state.phase is Phase.CLOSING:
+            return []
+        state.phase = Phase.CLOSING
+        if isinstance(error, RedundantError):
+            state.redundant = True
+        return [
+            Send(connection, encode(Refuse(code=error.code, reason=printable(str(error))))),
+            Close(connection, error),
+            Note(level_of(error), f"closed {self._describe(state)}: {error}"),
+        ]
+
+    def _describe(self, state: Connection) -> str:
+        if state.peer is not None:
+            return f"{state.peer.role} {state.peer.name!r} (connection {state.number})"
+        return f"connection {state.number}" + ("" if state.dialled is None else f" to {state.dialled}")
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def is_open(self, connection: int) -> bool:
+        """Whether frames of it still count: it is not closed, nor being closed."""
+        state = self._connections.get(connection)
+        return state is not None and state.phase is not Phase.CLOSING
+
+    def allowed(self, connection: int, kind: int) -> bool:
+        """Whether the peer may send such a frame now."""
+        state = self._connections.get(connection)
+        return state is not None and kind in TAKES[state.phase]
+
+    def admit(self, connection: int, kind: int, size: int, now_us: int) -> bool:
+        """To be called for every frame before anything else: False if it is to be dropped unread.
+
+        PeerError if the peer may not send it: wrong kind for its role or phase, or no credit for it.
+        """
+        state = self._connections.get(connection)
+        if state is None or state.phase is Phase.CLOSING:
+            return False  # it was on its way when we closed
+        if kind not in TAKES[state.phase]:
+            raise PeerError(
+                f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
+            )
+        state.heard_us, state.asked_us = now_us, None
+        if kind in BATCH_KINDS:
+            if state.credit_in <= 0:
+                raise PeerError("batch frames beyond the window that was announced")
+            state.credit_in -= size
+            state.held += size
+        return True
+
+    def received(
+        self, connection: int, message: Message, now_us: int
+    ) -> tuple[list[Effect], Peer | None, bool]:
+        """Effects; the peer if it just came up; whether the message was for us (handshake, upkeep).
+
+        A message that `admit` would refuse, and a handshake that fails, close the connection here.
+        """
+        state = self._connections.get(connection)
+        if state is None or state.phase is Phase.CLOSING:
+            return [], None, True
+        try:
+            kind = _KIND_OF[type(message)]
+            self.admit(connection, kind, 0, now_us)
+            if kind not in OWN_KINDS:
+                return [], None, False
+            effects, peer = self._act(state, message, now_us)
+        except (PeerError, DeniedError, RedundantError) as error:
+            return self.refuse(connection, error), None, True
+        return effects, peer, True
+
+    def _act(self, state: Connection, message: Message, now_us: int) -> tuple[list[Effect], Peer | None]:
+        match message:
+            case Hello():
+                return self._hello(state, message, now_us)
+            case Welcome():
+                return self._welcome(state, message, now_us)
+            case Ping():
+                pong = Pong(time_us=message.time_us, at_us=now_us)
+                return [Send(state.number, encode(pong))], None
+            case Pong():
+                if message.time_us == state.pinged_us:  # else it answers an older one, or nothing
+                    state.rtt_us = max(0, now_us - state.pinged_us)
+                    if state.phase is Phase.BROKER:
+                        self.round_trips.observe(state.rtt_us)
+                return [], None
+            case Credit():
+                if message.size < 1 or state.credit_out + message.size > state.window_out:
+                    raise PeerError(f"credit for {message.size} bytes that were not sent")
+                state.credit_out += message.size
+                return [], None
+            case Refuse():
+                return self._refused(state, message), None
+        raise BugError(f"{type(message).__name__} is listed as ours and has no handler")
+
+    def _refused(self, state: Connection, refuse: Refuse) -> list[Effect]:
+        error = from_wire(refuse.code, printable(refuse.reason))
+        state.phase = Phase.CLOSING
+        state.redundant = isinstance(error, RedundantError)
+        said = f"refused by {self._describe(state)}: {error}"
+        return [Close(state.number, error), Note(level_of(error), said)]
+
+    # -- handshake ---------------------------------------------------------------------------------
+
+    def _hello(self, state: Connection, hello: Hello, now_us: int) -> tuple[list[Effect], Peer | None]:
+        role = check_hello(hello)
+        principal = self._access.authenticate(
+            token=hello.token, certificate=state.certificate, loopback=state.loopback
+        )
+        if role == "broker":
+            return self._hello_broker(state, hello, principal, now_us)
+        number, resumed = self._resuming.number(hello, principal)
+        rival = self._resuming.connection(number)
+        # Two connections keep no order: the HELLO of one that its client gave up may come last.
+        if rival is not None and rival > state.number and self.is_open(rival):
+            raise RedundantError("a newer connection has this one's place")
+        peer = Peer(
+            connection=state.number,
+            role="client",
+            name=hello.name,
+            broker=0,
+            node=b"",
+            boot=0,
+            cost=0,
+            publisher=number,
+            principal=principal,
+            limits=smaller(self._limits, hello.limits),
+            dialled=None,
+            resumed=resumed,
+            replaces=self._resuming.opened(number, state.number),
+        )
+        effects = self._welcomes(state, peer, self._settings.client_window, now_us)
+        effects += self._up(state, peer, self._settings.client_window, hello.window, now_us)
+        return effects, peer
+
+    def _hello_broker(
+        self, state: Connection, hello: Hello, principal: str, now_us: int
+    ) -> tuple[list[Effect], Peer | None]:
+        if not self._access.may_link(principal):
+            raise DeniedError(f"{principal!r} may not link as a broker")
+        self._check_limits(hello.name, hello.limits)
+        rank = (hello.boot, hello.node < self._me.node, hello.boot, hello.time_us)
+        peer = Peer(
+            connection=state.number,
+            role="broker",
+            name=hello.name,
+            broker=hello.broker,
+            node=hello.node,
+            boot=hello.boot,
+            cost=max(hello.cost, self._settings.cost),
+            publisher=0,
+            principal=principal,
+            limits=smaller(self._limits, hello.limits),
+            dialled=None,
+            replaces=self._rival(hello.broker, hello.node, rank),
+        )
+        state.rank = rank
+        effects = self._welcomes(state, peer, self._settings.broker_window, now_us)
+        effects += self._up(state, peer, self._settings.broker_window, hello.window, now_us)
+        return effects, peer
+
+    def _welcome(self, state: Connection, welcome: Welcome, now_us: int) -> tuple[list[Effect], Peer | None]:
+        check_welcome(welcome)
+        self._check_limits(welcome.name, welcome.limits)
+        if state.dialled is not None:
+            self._dialler.led_to(state.dialled, welcome.node)
+        rank = (welcome.boot, self._me.node < welcome.node, self._me.boot, state.hello_us)
+        peer = Peer(
+            connection=state.number,
+            role="broker",
+            name=welcome.name,
+            broker=welcome.broker,
+            node=welcome.node,
+            boot=welcome.boot,
+            cost=max(welcome.cost, self._settings.cost),
+            publisher=0,
+            principal="",
+            limits=smaller(self._limits, welcome.limits),
+            dialled=state.dialled,
+            replaces=self._rival(welcome.broker, welcome.node, rank),
+        )
+        state.rank = rank
+        effects = self._up(state, peer, self._settings.broker_window, welcome.window, now_us)
+        return effects, peer
+
+    def _rival(self, number: int, node: bytes, rank: tuple[int, bool, int, int]) -> int | None:
+        """The connection that a new link to this broker replaces; RedundantError if that one stays."""
+        if node == self._me.node:
+            raise RedundantError("this address leads to the broker itself")
+        if number == self._me.number or self._conflict(number, node):
+            raise PeerError(f"the broker number {number:08x} belongs to another broker of this network")
+        rival = self._brokers.get(node)
+        if rival is None:
+            return None
+        old = self._connections[rival]
+        if old.phase is not Phase.CLOSING and old.rank >= rank:
+            raise RedundantError("there is a link between these two brokers already")
+        return rival
+
+    def _welcomes(self, state: Connection, peer: Peer, window: int, now_us: int) -> list[Effect]:
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            name=self._me.name,
+            broker=self._me.number,
+            node=self._me.node,
+            boot=self._me.boot,
+            cost=self._settings.cost,
+            limits=self._limits,
+            window=window,
+            time_us=now_us,
+            publisher=peer.publisher,
+            resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
+        )
+        return [Send(state.number, encode(welcome))]
+
+    def _up(
+        self, state: Connection, peer: Peer, window_in: int, window_out: int, now_us: int
+    ) -> list[Effect]:
+        state.phase = Phase.CLIENT if peer.role == "client" else Phase.BROKER
+        state.peer = peer
+        state.up_us = state.pinged_us = now_us
+        state.window_in = state.credit_in = window_in
+        state.window_out = state.credit_out = window_out
+        self._set_timer(state)
+        effects: list[Effect] = []
+        if peer.role == "broker":
+            self._brokers[peer.node] = state.number
+            effects.append(Note("info", f"linked with broker {peer.name!r} (connection {state.number})"))
+        if peer.replaces is not None:
+            old = self._connections[peer.replaces]
+            old.superseded = old.redundant = True
+            effects += self.refuse(old.number, RedundantError("a newer connection took this one's place"))
+        return effects
+
+    def _check_limits(self, name: str, theirs: Limits) -> None:
+        """An event that one broker takes must pass every link, or the network would lose it on the way."""
+        if not same_routing_limits(self._limits, theirs):
+            raise PeerError(
+                f"brokers {self._me.name!r} and {name!r} have different limits: give them the same"
+            )
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> int | None:
+        """Not later than something is due; it may turn out that nothing is."""
+        dial_us = self._dialler.next_deadline()
+        if not self._timers:
+            return dial_us
+        return self._timers[0][0] if dial_us is None else min(dial_us, self._timers[0][0])
+
+    def tick(self, now_us: int) -> list[Effect]:
+        """Pings, dead peers, handshakes that take too long, and addresses to dial."""
+        effects: list[Effect] = []
+        for _ in range(MAX_DUE):
+            if not self._timers or self._timers[0][0] > now_us:
+                break
+            due_us, number = heapq.heappop(self._timers)
+            state = self._connections.get(number)
+            if state is None or state.phase is Phase.CLOSING or state.timer_us != due_us:
+                continue
+            if self._due_us(state) <= now_us:
+                effects += self._expired(state, now_us)
+            if self.is_open(number):
+                self._set_timer(state)
+        addresses = self._dialler.due(now_us, self._brokers.__contains__)
+        return effects + [Dial(address) for address in addresses]
+
+    def _due_us(self, state: Connection) -> int:
+        settings = self._settings
+        if state.peer is None:
+            return state.opened_us + settings.handshake_us
+        if state.asked_us is None:
+            return min(state.heard_us + settings.ping_us, state.pinged_us + settings.measure_us)
+        return min(state.pinged_us + settings.ping_us, state.asked_us + settings.dead_us - settings.ping_us)
+
+    def _set_timer(self, state: Connection) -> None:
+        state.timer_us = self._due_us(state)
+        heapq.heappush(self._timers, (state.timer_us, state.number))
+
+    def _expired(self, state: Connection, now_us: int) -> list[Effect]:
+        settings = self._settings
+        if state.peer is None:
+            wait_s = settings.handshake_us / SECOND_US
+            return self.refuse(state.number, UnavailableError(f"no handshake within {wait_s:g} s"))
+        if state.asked_us is not None and now_us >= state.asked_us + settings.dead_us - settings.ping_us:
+            error = UnavailableError(f"nothing heard for {(now_us - state.heard_us) / SECOND_US:.1f} s")
+            return self.refuse(state.number, error)
+        state.pinged_us = now_us
+        if state.asked_us is None:
+            state.asked_us = now_us
+        return [Send(state.number, encode(Ping(time_us=now_us)))]
+
+    # -- credit ------------------------------------------------------------------------------------
+
+    def available(self, connection: int) -> int:
+        """Batch bytes the peer is ready to take; not positive: none."""
+        state = self._connections.get(connection)
+        return 0 if state is None or state.phase is Phase.CLOSING else state.credit_out
+
+    def spend(self, connection: int, size: int) -> bool:
+        """Whether a batch frame may be sent now; if so its size is taken off."""
+        state = self._connections.get(connection)
+        if state is None or state.phase is Phase.CLOSING or state.credit_out <= 0:
+            return False
+        state.credit_out -= size
+        return True
+
+    def consumed(self, connection: int, size: int) -> list[Effect]:
+        """Batch bytes of this peer that were admitted are done with."""
+        state = self._connections.get(connection)
+        if state is None or state.phase is Phase.CLOSING:
+            return []
+        if size > state.held:
+            raise BugError(f"{size} bytes consumed of connection {connection}, which sent {state.held}")
+        state.held -= size
+        state.due += size
+        if state.due * _CREDIT_SHARE < state.window_in:
+            return []
+        credit, state.due = state.due, 0
+        state.credit_in += credit
+        return [Send(connection, encode(Credit(size=credit)))]
+
+    # -- access ------------------------------------------------------------------------------------
+
+    def peer(self, connection: int) -> Peer | None:
+        """The peer of a connection that is up."""
+        state = self._connections.get(connection)
+        return None if state is None or state.phase is Phase.CLOSING else state.peer
+
+    def may_publish(self, connection: int, topic: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_publish(peer.principal, topic)
+
+    def may_subscribe(self, connection: int, pattern: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_subscribe(peer.principal, pattern)
+
+    def may_admin(self, connection: int) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_admin(peer.principal)
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    def status(self, now_us: int) -> dict[str, object]:
+        """Links to brokers, addresses, and how many clients; fit for JSON."""
+        links: list[dict[str, object]] = []
+        clients = 0
+        for state in self._connections.values():
+            peer = state.peer
+            if peer is None or state.phase is Phase.CLOSING:
+                continue
+            if peer.role == "client":
+                clients += 1
+                continue
+            links.append(
+                {
+                    "broker": peer.name,
+                    "number": f"{peer.broker:08x}",
+                    "cost": peer.cost,
+                    "dialled": peer.dialled,
+                    "up_s": (now_us - state.up_us) // SECOND_US,
+                    "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
+                    "credit": state.credit_out,
+                    "unconsumed": state.held,
+                }
+            )
+        return {"links": links, "addresses": self._dialler.status(), "clients": clients}
+
+    def check(self) -> None:
+        """BugError unless the collections are as their comments say."""
+        self._dialler.check()
+        for node, connection in self._brokers.items():
+            state = self._connections.get(connection)
+            if state is None or state.peer is None or state.peer.node != node or state.superseded:
+                raise BugError(f"connection {connection} is not the link it is listed as")
+        self._resuming.check(lambda number: getattr(self._connections.get(number), "peer", None))
+        for state in self._connections.values():
+            if state.credit_in + state.held + state.due != state.window_in or state.held < 0:
+                raise BugError(f"credit of connection {state.number} does not add up")
+            if state.credit_out > state.window_out:
+                raise BugError(f"connection {state.number} has more credit than its window")

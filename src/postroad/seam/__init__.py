@@ -1,0 +1,1 @@
+"""All that passes between a core and a driver: inputs and effects."""

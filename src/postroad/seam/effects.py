@@ -1,0 +1,44 @@
+"""What the cores ask of their driver. Nothing else leaves a core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from postroad.errors import PostroadError
+from postroad.seam.storage import StorageEffect
+from postroad.seam.tracking import Keep, ReadFilters
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Write these bytes (whole frames) to a connection. There is one per delivery, so it is a cheap one."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a connection once what was sent to it is flushed; `error` says why, for the log."""
+
+    connection: int
+    error: PostroadError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a connection to `HOST:PORT`; the driver answers with Opened or DialFailed."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the log."""
+
+    level: str
+    text: str
+
+
+Effect = Send | Close | Dial | Note | Keep | ReadFilters | StorageEffect

@@ -1,0 +1,43 @@
+"""What a driver tells its broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from postroad.seam.storage import StorageInput
+from postroad.seam.tracking import FiltersRead, NotKept
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A connection is open, inbound or dialled by us; `certificate` is the peer's verified name.
+
+    Of two connections the later has the higher number.
+    """
+
+    connection: int
+    dialled: str | None = None
+    certificate: str | None = None
+    loopback: bool = True
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """One whole frame came in."""
+
+    connection: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    address: str
+
+
+Input = Opened | Received | Closed | DialFailed | FiltersRead | NotKept | StorageInput

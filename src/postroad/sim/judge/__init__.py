@@ -1,0 +1,1 @@
+"""What the simulated network is judged by."""

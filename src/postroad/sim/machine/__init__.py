@@ -1,0 +1,1 @@
+"""The simulated machine: clock, network, disk, processes."""

@@ -1,0 +1,1 @@
+"""The bulk trace (spec P5)."""

@@ -1,0 +1,1 @@
+"""The one stream protocol: ticks, knowledge, curiosity, feeding, delivery (spec D2)."""

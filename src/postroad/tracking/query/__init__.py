@@ -1,0 +1,1 @@
+"""How paths are asked for (spec T6, T12)."""
