@@ -18,7 +18,8 @@ from postroad.history.bulletins import DeliveryReport, Link, Links, decode_deliv
 from postroad.ids import MessageId, pubend_id, pubend_text
 from postroad.selectors import Selector
 from postroad.spark.audit import LANDING, LOSSES, Subscribed, as_rows, audit, read_subscriptions
-from postroad.spark.lake.tables import Lake, rows
+from postroad.spark.lake import rows
+from postroad.spark.lake.tables import Lake
 from postroad.spark.report import Findings, collect, render, unseen_text, write_report
 from postroad.spark.trace.topology import Place, link_loads
 

@@ -30,7 +30,7 @@ from postroad.history.bulletins import (
 )
 from postroad.ids import HISTORY, MessageId, pubend_id
 from postroad.spark.audit import LANDING
-from postroad.spark.lake import history, put, rows
+from postroad.spark.lake import history, rows
 from postroad.spark.lake.history import (
     NONSENSE,
     TABLES,
@@ -42,6 +42,7 @@ from postroad.spark.lake.history import (
     whole_filters,
 )
 from postroad.spark.lake.landing import _Feed, _History, _Job
+from postroad.spark.lake.tables import put
 from postroad.spark.options import Access
 from postroad.spark.trace.tasks import decoded as decoded_record
 from postroad.spark.trace.views import NOT_LANDED

@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from postroad.errors import StorageError, UsageError
 from postroad.history.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.ids import MessageId, pubend_id
+from postroad.spark.lake import rows
 from postroad.spark.lake.compact import LOCK, compact
 from postroad.spark.lake.landing import landed_until
-from postroad.spark.lake.tables import SCHEMAS, Lake, alone, columns, rows, write_folder
+from postroad.spark.lake.tables import SCHEMAS, Lake, alone, columns, write_folder
 from postroad.spark.trace.topology import Place, latest, tracking_settings
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter

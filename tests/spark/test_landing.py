@@ -20,6 +20,7 @@ import postroad
 from postroad.errors import UsageError
 from postroad.ids import HISTORY, pubend_id, pubend_text
 from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
+from postroad.spark.lake import landing, rows
 from postroad.spark.lake.compact import compact
 from postroad.spark.lake.landing import (
     _every_job,
@@ -31,7 +32,7 @@ from postroad.spark.lake.landing import (
     land,
     unlanded_history,
 )
-from postroad.spark.lake.tables import SCHEMAS, Lake, landing, rows
+from postroad.spark.lake.tables import SCHEMAS, Lake
 from postroad.spark.options import Access
 from postroad.spark.report import collect, write_report
 from postroad.spark.trace.topology import latest, tracking_settings

@@ -25,9 +25,10 @@ from postroad.sim.judge.tracking import QUICK, Inquirer, _short
 from postroad.sim.people.applications import DurableSubscriber
 from postroad.sim.scenario import Scenario
 from postroad.spark.audit import DEFAULT_LATE_US, Subscribed, as_rows, audit
+from postroad.spark.lake import rows
 from postroad.spark.lake.compact import compact
 from postroad.spark.lake.history import TABLES, Part, decoded, part_of, whole_filters
-from postroad.spark.lake.tables import Lake, rows
+from postroad.spark.lake.tables import Lake
 from postroad.spark.trace.topology import latest, tracking_settings
 from postroad.spark.trace.views import NOT_LANDED
 from postroad.units import MIB, MILLISECOND_US, SECOND_US

@@ -24,10 +24,11 @@ from postroad.history.bulletins import Link, Links, broker_text, running_number
 from postroad.ids import HISTORY, MessageId, pubend_text
 from postroad.seam.tracking import DropFilters, ReplaceAttachments, TrackingEffect
 from postroad.spark.audit import LANDING
+from postroad.spark.lake import rows
 from postroad.spark.lake.compact import compact
 from postroad.spark.lake.landing import FOLDER, unlanded_history
-from postroad.spark.lake.tables import SCHEMAS, Lake, rows
-from postroad.spark.trace.bulk import bulk as bulk_trace
+from postroad.spark.lake.tables import SCHEMAS, Lake
+from postroad.spark.trace import bulk as bulk_trace
 from postroad.spark.trace.bulk import read_ids, trace
 from postroad.spark.trace.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
