@@ -20,6 +20,9 @@ settings.register_profile("steady", derandomize=True, suppress_health_check=_SLO
 settings.register_profile("explore", print_blob=True, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+# Helpers assert too; what failed in them is to be shown as in a test.
+pytest.register_assert_rewrite("tests.worlds")
+
 HERE = Path(__file__).parent
 STREAMS = ("test_engines", "test_kills", "test_landing", "test_sink", "test_source")
 FOLDERS = ("spark", "process", "sim", "property", "unit")
@@ -27,9 +30,10 @@ FOLDERS = ("spark", "process", "sim", "property", "unit")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[int, bool]:
-        folder = item.path.relative_to(HERE).parts[0]
-        streams = folder == "spark" and item.path.stem in STREAMS
-        group = ("streams" if streams else "tables") if folder == "spark" else item.path.stem
+        path = item.path.relative_to(HERE)
+        folder = path.parts[0]
+        streams = folder == "spark" and path.stem in STREAMS
+        group = ("streams" if streams else "tables") if folder == "spark" else str(path)
         item.add_marker(pytest.mark.xdist_group(group))
         return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), not streams
 

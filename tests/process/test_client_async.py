@@ -10,15 +10,14 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.worlds.process_clients import everywhere, linked
 
 import postroad
 from postroad.events import EventBatch
 
-from .conftest import everywhere
-from .test_network import linked
-
 if TYPE_CHECKING:
-    from .conftest import Brokers, FaultProxy
+    from tests.worlds.fault_proxies import FaultProxy
+    from tests.worlds.processes import Brokers
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -17,7 +17,7 @@ import pytest
 import postroad
 
 if TYPE_CHECKING:
-    from .conftest import Brokers
+    from tests.worlds.processes import Brokers
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(postroad.__path__[0]).parent), "PYTHONWARNINGS": "error"}
 

@@ -16,7 +16,7 @@ import pytest
 import postroad
 
 if TYPE_CHECKING:
-    from .conftest import Brokers
+    from tests.worlds.processes import Brokers
 
 
 def test_publish_and_subscribe(brokers: Brokers) -> None:

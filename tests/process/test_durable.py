@@ -8,50 +8,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import Publisher, everywhere, reachable, run
+from tests.worlds.processes import SOURCE
 
 import postroad
-
-from .conftest import everywhere
-
-SOURCE = Path(postroad.__path__[0]).parent
-
-
-def run(test: Coroutine[Any, Any, None], seconds: float = 200.0) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(seconds):
-            await test
-
-    asyncio.run(bounded())
-
-
-async def reachable(address: str, count: int) -> None:
-    async with asyncio.timeout(60), postroad.connect(address, name="watch") as client:
-        while len((await client.request("status"))["brokers"]) != count:  # noqa: ASYNC110 -- another process
-            await asyncio.sleep(0.05)
-
-
-class Publisher:
-    """Publishes numbers one after the other; `acknowledged` are those that a receipt came for."""
-
-    def __init__(self, address: str) -> None:
-        self.acknowledged: list[int] = []
-        self.stopped = False
-        self._address = address
-
-    async def run(self) -> None:
-        async with postroad.connect(self._address, name="publisher", timeout=120) as client:
-            number = 0
-            while not self.stopped:
-                await client.publish("t", str(number), mode="durable")
-                self.acknowledged.append(number)
-                number += 1
-                if number % 50 == 0:
-                    await asyncio.sleep(0.01)
 
 
 async def read(events: Any, into: list[int], gaps: list[postroad.Gap]) -> None:

@@ -18,47 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import cli, publish, reachable, run, take
+from tests.worlds.processes import SOURCE
 
 import postroad
 from postroad.client.subscription import TURN_S
 from postroad.durable.subscriber.desk import PAGE_ROWS
-
-from .test_durable import SOURCE, reachable, run
 
 
 def numbers(events: list[postroad.Event | postroad.Gap]) -> list[int]:
     return [int(event.payload) for event in events if isinstance(event, postroad.Event)]
 
 
-async def take(events: Any, count: int) -> list[postroad.Event]:
-    found: list[postroad.Event] = []
-    while len(found) < count:
-        event = await anext(events)
-        assert isinstance(event, postroad.Event)
-        found.append(event)
-    return found
-
-
 async def lag(address: str, name: str) -> int:
     async with postroad.connect(address) as client:
         rows = (await client.request("subs"))["subscriptions"]
     return int(next(row["lag_events"] for row in rows if row["name"] == name))
-
-
-async def publish(address: str, first: int, last: int, **attributes: Any) -> None:
-    async with postroad.connect(address) as client:
-        await client.publish_many((("t", str(n), attributes) for n in range(first, last)), mode="durable")
-
-
-def cli(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "postroad", *arguments, "--broker", address],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(("ack", "again"), [("auto", 29), ("batch", 0), ("manual", 20)])

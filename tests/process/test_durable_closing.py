@@ -8,13 +8,11 @@ import time
 from typing import Any
 
 import pytest
+from tests.worlds.certificates import Certificates
+from tests.worlds.process_clients import cli, publish, run, take
 
 import postroad
 import postroad.sync
-
-from .conftest import Certificates
-from .test_durable import run
-from .test_durable_clients import cli, publish, take
 
 MANY = 60
 

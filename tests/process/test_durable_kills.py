@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import reachable, run
+from tests.worlds.processes import SOURCE, BrokerProcess, Brokers, wait_until
 
 import postroad
-
-from .conftest import BrokerProcess, Brokers, wait_until
-from .test_durable import SOURCE, reachable, run
 
 ROUNDS = int(os.environ.get("POSTROAD_KILL_ROUNDS", "1"))
 PATIENCE_S = 120.0  # for anything: a busy machine is slow, and a hang is what fails

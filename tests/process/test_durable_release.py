@@ -10,17 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.process.test_durable import SOURCE, Publisher, reachable, run
+from tests.worlds.process_clients import Publisher, reachable, run
+from tests.worlds.processes import SOURCE, configured
 
 import postroad
 
 MIB = 1 << 20
-
-
-def configured(folder: Path, text: str) -> tuple[str, str]:
-    file = folder / "broker.toml"
-    file.write_text(text)
-    return "--config", str(file)
 
 
 def log_bytes(data: Path) -> int:

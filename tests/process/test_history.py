@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from tests.worlds.processes import Brokers
+
 import postroad
 from postroad.history.bulletins import (
     ATTACHMENTS,
@@ -20,8 +22,6 @@ from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.keys import PUBLISH
 from postroad.tracking.record import FilterMeta, decode_record, filter_of
-
-from .conftest import Brokers
 
 PERSIST = '[tracking]\npersist = "500 ms"\n'
 

@@ -6,33 +6,13 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import everywhere, linked, run
 
 import postroad
-
-from .conftest import everywhere
-
-
-def run(test: Coroutine[Any, Any, None], seconds: float = 200.0) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(seconds):
-            await test
-
-    asyncio.run(bounded())
-
-
-async def reachable(address: str, count: int, seconds: float = 60.0) -> None:
-    """Until that broker sees `count` brokers, itself included."""
-    async with asyncio.timeout(seconds), postroad.connect(address, name="watch") as client:
-        while len((await client.request("status"))["brokers"]) != count:  # noqa: ASYNC110 -- another process
-            await asyncio.sleep(0.05)
-
-
-async def linked(*brokers: Any) -> None:
-    await asyncio.gather(*(reachable(one.address, len(brokers)) for one in brokers))
 
 
 class Collector:

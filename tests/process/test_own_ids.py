@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.test_durable_release import configured
+from tests.worlds.processes import configured
 
 import postroad
 from postroad.client.blocking import PUBLISH_CHUNK

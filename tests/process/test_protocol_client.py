@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .conftest import BrokerProcess, Brokers
+    from tests.worlds.processes import BrokerProcess, Brokers
 
 HELLO, WELCOME, REFUSE, PING, PONG, CREDIT = range(1, 7)
 PUBLISH, ACCEPTED, REJECTED = 16, 17, 18

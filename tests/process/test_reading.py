@@ -9,17 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.test_durable_release import configured
+from tests.worlds.processes import IMPATIENT, configured
 
 import postroad
 from postroad.events import EventBatch, Gap
-
-# A broker that gives up after half a second what it gives up after thirty.
-IMPATIENT = (
-    "-c",
-    "from postroad.overlay import reading; reading.PATIENCE_US = 500_000; "
-    "from postroad.cli import main; raise SystemExit(main())",
-)
 
 
 def heads(*clients: Any) -> str:

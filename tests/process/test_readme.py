@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .conftest import BrokerProcess, Brokers
+    from tests.worlds.processes import BrokerProcess, Brokers
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import everywhere
 
 import postroad
-
-from .conftest import everywhere
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.process.conftest import Brokers, wait_until
-from tests.process.test_durable_release import configured
-from tests.process.test_reading import IMPATIENT
+from tests.worlds.processes import IMPATIENT, Brokers, configured, wait_until
 
 import postroad
 from postroad.durable.subscriber.desk import PAGE_ROWS

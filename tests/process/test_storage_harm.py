@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.conftest import Brokers
-from tests.process.test_durable_release import configured
+from tests.worlds.processes import Brokers, configured
 
 import postroad
 import postroad.sync

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.process_clients import everywhere
+from tests.worlds.processes import BrokerProcess, Brokers
 
 import postroad
 from postroad.client import aio
 from postroad.ids import OWN_IDS, MessageId
-
-from .conftest import BrokerProcess, Brokers, everywhere
 
 NOBODY = 7  # a broker number that no broker has
 

@@ -6,8 +6,8 @@ import json
 from random import Random
 
 import pytest
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader
 
 from postroad.ids import is_volatile, pubend_text
 from postroad.wire.frames import Ack, Subscribed, encode

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property.durable_world import PUBEND, Disk
+from tests.worlds.durable_pair import PUBEND, Disk
 
 from postroad.durable.subscriber import filtering as module
 from postroad.durable.subscriber.compact import get_set, get_varint, put_set, put_varint

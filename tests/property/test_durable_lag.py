@@ -8,8 +8,7 @@ from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property.durable_world import PUBEND, Client, World
-from tests.property.test_durable_world import SMALL, TOPICS, wanted
+from tests.worlds.durable_pair import PUBEND, SMALL, TOPICS, Client, World, wanted
 
 from postroad.durable.publisher.release import RetentionPolicy
 from postroad.durable.subscriber import cursor, filtering

@@ -8,16 +8,11 @@ from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.property.durable_world import Client, World
+from tests.worlds.durable_pair import SMALL, TOPICS, Client, World, wanted
 
-from postroad.durable.publisher import pubend as durable_pubend
 from postroad.durable.publisher.release import RetentionPolicy
-from postroad.durable.subscriber import catchup, constream, cursor, filtering, hosting
-from postroad.streams import knowledge
 from postroad.streams.spans import union
 from postroad.units import SECOND_US
-
-TOPICS = ["a", "b", "c/d", "c/e"]
 
 
 def step(world: World, random: Random) -> None:
@@ -59,24 +54,6 @@ def step(world: World, random: Random) -> None:
         world.sync_publisher(world.p_disk.read)
 
 
-SMALL = {
-    catchup: {"WINDOW_TICKS": 3, "WINDOW_SPANS": 2, "HELD_BYTES": 600, "NEAR_TICKS": 1},
-    constream: {"RECENT_BYTES": 300, "RECENT_SEGMENTS": 2, "PENDING_BYTES": 2_000},
-    durable_pubend: {"READ_BYTES": 300, "CHECKPOINT_BYTES": 1_000, "MARK_BYTES": 200, "MAX_MARKS": 8},
-    filtering: {
-        "BUFFER_TICKS": 4,
-        "READ_BYTES": 60,
-        "CHECKPOINT_BYTES": 100,
-        "DENSE_HOPS": 2,
-        "HOP_BYTES": 20,
-        "MAX_PENDING_BYTES": 1_200,
-    },
-    hosting: {"MAX_SAVES": 2},
-    knowledge: {"JOIN_SEGMENTS": 3, "SMALL_BYTES": 800},
-    cursor: {"MAX_UNACKED": 2},
-}
-
-
 def run(seed: int, policy: RetentionPolicy, steps: int) -> World:
     """A schedule made of a seed. Even seeds have tiny limits, so that every limit is met."""
     with ExitStack() as limits:
@@ -103,10 +80,6 @@ def run_within(seed: int, policy: RetentionPolicy, steps: int) -> World:
             world.check()
     world.settle()
     return world
-
-
-def wanted(client: Client, topic: str) -> bool:
-    return client.topic == "#" or topic == client.topic or topic.startswith(client.topic.rstrip("#"))
 
 
 def judge(world: World, *, early: bool) -> None:

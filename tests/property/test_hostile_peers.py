@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_durable_broker import MemoryDisk
+from tests.worlds.durable_brokers import MemoryDisk
 
 from postroad.broker.core import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity

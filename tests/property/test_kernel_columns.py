@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
-from tests.property.test_batch_codec import Raw, batches, build
-from tests.property.test_kernel_fuzz import mutate, some_frame
+from tests.worlds.batches import Raw, batches, build
+from tests.worlds.hostile_frames import mutate, some_frame
 
 from postroad.errors import BugError
 from postroad.kernel import columns_reference, wanted

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.worlds.attachment_maps import FEW_BYTES, Plain
 
 from postroad.tracking import attachment
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
-from postroad.tracking.intervals import INTERVAL_BYTES
 from postroad.units import MILLISECOND_US, SECOND_US
 
 MINUTE_US = 60 * SECOND_US
-FEW_BYTES = 8 * INTERVAL_BYTES
 KINDS = (SUBSCRIBER, GROUP, NEIGHBOUR)
 CHANGES = ("attach", "detach", "late")
 OTHERS = ("ahead", "torn", "forget", "coarsen", "snapshot", "stop", "crash")
@@ -30,41 +27,6 @@ steps = st.tuples(
 questions = st.tuples(
     st.integers(-60, 30) | st.integers(-1200, 1200), st.sampled_from([0, SECOND_US, 60 * MINUTE_US])
 )
-
-
-class Plain:
-    """When everybody was attached, gone through from end to end."""
-
-    def __init__(self) -> None:
-        self.intervals: dict[tuple[str, str], list[tuple[int, int | None]]] = {}
-
-    def apply(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            spans = self.intervals.get((change.kind, change.who), [])
-            attached = bool(spans) and spans[-1][1] is None
-            if change.what == "attach" and not attached:
-                self.intervals[change.kind, change.who] = [*spans, (change.at_us, None)]
-            elif change.what == "detach" and attached:
-                spans[-1] = (spans[-1][0], max(change.at_us, spans[-1][0]))
-
-    def forget(self, before_us: int) -> None:
-        kept = {
-            name: [(start, end) for start, end in spans if end is None or end >= before_us]
-            for name, spans in self.intervals.items()
-        }
-        self.intervals = {name: spans for name, spans in kept.items() if spans}
-
-    @property
-    def spans(self) -> list[tuple[str, str, int, int | None]]:
-        return [(*name, *span) for name, spans in self.intervals.items() for span in spans]
-
-    @property
-    def crowded(self) -> bool:
-        ended = [who for _, who, _, end in self.spans if end is not None]
-        return sum(INTERVAL_BYTES + len(who.encode()) for who in ended) > FEW_BYTES
-
-    def since(self, kind: str, first: int) -> list[str]:
-        return sorted({who for of, who, _, end in self.spans if of == kind and (end is None or first <= end)})
 
 
 @given(st.lists(steps, min_size=30, max_size=90), st.lists(questions, min_size=5, max_size=10))

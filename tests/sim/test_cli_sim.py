@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tests.process.conftest import SOURCE, wait_until
+from tests.worlds.processes import SOURCE, wait_until
 
 from postroad.cli import main
 from postroad.sim import runs

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.sim.test_rules import Broken, is_delivery
+from tests.worlds.broken_brokers import PUBEND, Broken, is_delivery
 
 from postroad.broker.core import Input, Received
 from postroad.client import effects as fx
@@ -46,8 +46,6 @@ SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 FOUND = (5, 6, 8, 15, 16, 57)
 
 LATE = (5, 22)  # some come later, and ask for a past
-
-PUBEND = 7 << 32
 
 
 @pytest.mark.parametrize("seed", SEEDS)

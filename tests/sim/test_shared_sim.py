@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.sim.test_durable_sim import PUBEND
-from tests.sim.test_rules import Broken, is_delivery
+from tests.worlds.broken_brokers import PUBEND, Broken, is_delivery
 
 from postroad.broker.core import Input, Received
 from postroad.client.settings import ClientSettings

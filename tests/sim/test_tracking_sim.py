@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.sim.test_rules import Broken
+from tests.worlds.broken_brokers import Broken
 
 from postroad.broker.core import Input
 from postroad.ids import is_history

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.process.conftest import Brokers, Certificates
+from tests.worlds.certificates import Certificates
+from tests.worlds.processes import Brokers
 
 from postroad.spark.session import make_session
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given, settings
-from tests.property.test_batch_codec import Raw, batches, build
+from tests.worlds.batches import Raw, batches, build
 
 from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch

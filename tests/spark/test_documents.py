@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from tests.spark.networks import World
-from tests.spark.test_audit import Traffic
-from tests.spark.test_audit import lake_of as audit_lake
-from tests.spark.test_paths import FINE
+from tests.worlds.spark_networks import World
+from tests.worlds.spark_traces import FINE
+from tests.worlds.spark_traffic import Traffic
+from tests.worlds.spark_traffic import lake_of as audit_lake
 
 from postroad.spark.lake.tables import SCHEMAS
 from postroad.tracking.settings import TrackingConfig

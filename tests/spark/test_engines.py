@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.process.conftest import Brokers
-from tests.process.test_durable_release import configured
-from tests.spark.engines import Cluster, ConnectServer, Driver, Engine
-from tests.spark.mill import KEEP, fill, once_each
-from tests.spark.networks import World
-from tests.spark.test_paths import FINE, as_row, same
-from tests.spark.test_trace import ids_file, lake_of
-
-from postroad.tracking.settings import TrackingConfig
+from tests.worlds.processes import KEEP, Brokers, configured
+from tests.worlds.spark_engines import Cluster, ConnectServer, Driver, Engine
+from tests.worlds.spark_mill import fill, once_each
+from tests.worlds.spark_traces import to_trace
 
 LINES = 500
-
-
-def to_trace(spark: SparkSession, folder: Path) -> Callable[[], None]:
-    """Make what the step `trace` of the mill needs; call the answer to judge what came of it."""
-    world = World(4, TrackingConfig(**FINE), 3, extra=0)
-    world.happen(30, faults=False)
-    world.stop()
-    lake_of(spark, folder / "traces", world)
-    ids = list(world.truth)
-    ids_file(folder / "ids", ids)
-
-    def judge() -> None:
-        rows = {row.id: row for row in spark.read.parquet(str(folder / "traced")).collect()}
-        assert len(rows) == len(ids)
-        for result in world.live(*ids):
-            same(as_row(result), rows[result.id].asDict(recursive=True))
-
-    return judge
 
 
 @pytest.fixture
@@ -68,7 +45,7 @@ def test_the_pipeline_runs_on(
     fill(tmp_path, 2, LINES)
     judge = to_trace(spark, tmp_path)
     driver = Driver(
-        tmp_path / "driver.log", "tests.spark.mill", str(tmp_path), broker.address, engine.url, *steps
+        tmp_path / "driver.log", "tests.worlds.spark_mill", str(tmp_path), broker.address, engine.url, *steps
     )
     try:
         driver.finish()

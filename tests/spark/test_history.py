@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from tests.spark.test_landing import Query
-from tests.spark.test_trace import Telling
+from tests.worlds.spark_streams import Query
+from tests.worlds.spark_traces import Telling
 
 from postroad.history.bulletins import (
     FILTERS,

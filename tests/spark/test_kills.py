@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.process.conftest import Brokers, wait_until
-from tests.process.test_durable_release import configured
-from tests.spark.engines import Cluster, Driver
-from tests.spark.mill import KEEP, fill, landing, mill, once_each, published, sink
-from tests.spark.test_engines import to_trace
-from tests.spark.test_source import publish as publish_some
+from tests.worlds.processes import KEEP, Brokers, configured, wait_until
+from tests.worlds.spark_engines import Cluster, Driver
+from tests.worlds.spark_mill import fill, landing, mill, once_each, published, sink
+from tests.worlds.spark_streams import publish as publish_some
+from tests.worlds.spark_traces import to_trace
 
 from postroad.spark.lake.landing import land
 from postroad.spark.lake.tables import Lake
@@ -58,7 +57,7 @@ def test_a_driver_killed_in_mid_batch(
         before = published(broker.address)
         driver = Driver(
             tmp_path / f"driver-{number}.log",
-            "tests.spark.mill",
+            "tests.worlds.spark_mill",
             *(str(tmp_path), broker.address),
             "local[2]",
         )
@@ -88,7 +87,7 @@ def test_a_driver_and_a_broker_killed_in_mid_batch(
     lake = Lake(spark, tmp_path / "lake")
     publish_some(broker.address, range(others))
     words = (str(tmp_path), broker.address, "local[2]", "find", "sink")
-    driver = Driver(tmp_path / "driver.log", "tests.spark.mill", *words)
+    driver = Driver(tmp_path / "driver.log", "tests.worlds.spark_mill", *words)
     try:
         middle = half_published(broker.address, others)
         wait_until(lambda: middle() or not driver.running, "rows are published", WAIT_S)
@@ -150,7 +149,7 @@ def test_executors_killed_in_mid_batch(
     fill(tmp_path, files, LINES)
     judge = to_trace(spark, tmp_path)
     words = (str(tmp_path), broker.address, cluster.url, "mill", "trace")
-    driver = Driver(tmp_path / "driver.log", "tests.spark.mill", *words)
+    driver = Driver(tmp_path / "driver.log", "tests.worlds.spark_mill", *words)
     try:
         for file in range(files):
             middle = half_published(broker.address, file * LINES)

@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.process.conftest import Brokers, wait_until
-from tests.process.test_durable_release import configured
-from tests.spark.engines import Driver
-from tests.spark.test_source import publish
-from tests.spark.test_trace import rows_of
+from tests.worlds.processes import Brokers, configured, wait_until
+from tests.worlds.spark_engines import Driver
+from tests.worlds.spark_streams import Query, publish
+from tests.worlds.spark_traces import rows_of
 
 import postroad
 from postroad.errors import UsageError
@@ -196,27 +195,6 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
     finally:
         driver.end()
     assert landed(lake) == list(range(80))
-
-
-class Query:
-    """A query that is in a batch for so many looks, then in the next one if it is behind."""
-
-    def __init__(self, looks: int, *, behind: bool = False) -> None:
-        self.looks, self.behind = looks, behind
-        self.stopped_at = -1
-        self.recentProgress: list[dict[str, Any]] = []
-
-    @property
-    def status(self) -> dict[str, bool]:
-        self.looks -= 1
-        return {"isTriggerActive": self.behind or self.looks >= 0}
-
-    @property
-    def lastProgress(self) -> dict[str, str] | None:
-        return {"timestamp": "now"} if self.looks < 0 else None
-
-    def stop(self) -> None:
-        self.stopped_at = self.looks
 
 
 def job_of(query: Query) -> _Job:

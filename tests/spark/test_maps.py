@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from tests.property.test_tracking_attachments import Plain
+from tests.worlds.attachment_maps import Plain
 
 from postroad.history.bulletins import running_number
 from postroad.spark.lake import rows

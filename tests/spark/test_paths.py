@@ -8,95 +8,23 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.spark.networks import World
+from tests.worlds.spark_networks import World
+from tests.worlds.spark_traces import COARSE, FINE, as_row, bulk, expanded, same, unknown
 
 from postroad.ids import OWN_IDS, MessageId
 from postroad.spark.trace.claims import SLICED_FROM, Bits, contained, contains
-from postroad.spark.trace.group import Group, Stored, keys_from
+from postroad.spark.trace.group import Group, keys_from
 from postroad.spark.trace.paths import NOT_YET, trace_group
 from postroad.spark.trace.views import BrokerView, NetworkView
 from postroad.tracking.attachment import GROUP, NEIGHBOUR, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
-from postroad.tracking.keys import LOG, PUBLISH
 from postroad.tracking.query import lookup
-from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import MILLISECOND_US, SECOND_US
-
-COARSE = {"bits": 400, "capacity": 40, "hashes": 3, "adaptive": False}
-FINE = {"bits": 16_000, "capacity": 1000, "hashes": 11, "adaptive": False}
-
-
-def as_row(result: TraceResult) -> dict[str, Any]:
-    return {
-        "id": result.id,
-        "publisher": f"{result.publisher:08x}",
-        "origin": result.origin,
-        "origin_doubt": result.origin_doubt,
-        "verdict": result.verdict,
-        "explanation": result.explanation,
-        "route": [{"broker": one.broker, "from": one.source, "doubt": one.doubt} for one in result.route],
-        "receivers": [
-            {"subscriber": one.subscriber, "broker": one.broker, "doubt": one.doubt}
-            for one in result.receivers
-        ],
-        "missing": [{"broker": broker, "why": why} for broker, why in result.missing],
-    }
-
-
-def same(live: dict[str, Any], bulk: dict[str, Any]) -> None:
-    for name in ("id", "publisher", "origin", "verdict", "explanation", "missing"):
-        assert bulk[name] == live[name], name
-    assert (bulk["origin_doubt"] is None) == (live["origin_doubt"] is None)
-    assert (bulk["origin_doubt"] or 0.0) == pytest.approx(live["origin_doubt"] or 0.0, rel=1e-6)
-    for name in ("route", "receivers"):
-        mine, theirs = bulk[name], live[name]
-        assert [{**one, "doubt": 0} for one in mine] == [{**one, "doubt": 0} for one in theirs], name
-        assert [one["doubt"] for one in mine] == pytest.approx([one["doubt"] for one in theirs], rel=1e-6)
-
-
-def bulk(world: World, ids: list[bytes]) -> dict[str, dict[str, Any]]:
-    """As the Spark job does it: by origin first, and with everything for what is left."""
-    found: dict[str, dict[str, Any]] = {}
-    left: list[bytes] = []
-    network = world.view()
-    for home in sorted({MessageId.from_bytes(one).broker for one in ids}):
-        mine = [one for one in ids if MessageId.from_bytes(one).broker == home]
-        records = [one for one in world.stored() if belongs(one, home)]
-        table, rest = trace_group(Group(keys_from(mine), records, network), complete=False)
-        found |= expanded(table)
-        left += [one.tobytes() for one in rest]
-    if left:
-        table, rest = trace_group(Group(keys_from(left), world.stored(), network), complete=True)
-        assert not len(rest)
-        found |= expanded(table)
-    return found
-
-
-def expanded(table: pa.Table) -> dict[str, dict[str, Any]]:
-    """By id, as Spark makes it of the answers."""
-    return {
-        identity: {"id": identity, "publisher": identity[:8], **row}
-        for row in table.to_pylist()
-        for identity in row["ids"]
-    }
-
-
-def belongs(one: Stored, origin: int) -> bool:
-    return one.meta.key.kind in (PUBLISH, LOG) or one.meta.key.origin == origin
-
-
-def unknown(world: World) -> list[bytes]:
-    times = [MessageId.from_bytes(one).time_ms for one in world.truth]
-    return [
-        bytes(MessageId(9, world.random.choice([*world.brokers, 99]), world.random.choice(times), 60_000 + n))
-        for n in range(20)
-    ]
 
 
 @given(

@@ -16,11 +16,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.networks import World
-from tests.spark.test_audit import SUBSCRIBED, Traffic
-from tests.spark.test_audit import lake_of as audit_lake
-from tests.spark.test_paths import FINE, as_row
-from tests.spark.test_trace import ids_file, lake_of
+from tests.worlds.spark_networks import World
+from tests.worlds.spark_traces import FINE, as_row, ids_file, lake_of
+from tests.worlds.spark_traffic import SUBSCRIBED, Traffic
+from tests.worlds.spark_traffic import lake_of as audit_lake
 
 from postroad import cli
 from postroad.cli import pipeline

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.test_trace import ids_file, landed_to, rows_of
+from tests.worlds.spark_traces import ids_file, landed_to, rows_of
 
 from postroad.events import Event, EventBatch
 from postroad.history.bulletins import FILTERS, broker_text

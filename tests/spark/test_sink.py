@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
-from tests.process.conftest import Brokers, Certificates
-from tests.process.test_durable_release import configured
-from tests.spark.test_source import KEEP, source
+from tests.worlds.certificates import Certificates
+from tests.worlds.processes import KEEP, Brokers, configured
+from tests.worlds.spark_streams import source
 
 import postroad.spark
 from postroad.errors import UsageError

@@ -33,8 +33,8 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
-from tests.process.conftest import Brokers
-from tests.process.test_durable_release import configured
+from tests.worlds.processes import KEEP, Brokers, configured
+from tests.worlds.spark_streams import publish, source
 
 import postroad
 import postroad.spark
@@ -43,12 +43,6 @@ from postroad.spark.columns import VALUE
 from postroad.spark.options import Access, read_options, write_options
 from postroad.spark.pushdown import Pushed, pushed
 from postroad.spark.source import PostroadSource
-
-KEEP = '[durable]\nkeep = "1 h"\n'
-
-
-def source(spark: SparkSession, *addresses: str, **options: str) -> Any:
-    return spark.read.format("postroad").options(**({"brokers": ",".join(addresses)} | options))
 
 
 def stream(spark: SparkSession, address: str, **options: str) -> DataFrame:
@@ -78,13 +72,6 @@ def ready(start: Callable[[], Any]) -> Any:
             if "connect back" not in str(error):
                 raise
     raise AssertionError("Python did not start")
-
-
-def publish(address: str, numbers: range, topic: str = "orders/eu") -> None:
-    with postroad.sync.connect(address) as client:
-        client.publish_many(
-            [(topic, f"payload {n}", {"n": n, "even": n % 2 == 0}) for n in numbers], mode="durable"
-        )
 
 
 def test_batch_reads_what_was_published(spark: SparkSession, brokers: Brokers, tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,29 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.networks import World
-from tests.spark.test_paths import COARSE, FINE, as_row, same, unknown
-from tests.unit.test_tracking_bounds import NOW_US, Disk
-from tests.unit.test_tracking_bounds import identity as identity_of
+from tests.worlds.spark_networks import World
+from tests.worlds.spark_traces import (
+    COARSE,
+    FINE,
+    Telling,
+    as_row,
+    ids_file,
+    lake_of,
+    landed_to,
+    rows_of,
+    same,
+    unknown,
+)
+from tests.worlds.tracking import NOW_US, Disk
+from tests.worlds.tracking import identity as identity_of
 
 from postroad.errors import UsageError
 from postroad.history.bulletins import Link, Links, broker_text, running_number
 from postroad.ids import HISTORY, MessageId, pubend_text
-from postroad.seam.tracking import DropFilters, ReplaceAttachments, TrackingEffect
-from postroad.spark.audit import LANDING
 from postroad.spark.lake import rows
 from postroad.spark.lake.compact import compact
-from postroad.spark.lake.landing import FOLDER, unlanded_history
-from postroad.spark.lake.tables import SCHEMAS, Lake
+from postroad.spark.lake.landing import unlanded_history
+from postroad.spark.lake.tables import Lake
 from postroad.spark.trace import bulk as bulk_trace
 from postroad.spark.trace.bulk import read_ids, trace
 from postroad.spark.trace.views import NOT_LANDED, UNREAD
@@ -36,33 +43,6 @@ from postroad.tracking.record import decode_meta, encode_description
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import NoTracking
 from postroad.units import SECOND_US
-
-
-def lake_of(spark: SparkSession, path: Path, world: World) -> Lake:
-    lake = Lake(spark, path)
-    lake.append("filters", spark.createDataFrame(world.filter_rows()), "land-1")
-    lake.append("attachments", spark.createDataFrame(world.attachment_rows()), "land-1")
-    return lake
-
-
-def landed_to(lake: Lake, until: dict[str, int]) -> None:
-    """Landing of history is at these ticks."""
-    place = lake.path / FOLDER / "history" / "checkpoint"
-    for folder, text in (("commits", ""), ("offsets", json.dumps(until))):
-        (place / folder).mkdir(parents=True)
-        (place / folder / "0").write_text(text)
-
-
-def ids_file(path: Path, ids: list[bytes]) -> Path:
-    path.write_text("".join(f"{MessageId.from_bytes(one)}\n" for one in ids))
-    return path
-
-
-def rows_of(lake: Lake, ids: Path, config: TrackingConfig) -> dict[str, dict[str, Any]]:
-    found = trace(lake, read_ids(lake.spark, ids), config=config).collect()
-    rows = {row.id: row.asDict(recursive=True) for row in found}
-    assert len(rows) == len(found)
-    return rows
 
 
 def passes_silence(row: dict[str, Any]) -> bool:
@@ -215,108 +195,6 @@ def test_what_a_missing_bulletin_told_is_not_taken_for_nothing(spark: SparkSessi
         assert (row["verdict"], row["missing"]) == ("partial", [{"broker": "b2", "why": NOT_LANDED}])
     lake.append("attachments", spark.createDataFrame(told(2, 5, changes, whole=True)), "land-2")
     assert {row["verdict"] for row in rows_of(lake, ids, config).values()} == {"complete"}
-
-
-class Dropping(Disk):
-    """It drops what retention does not keep."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.replaced = False  # the log was written anew
-
-    def keep(self, effects: Iterable[TrackingEffect]) -> None:
-        for effect in effects:
-            super().keep([effect])
-            self.replaced |= isinstance(effect, ReplaceAttachments)
-            if isinstance(effect, DropFilters):
-                self.log += effect.record
-                for sequence in effect.sequences:
-                    del self.records[sequence]
-
-
-class Telling:
-    """A broker that tracks, in a lake that has what it told but for what was left out."""
-
-    def __init__(self, spark: SparkSession, path: Path, config: TrackingConfig) -> None:
-        self.lake = Lake(spark, path)
-        self.config, self.disk = config, Dropping()
-        self.boot = 1
-        self.now_us = NOW_US
-        self.tracking = self.disk.start(NOW_US, config)
-        self._told: set[int] = set()  # sequences
-        self._said = 0  # bytes of the log
-        self._bulletins = 0
-        self.map()
-
-    def _append(self, table: str, found: Any, suffix: str = "") -> None:
-        made = self.lake.spark.createDataFrame(found, SCHEMAS[table])
-        self.lake.append(table, made, f"land-{self._bulletins:09d}{suffix}")
-
-    def map(self) -> None:
-        """It is told whole."""
-        self._attachments(b"".join(self.tracking.attachment_parts(self.now_us)), whole=True)
-
-    def _attachments(self, record: bytes, *, whole: bool = False) -> None:
-        self._bulletins += 1
-        changes = decode_changes(record)[0]
-        if changes:
-            number = running_number(self.boot, self._bulletins)
-            self._append("attachments", rows.attachments(1, "a", number, changes, whole=whole))
-
-    def minute(self, who: str, *, landed: bool = True, late_us: int = 0) -> str:
-        """Somebody comes and is sent a message, which is stored; in the lake, or it is not `landed`."""
-        began_us = self.now_us
-        identity = identity_of(began_us + 2 * SECOND_US - late_us)
-        self.tracking.attached(who, began_us + SECOND_US)
-        self.tracking.published(identity, began_us + 2 * SECOND_US)
-        self.tracking.delivered(1, (who,), identity, began_us + 2 * SECOND_US)
-        self.now_us += 60 * SECOND_US
-        self.disk.keep(self.tracking.tick(self.now_us))
-        self._tell(landed=landed)
-        return str(MessageId.from_bytes(identity))
-
-    def stop(self) -> None:
-        self.disk.keep(self.tracking.close(self.now_us))
-        self._tell(landed=True)
-
-    def start(self) -> None:
-        self.boot += 1
-        self.tracking = self.disk.start(self.now_us, self.config)
-        self.tracking.resume_after(running_number(self.boot, 0))
-        self._said = len(self.disk.log)
-        self.map()
-
-    def _tell(self, *, landed: bool) -> None:
-        new = [one for sequence, one in self.disk.records.items() if sequence not in self._told]
-        self._told |= set(self.disk.records)
-        said, self._said = self.disk.log[self._said :], len(self.disk.log)
-        if self.disk.replaced:
-            self.disk.replaced = False
-            self.map()
-        elif landed:
-            self._attachments(said)
-        if landed and new:
-            self._append("filters", rows.filters(1, "a", [(decode_meta(one), one) for one in new]))
-
-    def gap(self, start_us: int, end_us: int) -> None:
-        row = {"what": "gap", "subscriber": f"{LANDING}-x-history", "pubend": pubend_text(1 << 32 | HISTORY)}
-        row |= {"start_tick": start_us, "tick": end_us, "at_us": end_us, "session": 0, "number": 0}
-        row |= {"position": 0, "broker": "00000001", "origin": "00000001"}
-        self._append("deliveries", [{**row, "date": rows.day(end_us // 1000)}], "-gaps")
-
-    def traced(self, *texts: str) -> list[tuple[str, list[str], list[str]]]:
-        """Of each: the verdict, who got it, and what is said of the broker."""
-        ids = self.lake.path.with_name(f"ids-{self._bulletins}")  # Spark remembers what a file had
-        ids.write_text("".join(f"{one}\n" for one in texts))
-        found = rows_of(self.lake, ids, self.config)
-        return [
-            (
-                found[one]["verdict"],
-                [receiver["subscriber"] for receiver in found[one]["receivers"]],
-                [missing["why"] for missing in found[one]["missing"]],
-            )
-            for one in texts
-        ]
 
 
 def test_what_was_released_before_it_was_landed_is_not_taken_for_nothing(

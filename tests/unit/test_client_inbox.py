@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.test_client_core import Script, delivery, ticks
+from tests.worlds.client_scripts import Script, delivery, ticks
 
 from postroad.client import effects as fx
 from postroad.client.inbox import AGAIN_US

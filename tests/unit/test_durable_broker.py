@@ -4,165 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-from tests.unit.test_broker import DEFAULT_LIMITS, Client, Net, numbers
+from tests.worlds.brokers import Client, Net, numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
 
-from postroad.broker.core import Broker, Input
-from postroad.config import BrokerConfig, DurableConfig, Identity
+from postroad.config import DEFAULT_LIMITS, BrokerConfig, DurableConfig
 from postroad.errors import StorageError
-from postroad.events.batch import BatchBuilder, EventBatch
+from postroad.events.batch import EventBatch
 from postroad.events.token import CheckpointToken
 from postroad.ids import IdSource, pubend_text, volatile_pubend
 from postroad.links.access import AuthConfig
-from postroad.seam.effects import Effect, Note
+from postroad.seam.effects import Note
 from postroad.seam.storage import (
-    Append,
-    Appended,
     AppendFailed,
-    Chop,
-    Read,
-    ReadDone,
-    Save,
-    Saved,
-    SaveFailed,
-    StorageEffect,
-    Stored,
-    StreamEnd,
 )
 from postroad.streams.ends import STEP_US
-from postroad.streams.spans import subtract
 from postroad.units import SECOND_US
-from postroad.wire.frames import Accepted, Ack, Rejected, Reply, Request, Subscribe, Subscribed, encode
-
-
-@dataclass
-class MemoryDisk:
-    """What is synced, and what waits for it."""
-
-    tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
-    records: dict[int, list[tuple[int, int, bytes]]] = field(default_factory=dict)
-    chopped: dict[int, int] = field(default_factory=dict)
-    waiting: list[StorageEffect] = field(default_factory=list)
-    reads: int = 0
-    saves: int = 0
-    full: bool = False
-    short: bool = False  # of room: events are refused, rows are taken, as by `storage.commit`
-
-    def kept(self, stream: int) -> int:
-        """Records of a stream that are not released."""
-        return sum(last > self.chopped.get(stream, 0) for _, last, _ in self.records.get(stream, ()))
-
-    def sync(self) -> list[Input]:
-        waiting, self.waiting = self.waiting, []
-        return [outcome for effect in waiting for outcome in self._do(effect)]
-
-    def _do(self, effect: StorageEffect) -> list[Input]:
-        match effect:
-            case Append() if self.full or self.short:
-                return [AppendFailed(tag=effect.tag, error=StorageError("no space left"))]
-            case Save() if self.full:
-                return [SaveFailed(tag=effect.tag, error=StorageError("no space left"))]
-            case Append():
-                records = self.records.setdefault(effect.stream, [])
-                assert not records or records[-1][1] <= effect.first
-                records.append((effect.first, effect.last, effect.data))
-                return [Appended(tag=effect.tag)]
-            case Save():
-                self.saves += 1
-                table = self.tables.setdefault(effect.table, {})
-                for key, value in effect.rows:
-                    if value is None:
-                        table.pop(key, None)
-                    else:
-                        table[key] = value
-                return [Saved(tag=effect.tag)]
-            case Read():
-                return [self._read(effect)]
-            case Chop():
-                self.chopped[effect.stream] = max(effect.tick, self.chopped.get(effect.stream, 0))
-        return []
-
-    def _read(self, read: Read) -> ReadDone:
-        self.reads += 1
-        floor = self.chopped.get(read.stream, 0)
-        held = [one for one in self.records.get(read.stream, []) if one[1] > floor]
-        found = [one for one in held if one[1] > read.start and one[0] < read.end]
-        size, taken = 0, 0
-        while taken < len(found) and size < read.limit_bytes:
-            size += len(found[taken][2])
-            taken += 1
-        more = taken < len(found)
-        reach = min(read.end, found[taken - 1][1] if more else held[-1][1] if held else floor)
-        missing = subtract([(read.start, reach)], [(first, last) for first, last, _ in found[:taken]])
-        return ReadDone(tag=read.tag, records=tuple(found[:taken]), missing=tuple(missing), more=more)
-
-    def stored(self) -> Stored:
-        streams = {
-            stream: StreamEnd(last=records[-1][1], chopped=self.chopped.get(stream, 0), suspect=False)
-            for stream, records in self.records.items()
-        }
-        return Stored(tables={name: dict(rows) for name, rows in self.tables.items()}, streams=streams)
-
-
-class DurableNet(Net):
-    def __init__(
-        self,
-        count: int,
-        links: list[tuple[int, int]] = [],  # noqa: B006
-        pubends: int = 1,
-        **durable: int,
-    ) -> None:
-        self.disks = [MemoryDisk() for _ in range(count)]
-        self.slow: set[int] = set()  # disks that sync only when told
-        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends, **durable))
-        super().__init__(count, links)
-
-    def start(self, at: int) -> None:
-        self.boots[at] += 1
-        self.disks[at].waiting.clear()
-        identity = Identity(
-            number=at + 1,
-            node=bytes([at + 1]) * 16,
-            name=f"b{at}",
-            boot=self.boots[at],
-            starts=self.boots[at],
-        )
-        draw = random.Random(at).randrange
-        self.brokers[at] = Broker(
-            self.config, identity, draw=draw, now_us=self.now_us, stored=self.disks[at].stored()
-        )
-        self.give(at, [])
-
-    def perform(self, at: int, effects: list[Effect]) -> None:
-        disk = self.disks[at]
-        for effect in effects:
-            if isinstance(effect, Append | Chop | Read | Save):
-                disk.waiting.append(effect)
-        super().perform(at, effects)
-        if at not in self.slow and disk.waiting:
-            self.queue.append((at, disk.sync()))
-
-    def sync(self, at: int) -> None:
-        self.give(at, self.disks[at].sync())
-
-
-class DurableClient(Client):
-    def durable(self, topic: str, *payloads: str) -> bytes:
-        builder = BatchBuilder()
-        for payload in payloads:
-            builder.add(self.ids.next(self.net.now_us // 1000), topic, {}, payload.encode(), DEFAULT_LIMITS)
-        self.sequence += 1
-        return builder.finish(channel=self.sequence, durable=True)
-
-    def accepted(self) -> list[int]:
-        return [message.sequence for message in self.messages if isinstance(message, Accepted)]
-
-    def rejected(self) -> list[tuple[int, str]]:
-        return [(m.sequence, m.code) for m in self.messages if isinstance(m, Rejected)]
+from postroad.wire.frames import Ack, Reply, Request, Subscribe, Subscribed, encode
 
 
 def test_an_event_is_acknowledged_and_told_only_when_it_is_synced() -> None:

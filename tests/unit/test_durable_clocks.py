@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader
 
 from postroad.units import SECOND_US
 from postroad.wire.frames import Ack, Acked, Ended, Refuse, encode

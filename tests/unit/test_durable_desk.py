@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_shared import Consumer
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Consumer, Reader
 
 from postroad.cli.subs import _line
 from postroad.durable.subscriber import desk as durable_desk

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader
 
 from postroad.config import DEFAULT_LIMITS, BrokerConfig
 from postroad.durable.publisher.pubend import TABLE

@@ -6,27 +6,15 @@ import json
 
 import msgspec
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_subscribers import Reader
-from tests.unit.test_stream_protocol import Fake
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader, names, reasons, retire
+from tests.worlds.neighbours import Fake
 
-from postroad.wire.frames import Answer, Ended, Query, Reply, Request, Unsubscribe, encode
+from postroad.wire.frames import Answer, Query, Reply, Request, Unsubscribe, encode
 
 P = 1 << 32
 LINE = [(0, 1), (1, 2)]
-
-
-def names(net: DurableNet, at: int) -> dict[str, bool]:
-    """Durable subscriptions at a broker -> whether another one has it by now."""
-    client = DurableClient(net, at)
-    client.send(encode(Request(number=1, what="subs")))
-    reply = next(message for message in client.messages if isinstance(message, Reply))
-    return {row["name"]: row["moved"] for row in json.loads(reply.body)["subscriptions"]}
-
-
-def reasons(reader: Reader) -> list[str]:
-    return [message.reason for message in reader.messages if isinstance(message, Ended)]
 
 
 @pytest.mark.parametrize("there", [0, 1])
@@ -399,14 +387,6 @@ def test_the_former_broker_restarts_and_knows_that_it_moved() -> None:
     third.begin("s", ack="auto")
     net.wait(2)
     assert (third.got(), bool(third.start)) == ([], True)
-
-
-def retire(net: DurableNet, at: int, broker: str) -> tuple[str, str]:
-    client = DurableClient(net, at)
-    client.send(encode(Request(number=1, what="subs.retire", arguments={"broker": broker})))
-    net.wait(6)
-    reply = next(message for message in client.messages if isinstance(message, Reply))
-    return reply.code, reply.body
 
 
 def test_a_retired_broker_holds_nothing_and_its_names_are_free() -> None:

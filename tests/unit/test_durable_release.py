@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from tests.unit.test_broker import SECOND_US, Client, numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_subscribers import Reader
-from tests.unit.test_stream_protocol import Fake
+from tests.worlds.brokers import SECOND_US, Client, numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader
+from tests.worlds.neighbours import Fake
 
 from postroad.broker.core import Closed
 from postroad.durable.publisher import release

@@ -6,11 +6,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_moving import names, reasons, retire
-from tests.unit.test_durable_shared import Consumer
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Consumer, Reader, names, reasons, retire
 
 from postroad.broker.core import Broker, Received
 from postroad.config import Identity

@@ -5,50 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.test_broker import DEFAULT_LIMITS, numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Consumer
 
-from postroad.broker.core import Closed, Input
+from postroad.broker.core import Input
+from postroad.config import DEFAULT_LIMITS
 from postroad.durable.subscriber import groups
 from postroad.durable.subscriber.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
 from postroad.seam.effects import Effect, Note
 from postroad.seam.storage import Save, StorageEffect
-from postroad.wire.frames import Ack, Acked, Ended, Reply, Request, Subscribe, Subscribed, encode
-
-
-class Consumer(DurableClient):
-    """One of a group; acknowledges what it is told to."""
-
-    def begin(
-        self, name: str = "g", *, key: str = "", ack: str = "auto", shared: bool = True, since_us: int = 0
-    ) -> Consumer:
-        subscribe = Subscribe(
-            number=1, topic="t", where="", durable=name, ack=ack, shared=shared, key=key, since_us=since_us
-        )
-        self.send(encode(subscribe))
-        return self
-
-    def ack(self, *payloads: str, ticket: int = 0) -> None:
-        events: dict[int, tuple[int, ...]] = {}
-        for batch in self.batches:
-            if batch.lost and "GAP" in payloads:
-                events[batch.pubend] = (*events.get(batch.pubend, ()), batch.start + 1)
-            for row, event in enumerate(batch.events()):
-                if event.payload.decode() in payloads:
-                    tick = int(batch.headers["tick"][row])
-                    events[batch.pubend] = (*events.get(batch.pubend, ()), tick)
-        self.send(encode(Ack(number=1, token="", events=events, ticket=ticket)))
-
-    def gone(self) -> None:
-        self.net.ends.pop((self.at, self.connection))
-        self.net.give(self.at, [Closed(self.connection)])
-
-    def ended(self) -> list[str]:
-        return [message.reason for message in self.messages if isinstance(message, Ended)]
-
-    def acked(self) -> list[tuple[int, str]]:
-        return [(one.ticket, one.code) for one in self.messages if isinstance(one, Acked)]
+from postroad.wire.frames import Ack, Ended, Reply, Request, Subscribed, encode
 
 
 def keyed(client: DurableClient, *pairs: tuple[str, str]) -> bytes:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_shared import Consumer
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Consumer, Reader, stop
 
 from postroad.durable.publisher.pubend import PUBLISHERS
 from postroad.durable.publisher.release import TABLE as OWNERS
 from postroad.durable.publisher.release import read_owner
-
-
-def stop(net: DurableNet, at: int) -> None:
-    """Everything that was asked for reaches the disk; nobody is told of it any more."""
-    broker = net.brokers[at]
-    assert broker is not None
-    net.slow.add(at)
-    net.perform(at, broker.shutdown(net.now_us))
-    net.disks[at].sync()
-    net.kill(at)
-    net.slow.discard(at)
 
 
 @pytest.mark.parametrize("at", [0, 1])

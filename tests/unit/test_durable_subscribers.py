@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader
 
-from postroad.broker.core import Closed, Input, Received
+from postroad.broker.core import Input, Received
 from postroad.config import DEFAULT_LIMITS
 from postroad.durable.subscriber import filtering, hosting
 from postroad.durable.subscriber import following as durable_following
@@ -16,67 +17,23 @@ from postroad.durable.subscriber import subscribers as durable_hosting
 from postroad.durable.subscriber.following import Following
 from postroad.events.batch import EventBatch
 from postroad.events.token import CheckpointToken
-from postroad.ids import pubend_text
 from postroad.seam.effects import Effect, Send
 from postroad.seam.storage import Save, StorageEffect
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
     Ack,
     Credit,
-    Ended,
     Kind,
     Nack,
     Refuse,
     Reply,
     Request,
     Subscribe,
-    Subscribed,
     Unsubscribe,
     decode,
     encode,
     frame_kind,
 )
-
-
-class Reader(DurableClient):
-    """A durable subscriber: its token is what it has taken."""
-
-    def begin(
-        self, name: str, *, token: str = "", ack: str = "", topic: str = "t", since_us: int = 0
-    ) -> None:
-        self.send(
-            encode(
-                Subscribe(
-                    number=1, topic=topic, where="", durable=name, token=token, ack=ack, since_us=since_us
-                )
-            )
-        )
-
-    @property
-    def begun(self) -> list[Subscribed]:
-        return [message for message in self.messages if isinstance(message, Subscribed)]
-
-    @property
-    def start(self) -> dict[str, int]:
-        return dict(json.loads(self.begun[-1].token)) if self.begun else {}
-
-    def token(self) -> str:
-        found = self.start
-        for batch in self.batches:
-            name = pubend_text(batch.pubend)
-            assert batch.end > found.get(name, 0) or not batch.count
-            found[name] = max(found.get(name, 0), batch.end)
-        return json.dumps(found)
-
-    def ack(self) -> None:
-        self.send(encode(Ack(number=1, token=self.token())))
-
-    def gone(self) -> None:
-        self.net.ends.pop((self.at, self.connection))
-        self.net.give(self.at, [Closed(self.connection)])
-
-    def ended(self) -> list[str]:
-        return [message.code for message in self.messages if isinstance(message, Ended)]
 
 
 def test_who_asks_again_while_it_is_created_is_told_as_late_as_the_first() -> None:

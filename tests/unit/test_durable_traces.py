@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.test_durable_broker import DurableClient, DurableNet, MemoryDisk
-from tests.unit.test_durable_stop import stop
-from tests.unit.test_durable_subscribers import Reader
-from tests.unit.test_tracking_bounds import Disk
-from tests.unit.test_tracking_broker import trace
+from tests.worlds.durable_brokers import DurableClient, DurableNet, MemoryDisk
+from tests.worlds.durable_subscribers import Reader, stop
+from tests.worlds.tracking import Disk, trace
 
 from postroad.broker.core import Broker
 from postroad.config import BrokerConfig, Identity

@@ -1,15 +1,14 @@
 """D2: what a broker tells its neighbours of a stream, filtered for those behind them.
 
-The harness of test_stream_protocol plays the neighbours.
+The neighbours are played by tests/worlds/neighbours.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+from tests.worlds.brokers import Client, Net
+from tests.worlds.neighbours import Fake, wants
 
 from postroad.ids import volatile_pubend
 from postroad.units import KIB
@@ -21,17 +20,6 @@ from postroad.wire.frames import (
     Silence,
     Stamp,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.test_stream_protocol import Client, Fake, Net, wants
-else:
-    _SPEC = importlib.util.spec_from_file_location(
-        "stream_harness", Path(__file__).with_name("test_stream_protocol.py")
-    )
-    _HARNESS = importlib.util.module_from_spec(_SPEC)
-    sys.modules[_SPEC.name] = _HARNESS
-    _SPEC.loader.exec_module(_HARNESS)
-    Client, Fake, Net, wants = _HARNESS.Client, _HARNESS.Fake, _HARNESS.Net, _HARNESS.wants
 
 OURS = volatile_pubend(1, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -43,3 +44,23 @@ def test_ci_runs_make_test() -> None:
 def test_the_licence() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert PROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_no_test_imports_from_another_test_file() -> None:
+    """What tests share is in tests/worlds/."""
+    imported = {name for path in (ROOT / "tests").rglob("*.py") for name in imports_of_tests(path)}
+    assert "tests.worlds.brokers.Net" in imported
+    assert [name for name in sorted(imported) if re.search(r"\.(test_\w+|conftest)\b", name)] == []
+
+
+def imports_of_tests(path: Path) -> list[str]:
+    """`tests.folder.module.name` of all that a file imports from tests, wherever in the file."""
+    package = path.relative_to(ROOT).parent.parts
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            names += [".".join((*above, *filter(None, (node.module, alias.name)))) for alias in node.names]
+    return [name for name in names if name.split(".")[0] == "tests"]

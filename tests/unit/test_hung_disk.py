@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.test_broker import numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_subscribers import Reader
+from tests.worlds.brokers import numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import Reader
 
 from postroad.durable.publisher import pubend as durable_pubend
 from postroad.durable.subscriber import filtering, hosting

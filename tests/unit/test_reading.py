@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.test_broker import Client, Net, numbers
-from tests.unit.test_durable_broker import DurableClient, DurableNet
-from tests.unit.test_durable_moving import retire
-from tests.unit.test_history import HistoryNet
+from tests.worlds.brokers import Client, Net, numbers
+from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.durable_subscribers import retire
+from tests.worlds.history_brokers import HistoryNet
 
 from postroad.broker.core import Closed
 from postroad.config import DEFAULT_LIMITS

@@ -6,10 +6,11 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from tests.unit.test_broker import DEFAULT_LIMITS, Net
-from tests.unit.test_durable_broker import DurableClient, DurableNet
+from tests.worlds.brokers import Net
+from tests.worlds.durable_brokers import DurableClient, DurableNet
 
 from postroad.broker.core import Closed
+from postroad.config import DEFAULT_LIMITS
 from postroad.durable.publisher.refusals import Refusals
 from postroad.events.batch import EventBatch
 from postroad.ids import IdSource

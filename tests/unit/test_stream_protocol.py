@@ -1,19 +1,18 @@
 """The stream protocol at its edges: odd orders, hostile peers, full links, forgotten caches, odd clocks.
 
-Frames are carried by hand by the harness of test_broker. A `Fake` is a broker played by the test: it shakes
+Frames are carried by hand, by tests/worlds/brokers.py. A `Fake` is a broker played by the test: it shakes
 hands, advertises itself and says whatever the test wants.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from tests.unit.test_broker import Client, Net
+from tests.worlds.brokers import Client, Net
+from tests.worlds.neighbours import Fake, wants
 
 from postroad.broker.core import Broker, Closed, Opened, Received
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
-from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
+from postroad.events.batch import BatchBuilder, empty_frame
 from postroad.ids import IdSource, volatile_pubend
 from postroad.overlay.topology import MAX_SEQUENCE
 from postroad.streams.ends import STEP_US
@@ -25,8 +24,6 @@ from postroad.wire.frames import (
     Attach,
     Credit,
     Detach,
-    Hello,
-    InterestEntry,
     InterestPull,
     InterestUpdate,
     Kind,
@@ -38,7 +35,6 @@ from postroad.wire.frames import (
     Stamp,
     Subscribed,
     TopologyUpdate,
-    decode,
     encode,
     frame_kind,
 )
@@ -57,73 +53,6 @@ class Patient(Client):
             super().take(frame)
 
 
-class Fake(Client):
-    """A broker that the test plays. Its number is its own, its pubend that of its first start."""
-
-    def __init__(
-        self, net: Net, at: int, number: int, *, window: int = 1 << 22, node: bytes = b"", gives: bool = True
-    ) -> None:
-        self.net, self.at, self.number = net, at, number
-        self.node = node or bytes([number & 0xFF]) * 16
-        self.pubend = volatile_pubend(number, 1)
-        self.gives = gives  # gives credit back
-        self.messages: list[Message] = []
-        self.batches: list[EventBatch] = []
-        self.sizes: list[int] = []
-        self.sequence = 0
-        self.connection = net.open(at, self)
-        self.say(
-            Hello(
-                version=1,
-                role="broker",
-                name=f"fake{number}",
-                token="",
-                limits=DEFAULT_LIMITS,
-                window=window,
-                time_us=net.now_us,
-                broker=number,
-                node=self.node,
-                boot=1,
-            )
-        )
-
-    def say(self, *messages: Message) -> None:
-        self.send(*(encode(message) for message in messages))
-
-    def take(self, frame: bytes) -> None:
-        self.sizes.append(len(frame))
-        if frame_kind(frame) == Kind.KNOWLEDGE:
-            self.batches.append(EventBatch.parse(frame, DEFAULT_LIMITS))
-            if self.gives:
-                self.net.give(self.at, [Received(self.connection, encode(Credit(size=len(frame))))])
-        else:
-            self.messages.append(decode(frame))
-
-    def advertise(
-        self, *others: int, broker: int = 0, pubends: tuple[int, ...] = (), sequence: int = 0, boot: int = 1
-    ) -> None:
-        """Links to the broker that it is linked with and to `others`; or those of another broker."""
-        self.sequence += 1
-        number = broker or self.number
-        links = {*others, self.at + 1} if not broker else set(others)
-        advertisement = Advertisement(
-            broker=number,
-            node=self.node if not broker else bytes([broker & 0xFF]) * 16,
-            name=f"fake{number}",
-            boot=boot,
-            sequence=sequence or self.sequence,
-            neighbours=tuple(sorted((link, 1) for link in links)),
-            pubends=pubends or (volatile_pubend(number, 1),),
-        )
-        self.say(TopologyUpdate(advertisements=(advertisement,)))
-
-    def of(self, kind: type[Message]) -> list[Any]:
-        return [message for message in self.messages if isinstance(message, kind)]
-
-    def refused(self) -> str:
-        return "".join(message.reason for message in self.of(Refuse))
-
-
 def knowledge(pubend: int, start: int, end: int, ticks: list[int], *, stamp: int = 0) -> bytes:
     """A KNOWLEDGE frame with an event at each of these ticks; the payload is the tick."""
     builder, source = BatchBuilder(), IdSource(1, pubend >> 32)
@@ -137,11 +66,6 @@ def knowledge(pubend: int, start: int, end: int, ticks: list[int], *, stamp: int
         at = 48 + 48 * row + 16
         frame[at : at + 8] = tick.to_bytes(8, "little", signed=True)
     return bytes(frame)
-
-
-def wants(owner: int, topic: str = "t", version: int = 1 << 32) -> InterestUpdate:
-    entry = InterestEntry(entry=1, topic=topic, where="")
-    return InterestUpdate(owner=owner, base=0, version=version, added=(entry,), removed=())
 
 
 def restart(net: Net, at: int, **streams: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
 from types import FrameType
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.worlds.tracking import HOUR_US, NOW_US, Disk, identity
 
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import MessageId
@@ -21,7 +22,6 @@ from postroad.seam.tracking import (
     ReplaceAttachments,
     StoreAttachments,
     StoreFilter,
-    TrackingEffect,
 )
 from postroad.storage.tracking_store import SPARE_BYTES
 from postroad.tracking import record
@@ -41,64 +41,12 @@ from postroad.tracking.keys import LOG, HistoryKey
 from postroad.tracking.moments import Times
 from postroad.tracking.notes import HANDLED_US, MAX_LATE
 from postroad.tracking.query.lookup import Reading
-from postroad.tracking.query.messages import Finding, TraceItem, TraceQuestion
-from postroad.tracking.record import MAX_BODY_BYTES, FilterMeta, decode_meta, decode_record
+from postroad.tracking.query.messages import TraceItem, TraceQuestion
+from postroad.tracking.record import MAX_BODY_BYTES, FilterMeta, decode_record
 from postroad.tracking.recorder import EXPIRE_US
 from postroad.tracking.settings import GATHER_US, MAX_PART_BYTES, TrackingConfig
-from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.tracking.strategies import Tracking
 from postroad.units import MILLISECOND_US, SECOND_US
-
-NOW_US = 1_700_000_000 * SECOND_US
-HOUR_US = 3600 * SECOND_US
-
-
-class Disk:
-    """What a broker's tracking has stored."""
-
-    def __init__(self) -> None:
-        self.log = b""
-        self.records: dict[int, bytes] = {}
-        self.written = 0
-
-    def keep(self, effects: Iterable[TrackingEffect]) -> None:
-        for effect in effects:
-            if isinstance(effect, StoreAttachments):
-                self.log += effect.record
-                self.written += len(effect.record)
-            elif isinstance(effect, ReplaceAttachments):
-                self.log = effect.record
-                self.written += len(self.log)
-            elif isinstance(effect, StoreFilter):
-                self.records[effect.sequence] = effect.record
-                if effect.replaces is not None:
-                    self.records.pop(effect.replaces, None)
-
-    @property
-    def changes(self) -> list[Change]:
-        return decode_changes(self.log)[0]
-
-    @property
-    def metas(self) -> list[FilterMeta]:
-        return [decode_meta(record) for record in self.records.values()]
-
-    def start(self, now_us: int, config: TrackingConfig | None = None) -> Tracking:
-        made = make_tracking(
-            config or TrackingConfig(), me=1, stored=self.metas, changes=self.changes, now_us=now_us
-        )
-        self.keep(made.tick(now_us))
-        return made
-
-    def find(self, tracking: Tracking, identity: bytes, origin: int = 1) -> Finding:
-        question = TraceQuestion(items=(TraceItem(id=identity, origin=origin),))
-        records: dict[int, bytes] = {}
-        while wanted := tracking.answer(question, records)[1]:
-            records |= {sequence: self.records[sequence] for sequence in wanted}
-        return tracking.answer(question, records)[0].findings[0]
-
-
-def identity(at_us: int, number: int = 0) -> bytes:
-    return bytes(MessageId(9, 1, at_us // MILLISECOND_US, number))
-
 
 # ---- publishers that bring any times
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
+from tests.worlds.brokers import SECOND_US, Client, Net
+from tests.worlds.tracking import trace
 
 from postroad.broker.core import Broker
 from postroad.clients.intake import MAX_PUT_OFF
 from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
 from postroad.events.batch import EventBatch
-from postroad.ids import MessageId
 from postroad.seam.tracking import Keep, StoreFilter
 from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.exact_strategy import ExactTracking
@@ -28,15 +28,11 @@ from postroad.wire.frames import (
     Credit,
     Kind,
     Query,
-    Reply,
-    Request,
     Skew,
     decode,
     encode,
     frame_kind,
 )
-
-from .test_broker import SECOND_US, Client, Net
 
 
 class Tracked(Net):
@@ -67,16 +63,6 @@ class Tracked(Net):
                 if about_routes and self.ends[at, effect.connection][0] == query.target - 1:  # type: ignore[index]
                     self.asked[query.target - 1] += 1
         super().perform(at, effects)
-
-
-def trace(client: Client, identity: bytes) -> dict[str, Any]:
-    arguments = {"id": str(MessageId.from_bytes(identity))}
-    client.send(encode(Request(number=len(client.messages), what="trace", arguments=arguments)))
-    reply = client.messages[-1]
-    assert isinstance(reply, Reply)
-    assert reply.code == ""
-    found: dict[str, Any] = json.loads(reply.body)
-    return found
 
 
 STAR = [(0, 1), (0, 2), (0, 3)]

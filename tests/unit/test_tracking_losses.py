@@ -8,7 +8,7 @@ from random import Random
 import google_crc32c
 import msgspec
 import pytest
-from tests.unit.test_tracking_bounds import HOUR_US, NOW_US, Disk, identity
+from tests.worlds.tracking import HOUR_US, NOW_US, Disk, identity
 
 from postroad.ids import MessageId
 from postroad.seam.tracking import NotKept, StoreAttachments, StoreFilter, TrackingEffect

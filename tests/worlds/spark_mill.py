@@ -1,6 +1,6 @@
 """The whole way of a row, to be interrupted anywhere: files -> sink -> broker -> landing -> lake.
 
-As a program: `python -m tests.spark.mill FOLDER BROKER MASTER-OR-REMOTE [STEP ...]`.
+As a program: `python -m tests.worlds.spark_mill FOLDER BROKER MASTER-OR-REMOTE [STEP ...]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from postroad.spark.lake.landing import land
 from postroad.spark.lake.tables import Lake
 from postroad.spark.session import make_session
 
-KEEP = '[durable]\nkeep = "1 h"\n'  # so that what is published before the first landing is landed too
 SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "600m"}
 
 

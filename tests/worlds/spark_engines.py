@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pyspark
-from tests.process.conftest import SOURCE, wait_until
+from tests.worlds.processes import SOURCE, wait_until
 
 from postroad.spark.java import java_home
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from postroad.config import DEFAULT_LIMITS
+from postroad.durable.publisher import pubend as durable_pubend
 from postroad.durable.publisher.pubend import PUBLISHERS, TABLE, DurablePubend
 from postroad.durable.publisher.release import TABLE as OWNERS
 from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, RetentionPolicy
+from postroad.durable.subscriber import catchup, constream, cursor, filtering, hosting
 from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.durable.subscriber.hosting import REPORT_US, TABLES, Hosting
 from postroad.durable.subscriber.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
@@ -35,11 +37,29 @@ from postroad.seam.storage import (
     StorageInput,
 )
 from postroad.selectors import Selector
+from postroad.streams import knowledge
 from postroad.streams.knowledge import KnowledgeStream, Segment
 from postroad.streams.spans import Span, overlaps, subtract, union
 
 PUBEND = 7 << 32
 Record = tuple[int, int, bytes]
+TOPICS = ["a", "b", "c/d", "c/e"]
+SMALL = {
+    catchup: {"WINDOW_TICKS": 3, "WINDOW_SPANS": 2, "HELD_BYTES": 600, "NEAR_TICKS": 1},
+    constream: {"RECENT_BYTES": 300, "RECENT_SEGMENTS": 2, "PENDING_BYTES": 2_000},
+    durable_pubend: {"READ_BYTES": 300, "CHECKPOINT_BYTES": 1_000, "MARK_BYTES": 200, "MAX_MARKS": 8},
+    filtering: {
+        "BUFFER_TICKS": 4,
+        "READ_BYTES": 60,
+        "CHECKPOINT_BYTES": 100,
+        "DENSE_HOPS": 2,
+        "HOP_BYTES": 20,
+        "MAX_PENDING_BYTES": 1_200,
+    },
+    hosting: {"MAX_SAVES": 2},
+    knowledge: {"JOIN_SEGMENTS": 3, "SMALL_BYTES": 800},
+    cursor: {"MAX_UNACKED": 2},
+}
 
 
 def batch_of(ids: IdSource, topics: list[str], now_ms: int, channel: int = 1) -> EventBatch:
@@ -505,3 +525,7 @@ class World:
         self.root.check()
         self.host.check()
         assert self.pubend.floor <= max(self.pubend.last, 0)
+
+
+def wanted(client: Client, topic: str) -> bool:
+    return client.topic == "#" or topic == client.topic or topic.startswith(client.topic.rstrip("#"))

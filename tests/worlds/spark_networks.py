@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from tests.property.test_tracking_trace import Network
+from tests.worlds.tracking_networks import Network
 
 from postroad.ids import MessageId
 from postroad.seam.tracking import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect

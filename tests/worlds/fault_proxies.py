@@ -1,0 +1,124 @@
+"""A proxy that breaks the network between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+PROXY_S = 30.0
+
+
+class FaultProxy:
+    """A TCP proxy in a thread of its own: cut, stall, delay, throttle, heal."""
+
+    CHUNK = 16_384
+
+    def __init__(self, target: str) -> None:
+        host, port = target.rsplit(":", 1)
+        self._target = (host, int(port))
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusing = False
+        self._delay_s = 0.0
+        self._bytes_per_s = 0.0
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.address = ""
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(PROXY_S)
+
+    def cut(self) -> None:
+        """Drop every connection and refuse new ones until `heal`."""
+        self._call(self._cut)
+
+    def blip(self) -> None:
+        """Drop every connection once; new ones are welcome."""
+        self._call(self._drop)
+
+    def stall(self) -> None:
+        """Connections stay, no byte passes: the half-open link."""
+        self._call(self._flowing.clear)
+
+    def delay(self, seconds: float) -> None:
+        self._delay_s = seconds
+
+    def throttle(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+
+    def heal(self) -> None:
+        self._delay_s = self._bytes_per_s = 0.0
+        self._refusing = False
+        self._call(self._flowing.set)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PROXY_S)
+
+    def _call(self, action: Callable[[], object]) -> None:
+        done = threading.Event()
+
+        def act() -> None:
+            action()
+            done.set()
+
+        self._loop.call_soon_threadsafe(act)
+        assert done.wait(PROXY_S)
+
+    def _cut(self) -> None:
+        self._refusing = True
+        self._drop()
+
+    def _drop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        started.set()
+        self._loop.run_forever()
+        server.close()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0.05))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        far: asyncio.StreamWriter | None = None
+        try:
+            if not self._refusing:
+                far_reader, far = await asyncio.open_connection(*self._target)
+                pumps = [
+                    asyncio.ensure_future(self._pump(reader, far)),
+                    asyncio.ensure_future(self._pump(far_reader, writer)),
+                ]
+                try:
+                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for pump in pumps:
+                        pump.cancel()
+                    await asyncio.gather(*pumps, return_exceptions=True)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            for one in (writer, far):
+                if one is not None:
+                    one.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(self.CHUNK):
+            await self._flowing.wait()
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
+            if self._bytes_per_s:
+                await asyncio.sleep(len(data) / self._bytes_per_s)
+            writer.write(data)
+            await writer.drain()
