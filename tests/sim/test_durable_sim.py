@@ -40,9 +40,9 @@ SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 # Worlds that found something, as they were drawn then: a subscriber that came back to what must be
 # refiltered was not served (5); a lost attach that the end of a dead pubend seemed to answer (6); another
 # token told than the one brought (8); segments that were matched before a subscription came, taken for
-# silence (16). The causes have tests of their own in tests/unit/test_durable_subscribers.py and
-# test_stream_protocol.py. What was refused, unheard, and sent again was taken for a repetition of what had
-# been logged after it (15, 57): tests/unit/test_refusals.py.
+# silence (16). The causes have tests of their own in tests/unit/durable/test_subscribers.py and
+# tests/unit/streams/test_stream_protocol.py. What was refused, unheard, and sent again was taken for a
+# repetition of what had been logged after it (15, 57): tests/unit/durable/test_refusals.py.
 FOUND = (5, 6, 8, 15, 16, 57)
 
 LATE = (5, 22)  # some come later, and ask for a past

@@ -27,7 +27,7 @@ from postroad.wire.frames import Ack, Kind, Subscribe, decode, encode
 SEEDS = (25, 34)  # redeliveries and early release by size
 
 # A consumer that came back without having acknowledged anything was an event offered twice (8): see
-# tests/unit/test_durable_shared.py.
+# tests/unit/durable/test_shared.py.
 FOUND = (8,)
 
 
@@ -65,7 +65,7 @@ def test_what_was_found_stays_repaired(seed: int, minutes: float) -> None:
 
 
 def test_a_past_that_its_last_consumer_only_looked_at_may_be_lost() -> None:
-    """Its broker failed: tests/unit/test_durable_shared.py has the cause."""
+    """Its broker failed: tests/unit/durable/test_shared.py has the cause."""
     assert holds(Scenario(seed=1056, minutes=1.0, shared=True, late=True))
 
 

@@ -341,7 +341,7 @@ WRITER = """
 
 def test_kill_9_loses_at_most_one_interval(tmp_path: Path) -> None:
     """T3: a real process, killed at a moment it did not choose."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
         stdout=subprocess.PIPE,
