@@ -9,68 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
 from postroad.links.access import AuthConfig
-from postroad.links.links import LinkSettings
+from postroad.links.connection import LinkSettings
+from postroad.streams.settings import DeliveryConfig, StreamConfig
 from postroad.tracking.settings import TrackingConfig
-from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
-from postroad.wire.frames import Limits
+from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
 DEFAULT_PORT = 7420
 DEFAULT_METRICS_PORT = 7421
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_DATA = "postroad-data"
-
-DEFAULT_LIMITS = Limits(
-    event_bytes=MIB,
-    batch_bytes=8 * MIB,
-    batch_events=16_384,
-    attributes=64,
-    topic_bytes=KIB,
-    topic_depth=32,
-    subscriptions=10_000,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Who a broker is. All of it is kept in its data folder."""
-
-    number: int
-    node: bytes
-    name: str
-    boot: int  # higher at every start, also after one of a folder that was restored from a backup
-    starts: int  # how many there were, with this one
-    before: int | None = None  # the boot number before this one, 0 at the first start; None: not known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig:
-    """The stream protocol: what is kept in memory, and when things are said again."""
-
-    plain_bytes: int = 64 * MIB  # events a plain pubend keeps for downstream to ask again
-    cache_bytes: int = 32 * MIB  # knowledge a broker keeps of all streams that pass through it
-    silence_us: int = SECOND_US  # an idle pubend asserts silence this often
-    nack_us: int = 500 * MILLISECOND_US  # an unanswered nack is repeated after this
-    subscribe_wait_us: int = 5 * SECOND_US  # a new subscription waits at most this long for every broker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryConfig:
-    """Local subscribers."""
-
-    buffer_bytes: int = 8 * MIB  # kept for a subscriber without credit before its overflow policy acts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurableConfig:
-    """Durable publishing, and how long what is published is kept."""
-
-    pubends: int = 1  # durable pubends of this broker; a publisher's events go to one of them
-    cache_bytes: int = 32 * MIB  # newest events of each pubend that are answered without the disk
-    keep_us: int = 10 * SECOND_US  # events are kept this long although nobody needs them any more
-    max_age_us: int = 0  # older ones go although a subscriber that is away needs them; 0: never
-    max_bytes: int = 0  # of each pubend: older ones go when there is more; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,21 @@ durable number is the pubend of what the broker publishes about itself.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, NewType
 
 import msgspec
 
-from postroad.errors import UsageError
+from postroad.errors import PeerError, UsageError
 
 BrokerNumber = NewType("BrokerNumber", int)
 PublisherNumber = NewType("PublisherNumber", int)
 PubendId = NewType("PubendId", int)
 
 ID_BYTES: Final = 16
+NODE_BYTES: Final = 16
+MAX_NAME: Final = 255  # bytes of the name of a broker or a client
+MAX_COST: Final = 65_535  # of a link between brokers
 VOLATILE: Final = 0x8000_0000
 HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
 # Broker numbers are drawn below this. In the ids that a program makes itself, a greater one says so.
@@ -153,3 +157,25 @@ def parse_pubend(text: str) -> PubendId:
     if found is None:
         raise UsageError(f"{text!r} is not a pubend such as 00000007-00000000")
     return pubend_id(int(found[1], 16), int(found[2], 16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who a broker is. All of it is kept in its data folder."""
+
+    number: int
+    node: bytes
+    name: str
+    boot: int  # higher at every start, also after one of a folder that was restored from a backup
+    starts: int  # how many there were, with this one
+    before: int | None = None  # the boot number before this one, 0 at the first start; None: not known
+
+
+def check_name(name: str) -> None:
+    """Names are shown in logs and tables, so nothing that could forge a line gets in."""
+    if not name or not name_fits(name):
+        raise PeerError(f"a name has 1 to {MAX_NAME} bytes and is printable, not {name[:40]!r}")
+
+
+def name_fits(name: str) -> bool:
+    return name.isprintable() and len(name.encode()) <= MAX_NAME

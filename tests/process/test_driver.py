@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
 from postroad.delays import Delays
 from postroad.net.clock import Clock
 from postroad.net.http import HttpServer
 from postroad.net.run import bind_listener, bind_metrics
 from postroad.net.server import EXIT_BUG, Server
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.units import MIB
 from postroad.wire.frames import Kind, Ping, Pong, Refuse, Splitter, decode, encode
 

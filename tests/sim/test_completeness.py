@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId, volatile_pubend
 from postroad.selectors import Selector
@@ -17,7 +16,7 @@ from postroad.sim.judge.violation import Violation
 from postroad.sim.machine.network import Network, Raw
 from postroad.sim.machine.world import EPOCH_US, World
 from postroad.units import SECOND_US
-from postroad.wire.frames import Attach, Kind, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Attach, Kind, encode
 
 PUBEND = volatile_pubend(7, 1)
 LATER = volatile_pubend(7, 2)

@@ -11,13 +11,12 @@ import msgspec
 import pytest
 from tests.worlds.broken_brokers import PUBEND, Broken, is_delivery
 
-from postroad.broker.core import Input, Received
 from postroad.client import effects as fx
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import UnavailableError, UsageError
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
 from postroad.seam.effects import Effect
+from postroad.seam.inputs import Input, Received
 from postroad.seam.storage import Append, Appended, Chop
 from postroad.selectors import Selector
 from postroad.sim.judge import durable as durable_rules
@@ -33,7 +32,7 @@ from postroad.sim.machine.world import EPOCH_US, World
 from postroad.sim.people.applications import Clerk, DurableSubscriber
 from postroad.sim.scenario import Outcome, Scenario
 from postroad.units import SECOND_US
-from postroad.wire.frames import Kind, Request, Subscribe, Subscribed, decode, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Kind, Request, Subscribe, Subscribed, decode, encode
 
 SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 

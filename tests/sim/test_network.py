@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError
 from postroad.events import BatchBuilder
 from postroad.sim.machine.frames import frame_mentions, frame_text, split
 from postroad.sim.machine.network import DIAL_TIMEOUT_US, Network, Quality, Raw
 from postroad.sim.machine.world import EPOCH_US, World
 from postroad.units import SECOND_US
-from postroad.wire.frames import Credit, Detach, Kind, Ping, decode, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Credit, Detach, Kind, Ping, decode, encode
 
 
 @dataclass

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
 from postroad.errors import BugError, PeerError
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.seam.storage import Append, Appended, AppendFailed, Read, ReadDone, Save, Saved
 from postroad.sim.judge.violation import Violation
 from postroad.sim.machine.disk import CrashStyle
@@ -224,7 +224,7 @@ def test_a_process_dies_at_the_step_of_a_commit_that_is_named(step: str, survive
     storage = stage.a.open_storage()
     found = 1 in storage.volume.recovered.streams
     assert survives is None or found
-    assert storage.tables.get("t", {}) == ({b"k": b"v"} if step == "saved" else {})
+    assert storage.load("t", _row) == ({b"k": b"v"} if step == "saved" else {})
 
 
 def test_a_process_dies_in_the_turn_of_a_switchover() -> None:
@@ -302,7 +302,7 @@ def test_a_process_that_ends_in_good_order_leaves_nothing_undone() -> None:
     stage.a.stop()
     storage = stage.a.open_storage()
     assert storage.volume.recovered.streams[1].last == 3
-    assert storage.tables["t"] == {b"k": b"v"}
+    assert storage.load("t", _row) == {b"k": b"v"}
     assert storage.volume.recovered.damage == ()
 
 
@@ -325,3 +325,8 @@ def test_a_process_may_die_while_it_stops() -> None:
     assert not stage.a.running
     assert stage.a.crashes == [stage.world.now_us]
     stage.a.start()
+
+
+def _row(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Reads a row of any table."""
+    return key, value

@@ -8,16 +8,15 @@ from collections.abc import Callable
 import pytest
 from tests.worlds.broken_brokers import Broken, is_delivery
 
-from postroad.broker.core import Input, Received
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError
 from postroad.events import EventBatch
+from postroad.seam.inputs import Input, Received
 from postroad.sim.machine.frames import BatchView
 from postroad.sim.machine.process import Core
 from postroad.sim.machine.world import EPOCH_US
 from postroad.sim.scenario import CALM_SETTLE_US, LEAST_HARM_US, Outcome, Scenario
 from postroad.units import GIB, SECOND_US
-from postroad.wire.frames import Accepted, Kind, Rejected, Subscribe, decode, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Accepted, Kind, Rejected, Subscribe, decode, encode
 
 REST_BEGINS_US = EPOCH_US + LEAST_HARM_US + CALM_SETTLE_US + 2 * SECOND_US
 SEED = 22

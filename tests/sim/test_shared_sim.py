@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.worlds.broken_brokers import PUBEND, Broken, is_delivery
 
-from postroad.broker.core import Input, Received
 from postroad.client.settings import ClientSettings
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, Gap
 from postroad.ids import MessageId, pubend_text
+from postroad.seam.inputs import Input, Received
 from postroad.seam.storage import Append
 from postroad.selectors import Selector
 from postroad.sim.judge import sharing
@@ -22,7 +21,7 @@ from postroad.sim.machine.process import Core
 from postroad.sim.machine.world import World
 from postroad.sim.people.applications import Life
 from postroad.sim.scenario import Outcome, Scenario
-from postroad.wire.frames import Ack, Kind, Subscribe, decode, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Ack, Kind, Subscribe, decode, encode
 
 SEEDS = (25, 34)  # redeliveries and early release by size
 

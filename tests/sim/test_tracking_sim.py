@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from tests.worlds.broken_brokers import Broken
 
-from postroad.broker.core import Input
 from postroad.ids import is_history
 from postroad.seam.effects import Effect
+from postroad.seam.inputs import Input
 from postroad.seam.storage import Append
 from postroad.seam.tracking import DropFilters, StoreAttachments, StoreFilter
 from postroad.sim.judge.tracking import QUICK, Histories, Inquirer
 from postroad.sim.machine.process import Core
 from postroad.sim.machine.world import EPOCH_US, World
 from postroad.sim.scenario import Scenario
-from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.strategies import Tracking
 from postroad.units import MILLISECOND_US, SECOND_US
 
@@ -197,7 +196,7 @@ def test_a_broker_that_does_not_record_is_found_out(forgets: str, monkeypatch: p
 
 
 def record(sequence: int, replaces: int | None = None) -> StoreFilter:
-    return StoreFilter(key=HistoryKey(PUBLISH), sequence=sequence, record=b"%d" % sequence, replaces=replaces)
+    return StoreFilter(sequence=sequence, record=b"%d" % sequence, replaces=replaces)
 
 
 def test_what_was_not_synced_is_gone_after_a_crash() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from tests.worlds.batches import Raw, batches, build
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId, pubend_id, pubend_text
 from postroad.spark.columns import EVENTS, event_columns
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 
 def typed(value: object) -> dict[str, Any]:

@@ -41,7 +41,6 @@ from postroad.spark.trace.views import NOT_LANDED, UNREAD
 from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.record import decode_meta, encode_description
 from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.strategies import NoTracking
 from postroad.units import SECOND_US
 
 
@@ -280,10 +279,8 @@ def test_a_broker_that_tracks_no_more_is_not_taken_for_one_that_has_nothing(
     if ending == "stopped":
         world._keep(broker, world.tracking[broker].close(world.now_us))
     world.pass_time(60 * SECOND_US)
-    world.tracking[broker] = none = NoTracking()
+    world.track_no_more(broker)
     told = world.links[broker]
-    for neighbour in sorted(told):
-        none.linked(neighbour, world.now_us)
     state = Links(
         broker=broker_text(broker),
         name=f"b{broker}",
@@ -294,7 +291,6 @@ def test_a_broker_that_tracks_no_more_is_not_taken_for_one_that_has_nothing(
     before = set(world.truth)
     world.happen(40, faults=False)
     world.stop()
-    world.tracking[broker] = none
     lake = Lake(spark, tmp_path / "lake")
     attached, filters = world.attachment_rows(), world.filter_rows()
     if ending == "never":  # in one piece: Spark takes an empty batch of an Arrow table for the table's end

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroad import errors
+from postroad import errors, ids
 from postroad.client import core as client
 from postroad.clients import publishing
-from postroad.config import DEFAULT_LIMITS, DEFAULT_PORT, DeliveryConfig, StreamConfig
+from postroad.config import DEFAULT_PORT
 from postroad.durable.publisher import releasing
 from postroad.events import EventBatch, topic_number
 from postroad.events.attributes import encode_attributes
@@ -27,9 +27,10 @@ from postroad.links.handshake import MIN_LIMITS
 from postroad.overlay import interest, topology
 from postroad.streams import streams
 from postroad.streams.delivery import CONNECTION_BUFFERS
+from postroad.streams.settings import DeliveryConfig, StreamConfig
 from postroad.units import MIB, SECOND_US
 from postroad.wire import frames
-from postroad.wire.frames import BATCH_KINDS, CONTROL, Kind, Limits
+from postroad.wire.frames import BATCH_KINDS, CONTROL, DEFAULT_LIMITS, Kind, Limits
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 Row = dict[str, str]
@@ -278,8 +279,8 @@ def test_times() -> None:
 
 SENTENCES = [
     f"port {DEFAULT_PORT} by default",
-    f"at most {topology.MAX_NAME} bytes, printable",
-    f"1 to {topology.MAX_NAME} bytes, printable",
+    f"at most {ids.MAX_NAME} bytes, printable",
+    f"1 to {ids.MAX_NAME} bytes, printable",
     f"at most {handshake.MAX_TOKEN:,} characters",
     f"{handshake.MIN_WINDOW:,} to {handshake.MAX_WINDOW:,}",
     f"a control frame of at most {frames.HANDSHAKE_BYTES:,} bytes",

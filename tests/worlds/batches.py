@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch
 from postroad.events.attributes import Value
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 Raw = tuple[bytes, str, dict[str, Value], bytes]
 characters = st.characters(codec="utf-8", exclude_categories=("Cc",), exclude_characters="+#/")

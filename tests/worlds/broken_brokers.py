@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from postroad.broker.core import Input
 from postroad.seam.effects import Effect, Send
+from postroad.seam.inputs import Input
 from postroad.sim.machine.frames import BatchView, split
 from postroad.sim.machine.process import Core
 from postroad.wire.frames import Kind

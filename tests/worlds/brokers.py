@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from postroad.broker.core import Broker, Closed, Input, Opened, Received
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
 from postroad.events.batch import BatchBuilder, EventBatch
-from postroad.ids import IdSource
+from postroad.ids import Identity, IdSource
 from postroad.seam.effects import Close, Effect, Send
+from postroad.seam.inputs import Closed, Input, Opened, Received
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     Credit,
     Hello,
     Kind,

@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 from postroad.client import effects as fx
 from postroad.client.core import ClientCore, State
 from postroad.client.settings import ClientSettings
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
 from postroad.seam.effects import Send
 from postroad.units import MIB, SECOND_US
 from postroad.wire import frames as wire
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 START = 1_700_000_000 * SECOND_US
 T = TypeVar("T")

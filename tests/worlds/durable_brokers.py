@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from tests.worlds.brokers import Client, Net
 
-from postroad.broker.core import Broker, Input
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, DurableConfig, Identity
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
+from postroad.durable.settings import DurableConfig
 from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder
+from postroad.ids import Identity
 from postroad.seam.effects import Effect
+from postroad.seam.inputs import Input
 from postroad.seam.storage import (
     Append,
     Appended,
@@ -19,6 +22,7 @@ from postroad.seam.storage import (
     Chop,
     Read,
     ReadDone,
+    Reader,
     Save,
     Saved,
     SaveFailed,
@@ -27,7 +31,7 @@ from postroad.seam.storage import (
     StreamEnd,
 )
 from postroad.streams.spans import subtract
-from postroad.wire.frames import Accepted, Rejected
+from postroad.wire.frames import DEFAULT_LIMITS, Accepted, Rejected
 
 
 @dataclass
@@ -96,7 +100,13 @@ class MemoryDisk:
             stream: StreamEnd(last=records[-1][1], chopped=self.chopped.get(stream, 0), suspect=False)
             for stream, records in self.records.items()
         }
-        return Stored(tables={name: dict(rows) for name, rows in self.tables.items()}, streams=streams)
+        return Stored(load=self._load, streams=streams)
+
+    def _load(self, table: str, reader: Reader) -> dict[bytes, bytes]:
+        rows = dict(self.tables.get(table, {}))
+        for key, value in rows.items():
+            reader(key, value)
+        return rows
 
 
 class DurableNet(Net):

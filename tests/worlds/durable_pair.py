@@ -7,23 +7,29 @@ what was not synced, or keep it without saying so, and fail.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from postroad.config import DEFAULT_LIMITS
+from tests.worlds.turns import Turns
+
 from postroad.durable.publisher import pubend as durable_pubend
-from postroad.durable.publisher.pubend import PUBLISHERS, TABLE, DurablePubend
+from postroad.durable.publisher.pubend import PUBLISHERS, TABLE, DurablePubend, Frame, PubendPort
+from postroad.durable.publisher.pubend_rows import read_facts, read_publisher
 from postroad.durable.publisher.release import TABLE as OWNERS
-from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, RetentionPolicy
+from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, RetentionPolicy, read_owner
 from postroad.durable.subscriber import catchup, constream, cursor, filtering, hosting
 from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.durable.subscriber.hosting import REPORT_US, TABLES, Hosting
 from postroad.durable.subscriber.outputs import Confirmed, Deliver, DeliverGap, Output, Reported, Wants
-from postroad.errors import StorageError
+from postroad.durable.subscriber.subscriptions import Attachment
+from postroad.errors import PostroadError, StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.events.token import CheckpointToken
 from postroad.ids import IdSource
+from postroad.seam.effects import Note
 from postroad.seam.storage import (
     Append,
     Appended,
@@ -36,10 +42,12 @@ from postroad.seam.storage import (
     SaveFailed,
     StorageInput,
 )
+from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.streams import knowledge
 from postroad.streams.knowledge import KnowledgeStream, Segment
 from postroad.streams.spans import Span, overlaps, subtract, union
+from postroad.wire.frames import DEFAULT_LIMITS
 
 PUBEND = 7 << 32
 Record = tuple[int, int, bytes]
@@ -193,13 +201,12 @@ class World:
         self.policy = policy
         self.clients = clients
         self.now = 1_000_000_000
-        self.tags = 0
+        self.tickets = 0
         self.sessions = 0
         self.boot = 0
         self.ids = IdSource(1, 9)
         self.truth: dict[int, str] = {}  # every tick ever on the publishing broker's disk -> topic
         self.acknowledged: set[bytes] = set()
-        self.published: dict[int, list[bytes]] = {}  # tag -> ids that wait for it
         self.unsure: list[EventBatch] = []  # what a publisher has no answer for
         self.link: list[Segment] = []
         self.p_disk, self.h_disk = Disk(), Disk()
@@ -208,45 +215,59 @@ class World:
         self.start_publisher()
         self.start_host()
 
-    def tag(self) -> int:
-        self.tags += 1
-        return self.tags
-
     # ---- the publishing broker
 
     def start_publisher(self) -> None:
         self.link.clear()
         self.asked: list[Span] = []
-        self.pubend = DurablePubend(
-            PUBEND, limits=DEFAULT_LIMITS, cache_bytes=2_000, new_tag=self.tag, now_us=self.now
+        self.p_turns = Turns(self.p_disk.tables)
+        board = self.p_turns.board
+        port = PubendPort(
+            logged=self._logged,
+            failed=lambda _turn, _frames, _error: None,
+            reserved=self._reserved,
+            read=self._was_read,
+            recovered=lambda _turn, _pubend, _again: None,
         )
-        self.root = ReleaseRoot(PUBEND, self.policy, new_tag=self.tag, now_us=self.now)
-        self.root.recover(self.p_disk.tables.get(OWNERS, {}))
+        self.pubend = DurablePubend(
+            PUBEND, limits=DEFAULT_LIMITS, cache_bytes=2_000, port=port, now_us=self.now
+        )
+        self.root = ReleaseRoot(PUBEND, self.policy, now_us=self.now)
+        self.root.recover(board.table(OWNERS, read_owner))
         state = self.p_disk.state(PUBEND)
-        effects = self.pubend.recover(
-            self.p_disk.tables.get(TABLE, {}),
-            self.p_disk.tables.get(PUBLISHERS, {}),
+        self.pubend.recover(
+            board.table(TABLE, read_facts),
+            board.table(PUBLISHERS, read_publisher),
             last=state["last"],
             chopped=state["chopped"],
             suspect=False,
             now_us=self.now,
         )
-        while effects:
-            (read,) = effects
+        turn = self.p_turns.turn(self.now)
+        self.pubend.read_tail(turn)
+        while turn.effects:
+            (read,) = turn.effects
             assert isinstance(read, Read)
-            effects, _ = self.pubend.tail_done(self.p_disk.answer(read))
+            turn = self.p_turns.read(self.p_disk.answer(read), self.now)
         assert self.pubend.recovered
         assert self.pubend.last >= self.told, "a restart may assign a tick that was told silent"
         self.pubend.check()
         self.merger.resend(lambda _: True)
         self.report()
 
+    @contextmanager
+    def p_turn(self) -> Iterator[Turn]:
+        turn = self.p_turns.turn(self.now)
+        yield turn
+        for effect in turn.effects:
+            assert self.p_disk.ask(effect) or isinstance(effect, Note)
+
     def report(self) -> None:
         """Reports reach the pubend's broker."""
         for report in self.merger.take(lambda _: True).get(PUBEND, []):
             self.root.report(report)
-        for effect in self.root.flush(self.now):
-            self.p_disk.ask(effect)
+        with self.p_turn() as turn:
+            self.root.flush(turn)
 
     def publish(self, topics: list[str]) -> None:
         batches = [batch_of(self.ids, topics, self.now // 1000)]
@@ -254,38 +275,27 @@ class World:
             batches = [*self.unsure, *batches]
             self.unsure = []
         for batch in batches:
-            staged = self.pubend.stage([batch], self.now)
-            ids = [batch.id(row) for row in range(batch.count)]
-            (tag,) = staged.tags
-            for effect in staged.effects:
-                self.p_disk.ask(effect)
-            if tag is None:
-                self.acknowledged.update(ids)
+            with self.p_turn() as turn:
+                durable = self.pubend.stage(turn, [Frame(batch, len(batch.data), None)])
+            if durable:
+                self._acknowledge(durable)
             else:
-                self.published.setdefault(tag, []).extend(ids)
                 self.unsure.append(batch)
 
-    def publisher_stored(self, item: StorageInput) -> None:
-        match item:
-            case Appended(tag=tag):
-                segment = self.pubend.appended(tag)
-                assert segment is not None
-                self._spread(segment)
-                ids = set(self.published.pop(tag, ()))
-                self.acknowledged |= ids
-                self.unsure = [one for one in self.unsure if one.id(0) not in self.acknowledged]
-            case AppendFailed(tag=tag):
-                for failed in self.pubend.append_failed(tag):
-                    self.published.pop(failed, None)
-            case ReadDone():
-                segments, effects = self.pubend.read_done(item)
-                self.link += segments
-                for effect in effects:
-                    self.p_disk.ask(effect)
-            case Saved(tag=tag):
-                assert self.pubend.saved(tag) or self.root.saved(tag)
-            case SaveFailed(tag=tag):
-                assert self.pubend.save_failed(tag) or self.root.save_failed(tag)
+    def _acknowledge(self, frames: list[Frame]) -> None:
+        for batch in [frame.batch for frame in frames]:
+            self.acknowledged.update(batch.id(row) for row in range(batch.count))
+
+    def _logged(self, _turn: Turn, _pubend: DurablePubend, segment: Segment, frames: list[Frame]) -> None:
+        self._spread(segment)
+        self._acknowledge(frames)
+        self.unsure = [one for one in self.unsure if one.id(0) not in self.acknowledged]
+
+    def _reserved(self, _turn: Turn, _pubend: DurablePubend, _error: PostroadError | None) -> None:
+        pass
+
+    def _was_read(self, _turn: Turn, _pubend: DurablePubend, segments: list[Segment]) -> None:
+        self.link += segments
 
     def _spread(self, segment: Segment) -> None:
         assert segment.end > self.told or segment.lost
@@ -293,15 +303,15 @@ class World:
         self.link.append(segment)
 
     def silence(self) -> None:
-        segment, effects = self.pubend.assert_silence(self.now)
-        for effect in effects:
-            self.p_disk.ask(effect)
+        with self.p_turn() as turn:
+            segment = self.pubend.assert_silence(turn)
         if segment is not None:
             self._spread(segment)
 
     def sync_publisher(self, how: Callable[[], list[StorageInput]]) -> None:
-        for item in how():
-            self.publisher_stored(item)
+        with self.p_turn() as turn:
+            for item in how():
+                self.p_turns.unanswered.answer(turn, item)
         for first, last, data in self.p_disk.records.get(PUBEND, []):
             batch = EventBatch.parse(data, DEFAULT_LIMITS)
             for tick, row in zip(batch.headers["tick"].tolist(), range(batch.count), strict=True):
@@ -310,31 +320,36 @@ class World:
 
     def crash_publisher(self) -> None:
         self.p_disk.crash(self.random)
-        self.published.clear()
         self.start_publisher()
         self.sync_publisher(list)
 
     def release(self) -> None:
         floor = self.root.floor(self.now, self.pubend.last, self.pubend.floor_for_size)
-        for effect in [*self.root.flush(self.now), *self.pubend.release(floor), *self.pubend.checkpoint()]:
-            self.p_disk.ask(effect)
+        with self.p_turn() as turn:
+            self.root.flush(turn)
+            self.pubend.release(turn, floor)
+            self.pubend.checkpoint(turn)
 
     def nack(self, spans: list[Span]) -> None:
         for start, end in spans:
             segments, missing = self.pubend.answer(start, end, 1_000)
             self.link += segments
-            for effect in self.pubend.read(missing):
-                self.p_disk.ask(effect)
+            with self.p_turn() as turn:
+                self.pubend.read(turn, missing)
 
     # ---- the subscribers' broker
 
     def start_host(self) -> None:
         self.boot += 1
         self.cache = KnowledgeStream(joins=True)
+        self.h_turns = Turns(self.h_disk.tables)
+        self.outputs: deque[Output] = deque()
+        self.wants: deque[Wants] = deque()
+        self.performing = False
         self.host = Hosting(
             broker=3,
             boot=self.boot,
-            new_tag=self.tag,
+            perform=self._perform,
             room=self._room,
             spend=self._spend,
             need=dict,
@@ -343,19 +358,28 @@ class World:
         self.by_number: dict[int, Client] = {}
         for client in self.clients:
             self._cut(client)
-        self.host.recover({table: self.h_disk.tables.get(table, {}) for table in TABLES})
-        effects = self.host.follow(
+        self.host.recover({name: self.h_turns.board.table(name, reader) for name, reader in TABLES.items()})
+        turn = self.h_turns.turn(self.now)
+        self.host.follow(
+            turn,
             PUBEND,
             start=self.pubend.last if self.boot == 1 else 0,
-            now_us=self.now,
             **self.h_disk.state(filtering_stream(PUBEND)),
         )
         while self.host.position(PUBEND) is None:
-            (read,) = effects
+            (read,) = turn.effects
             assert isinstance(read, Read)
-            effects = self.host.stored(self.h_disk.answer(read), self.now)
-        self.perform(effects)
+            turn = self.h_turns.read(self.h_disk.answer(read), self.now)
+        for effect in turn.effects:
+            assert self.h_disk.ask(effect) or isinstance(effect, Note)
         self.host.check()
+
+    @contextmanager
+    def h_turn(self) -> Iterator[Turn]:
+        turn = self.h_turns.turn(self.now)
+        yield turn
+        for effect in turn.effects:
+            assert self.h_disk.ask(effect) or isinstance(effect, Note)
 
     def _room(self, number: int) -> bool:
         client = self.by_number.get(number)
@@ -368,34 +392,42 @@ class World:
     def _cut(client: Client) -> None:
         client.session, client.inbox, client.held, client.pending = None, [], 0, {}
 
-    def perform(self, outputs: list[Output]) -> None:
+    def _perform(self, turn: Turn, outputs: list[Output]) -> None:
         """In order; curiosity last, since its answers make outputs that come after these."""
-        curiosity = [output for output in outputs if isinstance(output, Wants)]
-        for output in outputs:
-            if self.h_disk.ask(output):
-                continue
-            match output:
-                case Deliver() | DeliverGap():
-                    for number in output.subscribers:
-                        self.by_number[number].inbox.append(output)
-                case Confirmed():
-                    client = self.by_number.get(output.subscriber)
-                    if client is not None and output.error is None:
-                        client.confirmed = max(client.confirmed, client.pending.pop(output.ticket, 0))
-                case Reported():
-                    self.merger.report(output.pubend, output.report)
-                    if self.random.randrange(4):
-                        self.report()  # else later
-        for wants in curiosity:
-            self._find(wants)
+        self.outputs.extend(outputs)
+        if self.performing:
+            return
+        self.performing = True
+        while self.outputs or self.wants:
+            if self.outputs:
+                self._carry_out(self.outputs.popleft())
+            else:
+                self._find(turn, self.wants.popleft())
+        self.performing = False
 
-    def _find(self, wants: Wants) -> None:
+    def _carry_out(self, output: Output) -> None:
+        match output:
+            case Deliver() | DeliverGap():
+                for number in output.subscribers:
+                    self.by_number[number].inbox.append(output)
+            case Confirmed():
+                client = self.by_number.get(output.subscriber)
+                if client is not None and output.error is None:
+                    client.confirmed = max(client.confirmed, client.pending.pop(output.ticket, 0))
+            case Reported():
+                self.merger.report(output.pubend, output.report)
+                if self.random.randrange(4):
+                    self.report()  # else later
+            case Wants():
+                self.wants.append(output)
+
+    def _find(self, turn: Turn, wants: Wants) -> None:
         hull = (wants.spans[0][0], wants.spans[-1][1])
         whole, gaps = self.cache.find(*hull, wants.need, whole=True)
         found = [one for one in whole if overlaps(wants.spans, one.start, one.end)]
         self.nack(subtract(wants.spans, subtract([hull], gaps)))
         if found:
-            self.perform(self.host.answer(PUBEND, found, self.now, wants.subscriber))
+            self.host.answer(turn, PUBEND, found, wants.subscriber)
 
     def receive(self, count: int, *, lose: bool = False) -> None:
         """The first segments on the link arrive."""
@@ -404,9 +436,10 @@ class World:
             return
         for segment in arrived:
             news = self.cache.accumulate(segment)
-            while (after := self.cache.after(self.position, {})) is not None:
-                self.perform(self.host.learn(PUBEND, after, self.now))
-            self.perform(self.host.answer(PUBEND, [segment, *news], self.now))
+            with self.h_turn() as turn:
+                while (after := self.cache.after(self.position, {})) is not None:
+                    self.host.learn(turn, PUBEND, after)
+                self.host.answer(turn, PUBEND, [segment, *news])
 
     @property
     def position(self) -> int:
@@ -421,7 +454,12 @@ class World:
 
     def sync_host(self, how: Callable[[], list[StorageInput]]) -> None:
         for item in how():
-            self.perform(self.host.stored(item, self.now))
+            with self.h_turn() as turn:
+                self.h_turns.unanswered.answer(turn, item)
+
+    def tick_host(self) -> None:
+        with self.h_turn() as turn:
+            self.host.tick(turn)
 
     def crash_host(self) -> None:
         self.h_disk.crash(self.random)
@@ -433,32 +471,32 @@ class World:
         self.sessions += 1
         client.session = self.sessions
         token = None if client.ack or client.started is None else client.token
-        attached, outputs = self.host.attach(
+        wanted = Attachment(
             name=client.name,
             selector=Selector.parse(client.topic, ""),
             ack=client.ack,
             session=client.session,
             token=token,
-            now_us=self.now,
         )
-        assert attached.subscription is not None
-        client.number = attached.subscription.id
         client.seen = client.began = client.confirmed if client.ack else client.token.tick(PUBEND)
+        with self.h_turn() as turn:
+            attached = self.host.attach(turn, wanted)
+        client.number = attached.subscription.id
         self.by_number[client.number] = client
-        self.perform(outputs)
         if PUBEND not in attached.subscription.cursors:
             # It is as new as can be: at the horizon, where the brokers upstream filter with it.
             assert client.started is None or not client.got
             client.started = self.position
             client.token = CheckpointToken({PUBEND: self.position})
             client.seen = client.confirmed = self.position
-            self.perform(self.host.begin(client.number, PUBEND, self.position, self.now))
+            with self.h_turn() as turn:
+                self.host.begin(turn, client.number, PUBEND, self.position)
             self.host.confirm(client.number, 0)
             for _ in range(2):  # where too many saves are on their way, its own comes behind them
-                self.perform(self.host.tick(self.now))
+                self.tick_host()
                 self.sync_host(self.h_disk.sync)
             self.now += REPORT_US  # it is confirmed when the pubend's broker has heard of it
-            self.perform(self.host.tick(self.now))
+            self.tick_host()
             self.report()
 
     def disconnect(self, client: Client) -> None:
@@ -486,13 +524,15 @@ class World:
                 client.got += ticks
             client.token = client.token.advanced(PUBEND, message.end)
         if taken and (client.ack or self.random.random() < 0.7):
-            ticket = self.tag()
-            client.pending[ticket] = client.seen
-            self.host.ack(client.session, {PUBEND: client.seen}, ticket)
-            self.perform(self.host.credit(client.number, self.now))
-            self.perform(self.host.tick(self.now))
+            self.tickets += 1
+            client.pending[self.tickets] = client.seen
+            self.host.ack(client.session, {PUBEND: client.seen}, self.tickets)
+            with self.h_turn() as turn:
+                self.host.credit(turn, client.number)
+                self.host.tick(turn)
         elif taken:
-            self.perform(self.host.credit(client.number, self.now))
+            with self.h_turn() as turn:
+                self.host.credit(turn, client.number)
 
     def settle(self) -> None:
         """Everything heals: all are connected, nothing is lost, time passes."""
@@ -509,7 +549,7 @@ class World:
                 if client.session is None:
                     self.connect(client)
                 self.consume(client, len(client.inbox))
-            self.perform(self.host.tick(self.now))
+            self.tick_host()
             self.sync_host(self.h_disk.sync)
             self.check()
             moved = [len(client.got) for client in self.clients] != before[1]

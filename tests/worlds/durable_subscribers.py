@@ -6,8 +6,8 @@ import json
 
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 
-from postroad.broker.core import Closed
 from postroad.ids import pubend_text
+from postroad.seam.inputs import Closed
 from postroad.wire.frames import (
     Ack,
     Acked,

@@ -9,13 +9,14 @@ from tests.worlds.brokers import SECOND_US, Client
 from tests.worlds.durable_brokers import DurableNet
 
 from postroad.broker.core import Broker
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.config import BrokerConfig
 from postroad.events.batch import Event
 from postroad.history.bulletins import (
     TOPOLOGY,
     Links,
     decode_topology,
 )
+from postroad.ids import Identity
 from postroad.seam.effects import Effect, Note
 from postroad.seam.tracking import (
     DropFilters,
@@ -28,7 +29,8 @@ from postroad.seam.tracking import (
 from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.strategies import make_tracking
+from postroad.tracking.strategies import Tracking, make_tracking
+from postroad.wire.frames import DEFAULT_LIMITS
 
 PERSIST_S = 1
 
@@ -67,20 +69,13 @@ class HistoryNet(DurableNet):
         self.tracking = TrackingConfig(strategy=strategy, persist_us=PERSIST_S * SECOND_US)
         self.limits = DEFAULT_LIMITS
         self.folders = [Folder() for _ in range(count)]
+        self.recording: dict[int, Tracking] = {}  # of the brokers that track
         self.notes: list[str] = []
         super().__init__(count, links)
 
     def start(self, at: int) -> None:
         self.boots[at] += 1
         self.disks[at].waiting.clear()
-        folder = self.folders[at]
-        tracking = make_tracking(
-            self.tracking,
-            me=at + 1,
-            stored=[decode_meta(record) for record in folder.records.values()],
-            changes=decode_changes(folder.changes)[0],
-            now_us=self.now_us,
-        )
         self.brokers[at] = Broker(
             BrokerConfig(tracking=self.tracking, limits=self.limits),
             Identity(
@@ -92,10 +87,25 @@ class HistoryNet(DurableNet):
             ),
             draw=random.Random(at).randrange,
             now_us=self.now_us,
-            tracking=None if self.tracking.strategy == "none" else tracking,
+            tracking=self._recorded(at),
             stored=self.disks[at].stored(),
         )
         self.give(at, [])
+
+    def _recorded(self, at: int) -> Tracking | None:
+        """As its folder has it, with the settings there are now."""
+        self.recording.pop(at, None)
+        if self.tracking.strategy == "none":
+            return None
+        folder = self.folders[at]
+        self.recording[at] = make_tracking(
+            self.tracking,
+            me=at + 1,
+            stored=[decode_meta(record) for record in folder.records.values()],
+            changes=decode_changes(folder.changes)[0],
+            now_us=self.now_us,
+        )
+        return self.recording[at]
 
     def perform(self, at: int, effects: list[Effect]) -> None:
         for effect in effects:

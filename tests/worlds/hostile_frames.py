@@ -7,10 +7,9 @@ import struct
 
 import msgspec
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch
 from postroad.events.attributes import Value
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,

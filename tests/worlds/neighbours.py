@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.worlds.brokers import Client, Net
 
-from postroad.broker.core import Received
-from postroad.config import DEFAULT_LIMITS
 from postroad.events.batch import EventBatch
 from postroad.ids import volatile_pubend
+from postroad.seam.inputs import Received
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     Advertisement,
     Credit,
     Hello,

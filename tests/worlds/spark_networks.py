@@ -18,6 +18,7 @@ from postroad.spark.trace.views import BrokerView, NetworkView
 from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.query.messages import ANY_ORIGIN, TraceItem, TraceQuestion
 from postroad.tracking.query.trace import Ask, Trace
+from postroad.tracking.query.untracked import Untracked
 from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record
 from postroad.tracking.settings import TrackingConfig
@@ -37,6 +38,7 @@ class World(Network):
         self.changes: dict[int, list[Change]] = {broker: [] for broker in self.brokers}
         self.away: set[str] = set()
         self.truth: dict[bytes, Truth] = {}
+        self.untracked: dict[int, Untracked] = {}  # brokers that record nothing any more
         self.late: set[bytes] = set()  # older than the jitter when sent: a crash may lose these unnoticed
         self._tick()
 
@@ -85,6 +87,13 @@ class World(Network):
         self.tracking[broker] = fresh
         self._keep(broker, fresh.tick(self.now_us))
 
+    def track_no_more(self, broker: int) -> None:
+        """What its tracking is told from now on is neither stored nor answered."""
+        self.untracked[broker] = Untracked()
+        for neighbour in sorted(self.links[broker]):
+            self.untracked[broker].linked(neighbour)
+        self._restart(broker)
+
     def begin_again(self, **settings: Any) -> None:
         """Other settings, with which all brokers begin again."""
         self.config = replace(self.config, **settings)
@@ -131,7 +140,7 @@ class World(Network):
         self.truth[identity] = (origin, edges, got)
 
     def _keep(self, broker: int, effects: list[TrackingEffect]) -> None:
-        for effect in effects:
+        for effect in effects if broker not in self.untracked else ():
             if isinstance(effect, StoreFilter):
                 self.records[broker][effect.sequence] = effect.record
                 if effect.replaces is not None:
@@ -159,7 +168,8 @@ class World(Network):
         asks: deque[Ask] = deque(trace.start(self.now_us))
         while asks:
             ask = asks.popleft()
-            answer = self.tracking[ask.broker].answer(ask.question, self.records[ask.broker])[0]
+            answers = self.untracked.get(ask.broker) or self.tracking[ask.broker]
+            answer = answers.answer(ask.question, self.records[ask.broker])[0]
             asks.extend(trace.answered(ask.broker, answer, self.now_us))
         return trace.results(names or {broker: f"b{broker}" for broker in self.brokers})
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.selectors import MatchIndex, Selector
+from postroad.wire.frames import DEFAULT_LIMITS
 
 INSTRUMENTS: Final = 50_000
 ACCOUNTS: Final = 100_000

@@ -11,12 +11,11 @@ from typing import Final, TypeVar
 import numpy as np
 
 from postroad.bench.sessions import STAMP_BYTES, Session, Template
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError, from_wire
 from postroad.events.topics import topic_number
 from postroad.units import MIB
 from postroad.wire import frames
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 M = TypeVar("M", bound=frames.Message)
 

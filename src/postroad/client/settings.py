@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from postroad.errors import TooLargeError, UsageError
+from postroad.ids import MAX_NAME, name_fits
 from postroad.links.handshake import MAX_TOKEN, MAX_WINDOW, MIN_WINDOW
-from postroad.overlay.topology import MAX_NAME, name_fits
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Limits
 

@@ -22,11 +22,10 @@ from typing import Final
 
 import numpy as np
 
-from postroad.config import Identity
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch
-from postroad.ids import COUNT_BITS, LAST_COUNT
-from postroad.links.handshake import Peer
+from postroad.ids import COUNT_BITS, LAST_COUNT, Identity
+from postroad.seam.peers import Peer
 from postroad.wire.frames import Limits
 
 MAX_PUBLISHERS: Final = 100_000  # whose last id is remembered
@@ -156,14 +155,14 @@ class Publishers:
         last id in it."""
         last = newest[8:]
         rest = last if batch.count == 1 else batch.id(0)[8:]
-        held = self._last_ids.get(whose, b"")
-        if last > held:
+        before = self._last_ids.get(whose, b"")
+        if last > before:
             self._last_ids[whose] = last
             self._last_ids.move_to_end(whose)
             if len(self._last_ids) > MAX_PUBLISHERS:
                 self._last_ids.popitem(last=False)
-        if rest > held:
+        if rest > before:
             return batch
-        repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
+        repeats = sum(batch.id(row)[8:] <= before for row in range(batch.count))
         self.repeated += repeats
         return None if repeats == batch.count else batch.slice(repeats, batch.count)

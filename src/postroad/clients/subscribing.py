@@ -6,15 +6,17 @@ their host after the same checks.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
-from postroad.durable.subscriber.subscribers import DurableHosting
+from postroad.clients.intake import Intake
 from postroad.errors import DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
 from postroad.ids import plain_name
-from postroad.links.links import Links, Peer
+from postroad.links.links import Links
 from postroad.overlay.flooding import Flooding
 from postroad.overlay.interest import Interest
-from postroad.seam.effects import Effect, Send
+from postroad.seam.peers import Peer
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.streams.delivery import Delivery
 from postroad.streams.routing import Routing
@@ -26,59 +28,90 @@ MAX_MISSING: Final = 256  # brokers named to a subscriber as not having confirme
 _MAX_NUMBER: Final = (1 << 32) - 1
 
 
-class Subscribing:
-    """The subscriptions of this broker's clients. Its effects go to `out`, the broker's.
+class Readers(Protocol):
+    """Readers of what is stored, up to a token."""
 
-    `host` is None where there is no disk.
-    """
+    def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
+        """UsageError or UnavailableError if it cannot be."""
+
+
+class DurableSubscriptions(Protocol):
+    """The host of durable subscriptions and of readers. Numbers are those of a connection's subscriptions."""
+
+    @property
+    def readers(self) -> Readers: ...
+
+    def subscribe(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
+        """UsageError or UnavailableError if it cannot be."""
+
+    def unsubscribe(self, turn: Turn, connection: int, number: int) -> bool:
+        """Whether there was one."""
+
+    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+        """A subscription has begun wherever it can, but for these brokers."""
+
+    def has(self, connection: int, number: int) -> bool: ...
+
+    def count(self, connection: int) -> int: ...
+
+
+class Subscribing:
+    """The subscriptions of this broker's clients. `durable` is None where there is no disk."""
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         limits: Limits,
         links: Links,
+        intake: Intake,
         delivery: Delivery,
         interest: Interest,
         flooding: Flooding,
         routing: Routing,
-        host: DurableHosting | None,
-        tracking: Tracking,
-        out: list[Effect],
+        durable: DurableSubscriptions | None,
+        tracking: Tracking | None,
     ) -> None:
         self._limits = limits
         self._links = links
+        self._intake = intake
         self._delivery = delivery
         self._interest = interest
         self._flooding = flooding
         self._routing = routing
-        self._host = host
+        self._hosts = [] if durable is None else [durable]
         self._tracking = tracking
-        self._out = out
         self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
+        board.from_client(Subscribe, self._subscribe)
+        board.from_client(Unsubscribe, self._unsubscribe)
+        board.peers("client", down=self._closed)
 
-    def subscribe(self, peer: Peer, message: Subscribe, now_us: int) -> None:
+    def _subscribe(self, turn: Turn, peer: Peer, message: Subscribe) -> None:
+        self._intake.flush(turn)  # what came before it in this turn is not for it
         connection, number = peer.connection, message.number
         self._delivery.check_free(connection, number)
-        if self._host is not None and self._host.has(connection, number):
+        if any(host.has(connection, number) for host in self._hosts):
             raise PeerError(f"subscription number {number} is in use on this connection")
         try:
             selector = self._checked(peer, message)
-            if message.durable or message.until:
-                if self._host is None:
-                    raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
-                begin = self._host.readers.begin if message.until else self._host.subscribe
-                self._out += begin(connection, message, selector, now_us)
+            if message.until:
+                self._host().readers.begin(turn, connection, message, selector)
+            elif message.durable:
+                self._host().subscribe(turn, connection, message, selector)
             else:
-                self._subscribe_plain(peer, message, selector, now_us)
+                self._subscribe_plain(turn, peer, message, selector)
         except (UsageError, UnavailableError) as error:
-            self._out.append(
-                Send(connection, encode(Ended(number=number, code=error.code, reason=str(error))))
-            )
+            turn.send(connection, encode(Ended(number=number, code=error.code, reason=str(error))))
+
+    def _host(self) -> DurableSubscriptions:
+        if not self._hosts:
+            raise UsageError("this broker keeps nothing on disk: it has no durable subscriptions")
+        return self._hosts[0]
 
     def _checked(self, peer: Peer, message: Subscribe) -> Selector:
         if not 0 <= message.number <= _MAX_NUMBER:
             raise UsageError(f"subscription number {message.number} is not an unsigned 32-bit number")
-        durable = 0 if self._host is None else self._host.count(peer.connection)
+        durable = sum(host.count(peer.connection) for host in self._hosts)
         if self._delivery.count(peer.connection) + durable >= peer.limits.subscriptions:
             raise TooLargeError(f"more than {peer.limits.subscriptions} subscriptions on one connection")
         selector = Selector.parse(message.topic, message.where, self._limits)
@@ -87,53 +120,48 @@ class Subscribing:
             raise DeniedError(f"{who} may not subscribe to {message.topic or '#'}")
         return selector
 
-    def _subscribe_plain(self, peer: Peer, message: Subscribe, selector: Selector, now_us: int) -> None:
+    def _subscribe_plain(self, turn: Turn, peer: Peer, message: Subscribe, selector: Selector) -> None:
         connection, number = peer.connection, message.number
         name = plain_name(peer.name, peer.publisher, number)
-        key = self._delivery.subscribe(
-            connection=connection,
-            number=number,
-            selector=selector,
-            overflow=message.overflow,
-            buffer=message.buffer,
-            name=name,
-        )
+        key = self._delivery.subscribe(connection, message, selector, name)
         try:
             updates = self._interest.subscribe(key, selector)
         except UsageError:
             self._delivery.unsubscribe(connection, number)
             raise
         self._subscribers[key] = (connection, number, name)
-        self._tracking.attached(name, now_us)
-        self._flooding.interest(updates)
-        self._out += self._routing.subscribe(key, self._interest.own_version, now_us)
+        if self._tracking is not None:
+            self._tracking.attached(name, turn.now_us)
+        self._flooding.interest(turn, updates)
+        self._routing.subscribe(turn, key, self._interest.own_version)
 
-    def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
         """A subscription has begun wherever it can, but for these brokers."""
         missing = missing[:MAX_MISSING]
         if key >= DURABLE_KEY:
-            return [] if self._host is None else self._host.confirmed(key, missing)
+            self._host().confirmed(turn, key, missing)
+            return
         connection, number, _ = self._subscribers[key]
-        return [Send(connection, encode(Subscribed(number=number, missing=missing)))]
+        turn.send(connection, encode(Subscribed(number=number, missing=missing)))
 
-    def unsubscribe(self, peer: Peer, message: Unsubscribe, now_us: int) -> None:
+    def _unsubscribe(self, turn: Turn, peer: Peer, message: Unsubscribe) -> None:
+        self._intake.flush(turn)
         key = self._delivery.unsubscribe(peer.connection, message.number)
         if key is not None:
-            self._end(key, now_us)
-        if key is not None or (
-            self._host is not None and self._host.unsubscribe(peer.connection, message.number)
+            self._end(turn, key)
+        if key is not None or any(
+            host.unsubscribe(turn, peer.connection, message.number) for host in self._hosts
         ):
             ended = Ended(number=message.number, code="", reason="")
-            self._out.append(Send(peer.connection, encode(ended)))
+            turn.send(peer.connection, encode(ended))
 
-    def closed(self, connection: int, now_us: int) -> None:
-        if self._host is not None:
-            self._host.closed(connection)
-        for key in self._delivery.closed(connection):
-            self._end(key, now_us)
+    def _closed(self, turn: Turn, peer: Peer) -> None:
+        for key in self._delivery.closed(peer.connection):
+            self._end(turn, key)
 
-    def _end(self, key: int, now_us: int) -> None:
+    def _end(self, turn: Turn, key: int) -> None:
         _, _, name = self._subscribers.pop(key)
-        self._tracking.detached(name, now_us)
+        if self._tracking is not None:
+            self._tracking.detached(name, turn.now_us)
         self._routing.unsubscribe(key)
-        self._flooding.interest(self._interest.unsubscribe(key))
+        self._flooding.interest(turn, self._interest.unsubscribe(key))

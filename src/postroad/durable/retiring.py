@@ -6,22 +6,31 @@ of whoever had them before, and remembers that nobody is to wait for its own pub
 are named: for them it is to be asked again when they are back. A retired broker that comes back after all is
 an owner again as soon as it reports, its subscribers get gaps for what was released meanwhile, and its
 pubends and claims count again.
+
+A broker says that it has done it when that is on its disk: else a crash would undo what an administrator
+was told. It is saved with the end of a turn, behind what other rooms save of what they forgot. One of them
+may hold that back until an earlier save of its own is answered; so once all that was asked for by then is on
+disk, it is saved a second time, and then it is done. A broker whose disk refuses is named with those that
+are away.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from postroad.errors import UnavailableError, UsageError
+from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import MAX_BROKERS, Topology
-from postroad.seam.effects import Effect, Send
-from postroad.seam.storage import Save
+from postroad.seam.peers import Peer
+from postroad.seam.replies import reply
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
-from postroad.wire.frames import Reply, Request, encode, json_within_frame
+from postroad.wire.frames import Request
 
 _U32: Final = struct.Struct(">I")
 TABLE: Final = "retired"  # number of a retired broker -> nothing
@@ -30,6 +39,14 @@ RETIRE_US: Final = 5 * SECOND_US  # others have this long to answer
 MAX_UNDER_WAY: Final = 64
 MAX_RETIRED: Final = MAX_BROKERS
 _DONE: Final = b"\x01"
+
+Done = Callable[[Turn, bool], None]  # whether it is on disk
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaved:
+    broker: int
+    done: Done
 
 
 @dataclass(slots=True)
@@ -43,53 +60,59 @@ class _Retirement:
 
 
 class Retiring:
-    """`forget(broker)` drops what is kept here for it, `restored(broker)`: it is back. `rows`: of `TABLE`;
-    `new_tag`: None without a disk."""
+    """`forget(broker)` drops what is kept here for it, `restored(broker)`: it is back.
+
+    To be made after the rooms that these concern, since it is to save behind them.
+    """
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         me: int,
         topology: Topology,
         inquiries: Inquiries,
-        forget: Callable[[int], None],
-        restored: Callable[[int], list[Effect]],
-        rows: Mapping[bytes, bytes],
-        new_tag: Callable[[], int] | None,
+        forget: Callable[[Turn, int], None],
+        restored: Callable[[Turn, int], None],
     ) -> None:
         self._me = me
         self._topology = topology
         self._inquiries = inquiries
         self._forget = forget
         self._restored = restored
-        self._new_tag = new_tag
+        self._has_disk = board.has_disk
+        rows = board.table(TABLE, read_retired)
         self._retired = dict.fromkeys(read_retired(key, value) for key, value in rows.items())
         self._seen = 0  # generation of the topology in which the retired ones were looked for
         self._under_way: list[_Retirement] = []
-        inquiries.serve(RETIRE, self._asked)
+        self._unsaved: list[_Unsaved] = []  # retired in this turn
+        self._saved_once: list[_Unsaved] = []  # to be saved a second time
+        board.request("subs.retire", self._request, needs="admin")
+        board.query(RETIRE, self._asked)
+        board.peers("client", down=self._closed)
 
-    def request(self, connection: int, message: Request, now_us: int) -> list[Effect]:
+    def _request(self, turn: Turn, peer: Peer, request: Request) -> None:
         """UsageError or UnavailableError if it cannot be; else it is answered when all have done it."""
-        broker = self._find(message.arguments.get("broker", ""))
+        broker = self._find(request.arguments.get("broker", ""))
         if len(self._under_way) >= MAX_UNDER_WAY:
             raise UnavailableError(f"{MAX_UNDER_WAY} brokers are being retired: try again")
-        out = self._retire(broker)
-        one = _Retirement(connection, message.number, broker, now_us + RETIRE_US, {}, [self._me])
+        one = _Retirement(peer.connection, request.number, broker, turn.now_us + RETIRE_US, {self._me: None})
 
-        def asked(other: int) -> list[Effect]:
-            def answered(body: bytes, _now_us: int) -> list[Effect]:
-                if one.waiting.pop(other, other) is None and body == _DONE:
-                    one.done.append(other)
-                return self._settle()
-
-            return self._inquiries.ask(other, RETIRE, broker.to_bytes(4, "big"), answered) or []
+        def answered(other: int, turn: Turn, body: bytes) -> None:
+            self._answered(turn, one, other, body == _DONE)
 
         for other in self._topology.reachable():
             if other != self._me:
                 one.waiting[other] = None
-                out += asked(other)
+                question = broker.to_bytes(4, "big")
+                self._inquiries.ask(turn, other, RETIRE, question, partial(answered, other))
         self._under_way.append(one)
-        return out + self._settle()
+        self._retire(turn, broker, lambda turn, done: self._answered(turn, one, self._me, done))
+
+    def _answered(self, turn: Turn, one: _Retirement, broker: int, done: bool) -> None:
+        if one.waiting.pop(broker, broker) is None and done:
+            one.done.append(broker)
+        self._settle(turn)
 
     def _find(self, text: str) -> int:
         """A broker by its name, or by its number if the name is not known any more."""
@@ -99,7 +122,7 @@ class Retiring:
             raise UsageError(f"several brokers are called {text!r}: give a number, {numbers}")
         if named:
             broker = named[0]
-        elif len(text) == 8 and all(one in "0123456789abcdef" for one in text):
+        elif len(text) == 8 and all(digit in "0123456789abcdef" for digit in text):
             broker = int(text, 16)
         else:
             raise UsageError(
@@ -109,73 +132,95 @@ class Retiring:
             raise UsageError(f"broker {text!r} is there: delete its durable subscriptions instead")
         return broker
 
-    def _asked(self, broker: int, number: int, body: bytes, _now_us: int) -> list[Effect]:
+    def _asked(self, turn: Turn, broker: int, number: int, body: bytes) -> None:
         retired = int.from_bytes(body[:4], "big")
         if len(body) != 4 or retired in self._topology.reachable():
-            return []
-        return self._retire(retired) + self._inquiries.respond(broker, number, _DONE)
+            return
 
-    def _retire(self, broker: int) -> list[Effect]:
-        self._forget(broker)
+        def respond(turn: Turn, done: bool) -> None:
+            if done:
+                self._inquiries.respond(turn, broker, number, _DONE)
+
+        self._retire(turn, retired, respond)
+
+    def _retire(self, turn: Turn, broker: int, done: Done) -> None:
+        self._forget(turn, broker)
         self._retired[broker] = None
-        oldest = [next(iter(self._retired))] if len(self._retired) > MAX_RETIRED else []
-        return [*self._restore(oldest), *self._save(broker, b"")]
+        if len(self._retired) > MAX_RETIRED:
+            self._restore(turn, [next(iter(self._retired))])
+        self._unsaved.append(_Unsaved(broker, done))
 
-    def _restore(self, brokers: list[int]) -> list[Effect]:
-        """These do not count as retired any more."""
-        out: list[Effect] = []
-        for one in brokers:
-            del self._retired[one]
-            out += self._save(one, None)
-        return out
+    def _restore(self, turn: Turn, brokers: list[int]) -> None:
+        """These do not count as retired any more. Should the disk forget it, they are restored again."""
+        for broker in brokers:
+            del self._retired[broker]
+        if brokers and self._has_disk:
+            turn.save(TABLE, [(_U32.pack(broker), None) for broker in brokers], then=None)
 
-    def _save(self, broker: int, value: bytes | None) -> list[Effect]:
-        if self._new_tag is None:
-            return []
-        return [Save(table=TABLE, rows=((broker.to_bytes(4, "big"), value),), tag=self._new_tag())]
+    def _save(self, turn: Turn) -> None:
+        """What is retired and not on disk yet; who is back meanwhile is not."""
+        unsaved, self._unsaved = self._unsaved, []
+        saved_once, self._saved_once = self._saved_once, []
+        rows = [(_U32.pack(one.broker), b"") for one in unsaved + saved_once if one.broker in self._retired]
+        if self._has_disk and rows:
+            turn.save(TABLE, rows, then=partial(self._on_save, unsaved, saved_once))
+        else:
+            for one in unsaved + saved_once:
+                one.done(turn, one.broker in self._retired)
+
+    def _on_save(
+        self, unsaved: list[_Unsaved], saved_once: list[_Unsaved], turn: Turn, error: PostroadError | None
+    ) -> None:
+        if error is None:
+            self._saved_once += unsaved
+        for one in saved_once if error is None else unsaved + saved_once:
+            one.done(turn, error is None)
 
     def gone(self, broker: int) -> bool:
         """Nobody is to wait for this one."""
         return broker in self._retired and self._topology.distance(broker) is None
 
-    def closed(self, connection: int) -> None:
+    def _closed(self, _turn: Turn, peer: Peer) -> None:
         """Nobody waits for the answer; it is done all the same."""
-        self._under_way = [one for one in self._under_way if one.connection != connection]
+        self._under_way = [one for one in self._under_way if one.connection != peer.connection]
 
-    def tick(self, now_us: int) -> list[Effect]:
+    def tick(self, turn: Turn) -> None:
+        self._save(turn)
         for one in self._under_way:
-            if one.deadline <= now_us:
+            if one.deadline <= turn.now_us:
                 one.waiting.clear()
-        return self._settle() + self._look_for_retired()
+        self._settle(turn)
+        self._look_for_retired(turn)
 
-    def _look_for_retired(self) -> list[Effect]:
+    def _look_for_retired(self, turn: Turn) -> None:
         if self._seen == self._topology.generation:
-            return []
+            return
         self._seen = self._topology.generation
-        back = [one for one in self._retired if self._topology.distance(one) is not None]
-        out = self._restore(back)
-        for one in back:
-            out += self._restored(one)
-        return out
+        back = [broker for broker in self._retired if self._topology.distance(broker) is not None]
+        self._restore(turn, back)
+        for broker in back:
+            self._restored(turn, broker)
 
-    def _settle(self) -> list[Effect]:
-        out: list[Effect] = []
+    def _settle(self, turn: Turn) -> None:
         for one in [one for one in self._under_way if not one.waiting]:
             self._under_way.remove(one)
             names = self._topology.names()
             missing = sorted(name for number, name in names.items() if number not in (*one.done, one.broker))
-            body = json_within_frame(
-                {
-                    "retired": self._topology.name(one.broker),
-                    "done": sorted(self._topology.name(number) for number in one.done),
-                    "missing": missing,
-                }
-            )
-            out.append(Send(one.connection, encode(Reply(number=one.number, code="", body=body))))
-        return out
+            body = {
+                "retired": self._topology.name(one.broker),
+                "done": sorted(self._topology.name(number) for number in one.done),
+                "missing": missing,
+            }
+            reply(turn, one.connection, one.number, body)
 
     def next_deadline(self) -> int | None:
         return min((one.deadline for one in self._under_way), default=None)
+
+    def check(self) -> None:
+        if len(self._under_way) > MAX_UNDER_WAY:
+            raise BugError("retiring: more than may be are under way")
+        if self._unsaved or self._saved_once or not all(one.waiting for one in self._under_way):
+            raise BugError("retiring: a turn ended before what was retired in it was saved or answered")
 
 
 def read_retired(key: bytes, _value: bytes) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from postroad.durable.publisher.publishing import DurablePublishing
 from postroad.errors import TooLargeError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.history.bulletins import MAX_PART_BYTES, MIN_PART_BYTES, Bulletin
-from postroad.seam.effects import Effect, Note
+from postroad.seam.turn import Turn
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire.frames import Limits
 
@@ -18,47 +19,45 @@ SAY_US: Final = 10 * SECOND_US  # that something was dropped is said this often 
 _OVERHEAD_BYTES: Final = 2 * KIB  # of an event around its payload: topic, attributes
 FULL_DISK: Final = "the disk does not take them"
 
-Settled = Callable[[bool, int], None]  # whether a frame was accepted, and its events
+Settled = Callable[[Turn, bool, int], None]  # whether a frame was accepted, and how many events it has
 
 
-class Press:
+class BulletinWriter:
     def __init__(self, publishing: DurablePublishing, limits: Limits) -> None:
         self._publishing = publishing
         self._limits = limits
         self.part_bytes = min(MAX_PART_BYTES, limits.event_bytes - _OVERHEAD_BYTES)
         self.enabled = publishing.available and self.part_bytes >= MIN_PART_BYTES
         self.pending_bytes = 0  # of frames that wait for the disk
-        self._printed = False  # something waits to be staged
+        self._unstaged = False  # something waits to be staged
         self._unsaid = 0  # dropped, and not said yet
         self._why = ""
         self._say_us = 0
         self._counters = {"history_events_total": 0, "history_dropped_total": 0}
 
-    def publish(self, bulletins: Iterable[tuple[bytes, Bulletin]], settled: Settled, now_us: int) -> int:
+    def publish(self, turn: Turn, bulletins: Iterable[tuple[bytes, Bulletin]], settled: Settled) -> int:
         """These, with their ids, in as many frames as it takes, which is returned; each is settled alone."""
         frames = self._frames(bulletins)
         for frame in frames:
             self.pending_bytes += len(frame.data)
-            self._publishing.publish_own(frame, self._told(frame, settled), now_us)
-        self._printed |= bool(frames)
+            self._publishing.publish_own(turn, frame, partial(self._settle, frame, settled))
+        self._unstaged |= bool(frames)
         return len(frames)
 
-    def _told(self, frame: EventBatch, settled: Settled) -> Callable[[bool], None]:
-        def told(accepted: bool) -> None:
-            self.pending_bytes -= len(frame.data)
-            self._counters["history_events_total"] += frame.count if accepted else 0
-            settled(accepted, frame.count)
-
-        return told
+    def _settle(self, frame: EventBatch, settled: Settled, turn: Turn, accepted: bool) -> None:
+        """The disk has taken the frame, or not."""
+        self.pending_bytes -= len(frame.data)
+        self._counters["history_events_total"] += frame.count if accepted else 0
+        settled(turn, accepted, frame.count)
 
     def _frames(self, bulletins: Iterable[tuple[bytes, Bulletin]]) -> list[EventBatch]:
         out: list[EventBatch] = []
         builder = BatchBuilder()
-        for identity, one in bulletins:
-            if builder.count and builder.size + len(one.payload) > FRAME_BYTES:
+        for identity, bulletin in bulletins:
+            if builder.count and builder.size + len(bulletin.payload) > FRAME_BYTES:
                 out.append(self._finished(builder))
             try:
-                builder.add(identity, one.topic, one.attributes, one.payload, self._limits)
+                builder.add(identity, bulletin.topic, bulletin.attributes, bulletin.payload, self._limits)
             except TooLargeError as error:
                 self.dropped(1, str(error))
         return [*out, self._finished(builder)] if builder.count else out
@@ -71,17 +70,14 @@ class Press:
         self._unsaid += count
         self._why = why
 
-    def take(self, now_us: int) -> list[Effect]:
+    def tick(self, turn: Turn) -> None:
         """What was published goes to the log; what was dropped is said."""
-        out: list[Effect] = []
-        if self._printed:
-            self._printed = False
-            out += self._publishing.stage(now_us)
-        if self._unsaid and now_us >= self._say_us:
-            text = f"the broker's own history lacks {self._unsaid} events: {self._why}"
-            out.append(Note("error", text))
-            self._unsaid, self._say_us = 0, now_us + SAY_US
-        return out
+        if self._unstaged:
+            self._unstaged = False
+            self._publishing.stage(turn)
+        if self._unsaid and turn.now_us >= self._say_us:
+            turn.note("error", f"the broker's own history lacks {self._unsaid} events: {self._why}")
+            self._unsaid, self._say_us = 0, turn.now_us + SAY_US
 
     def metrics(self) -> dict[str, int]:
         return {**self._counters, "history_pending_bytes": self.pending_bytes}

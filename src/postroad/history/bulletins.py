@@ -28,7 +28,7 @@ import numpy.typing as npt
 from postroad.errors import BugError, PeerError
 from postroad.events.attributes import Value
 from postroad.ids import ID_BYTES
-from postroad.tracking.attachment_log import change_extents
+from postroad.tracking.attachment_log import MAX_CHANGE_BYTES, change_extents
 from postroad.tracking.record import decode_meta
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import KIB
@@ -39,7 +39,7 @@ TOPOLOGY: Final = "$postroad/topology"
 DELIVERIES: Final = "$postroad/deliveries"
 TOPICS: Final = (FILTERS, ATTACHMENTS, TOPOLOGY, DELIVERIES)
 
-MAX_PART_BYTES: Final = 256 * KIB  # of one payload
+MAX_PART_BYTES: Final = MAX_CHANGE_BYTES  # of one payload: a change of the map is never split
 MIN_PART_BYTES: Final = 4 * KIB
 MAX_ROWS: Final = 1 << 21  # of events and receivers in one report, more than there can be in one part
 MAGIC: Final = b"PRdr"

@@ -17,18 +17,17 @@ history then knows what it lacks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from postroad.errors import BugError, StorageError
-from postroad.history.bulletin_writer import Press
+from postroad.errors import BugError, PostroadError, StorageError
+from postroad.history.bulletin_writer import BulletinWriter
 from postroad.history.bulletins import Author, Bulletin, filter_bulletins, running_number
 from postroad.ids import IdSource
-from postroad.seam.effects import Effect
-from postroad.seam.storage import Save, Saved, SaveFailed, StorageInput
-from postroad.seam.tracking import FiltersRead, ReadFilters
+from postroad.seam.tracking import FiltersRead
+from postroad.seam.turn import Turn
 from postroad.tracking.record import FilterMeta, decode_meta, encode_description
 from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
@@ -60,25 +59,22 @@ class FilterShipping:
         author: Author,
         boot: int,
         publisher: int,
-        press: Press,
+        writer: BulletinWriter,
         tracking: Tracking,
-        new_tag: Callable[[], int],
         rows: Mapping[bytes, bytes],
     ) -> None:
         self._table = table
         self._author = author
         self._publisher = publisher
-        self._press = press
+        self._writer = writer
         self._tracking = tracking
-        self._new_tag = new_tag
         self._mark = _Mark()
         self._ahead: deque[int] = deque()  # sequences beyond the cursor, as of when they were last looked for
-        self._reading: int | None = None  # tag of what is being read
-        self._wanted: tuple[int, ...] = ()  # sequences of that
+        self._reading = False  # what is wanted is being read
+        self._wanted: tuple[int, ...] = ()  # the sequences of the group
         self._wanted_us: int | None = None  # when they were all that is owed; None if they were not
         self._owed_us: int | None = None  # since when something is
-        self._reads = 0
-        self._saving: int | None = None  # tag of the mark on its way to disk
+        self._saving = False  # the mark is on its way to disk
         self._records: dict[int, bytes] = {}  # those of the group, while its mark is saved
         self._frames = 0  # of the group that wait for the disk
         self._failed = False  # the disk failed since the last step
@@ -109,6 +105,11 @@ class FilterShipping:
         """Whether something is stored and not published."""
         return bool(self._mark.group) or self._first() is not None
 
+    @property
+    def last_sequence(self) -> int:
+        """Of what was ever stored."""
+        return self._tracking.last_sequence
+
     def owed_us(self, now_us: int) -> int | None:
         """Since when something is, be it in a state that was replaced since; None if nothing is."""
         if not self.owing:
@@ -126,9 +127,9 @@ class FilterShipping:
         """The first of what is stored and not published."""
         while True:
             while self._ahead:
-                held = self._tracking.stored_at(self._ahead[0])
-                if held is not None and self._ahead[0] > self._mark.cursor:
-                    return held[0]
+                stored = self._tracking.stored_at(self._ahead[0])
+                if stored is not None and self._ahead[0] > self._mark.cursor:
+                    return stored[0]
                 self._ahead.popleft()
             self._ahead.extend(self._tracking.stored_after(self._mark.cursor))
             if not self._ahead:
@@ -136,35 +137,35 @@ class FilterShipping:
 
     @property
     def _busy(self) -> bool:
-        return self._reading is not None or self._saving is not None or self._frames > 0
+        return self._reading or self._saving or self._frames > 0
 
     # ---- a group, step by step
 
-    def step(self, now_us: int) -> list[Effect]:
+    def tick(self, turn: Turn) -> None:
         """Begin with the next group, if there is one and none is under way."""
         if self._busy:
-            return []
+            return
         if self._failed:
             self._failed = False
-            self._retry_us = now_us + RETRY_US
-        if now_us < self._retry_us:
-            return []
+            self._retry_us = turn.now_us + RETRY_US
+        if turn.now_us < self._retry_us:
+            return
         self._retry_us = 0
         self._wanted = tuple(sequence for sequence, _ in self._mark.group) or self._next_group()
         if not self._wanted:
-            return []
-        self._wanted_us = now_us if self._wanted[-1] == self._tracking.last_sequence else None
-        self._reads += 1
-        self._reading = -self._reads  # questions of traces have positive tags
-        asked = tuple(sequence for sequence in self._wanted if self._size(sequence) <= MAX_FILTER_BYTES)
-        if not asked:
-            return self.read(FiltersRead(tag=self._reading, records={}), now_us)
-        return [ReadFilters(tag=self._reading, sequences=asked)]
+            return
+        self._wanted_us = turn.now_us if self._wanted[-1] == self._tracking.last_sequence else None
+        small = [sequence for sequence in self._wanted if self._size(sequence) <= MAX_FILTER_BYTES]
+        if small:
+            self._reading = True
+            turn.read_filters(small, then=self._were_read)
+        else:
+            self._take(turn, {})
 
     def _size(self, sequence: int) -> int:
         """0 if it is not stored any more."""
-        held = self._tracking.stored_at(sequence)
-        return 0 if held is None else held[1]
+        stored = self._tracking.stored_at(sequence)
+        return 0 if stored is None else stored[1]
 
     def _next_group(self) -> tuple[int, ...]:
         """As many as are read at a time; a large one alone."""
@@ -179,53 +180,52 @@ class FilterShipping:
                 total += size
         return tuple(group)
 
-    def reads(self, tag: int) -> bool:
-        return tag == self._reading
+    def _were_read(self, turn: Turn, item: FiltersRead) -> None:
+        self._reading = False
+        self._take(turn, item.records)
 
-    def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
+    def _take(self, turn: Turn, records: Mapping[int, bytes]) -> None:
         """The records of a group; the mark of a new one is saved before they are published."""
-        self._reading = None
         self._records = {}
         for sequence in self._wanted:
-            record = item.records.get(sequence, b"")
-            held = self._tracking.stored_at(sequence)
+            record = records.get(sequence, b"")
+            stored = self._tracking.stored_at(sequence)
             if _sound(sequence, record):
                 self._records[sequence] = record
-            elif held is not None:  # else it was replaced, or retention dropped it
-                meta, size = held
+            elif stored is not None:  # else it was replaced, or retention dropped it
+                meta, size = stored
                 large = size > MAX_FILTER_BYTES
-                self._press.dropped(1, f"a filter of {size} bytes is too large" if large else UNREADABLE)
+                self._writer.dropped(1, f"a filter of {size} bytes is too large" if large else UNREADABLE)
                 self._records[sequence] = encode_description(meta)
         if self._mark.group:
-            self._publish(now_us)
-            return []
+            self._publish(turn)
+            return
         if not self._records:
             self._mark = msgspec.structs.replace(self._mark, cursor=self._wanted[-1])
-            return []
-        part_bytes = self._press.part_bytes
+            return
+        part_bytes = self._writer.part_bytes
+        parts = {sequence: -(-len(record) // part_bytes) for sequence, record in self._records.items()}
         self._mark = _Mark(
             cursor=self._mark.cursor,
-            group=tuple((one, -(-len(record) // part_bytes)) for one, record in self._records.items()),
+            group=tuple(parts.items()),
             part_bytes=part_bytes,
-            time_ms=max(self._mark.time_ms + 1, now_us // MILLISECOND_US),
+            time_ms=max(self._mark.time_ms + 1, turn.now_us // MILLISECOND_US),
         )
-        self._saving = self._new_tag()
-        return [Save(table=self._table, rows=(self.row,), tag=self._saving)]
+        self._saving = True
+        turn.save(self._table, [self.row], then=self._saved)
 
-    def stored(self, item: StorageInput, now_us: int) -> None:
-        if self._saving is None or not isinstance(item, Saved | SaveFailed) or item.tag != self._saving:
-            return
-        self._saving = None
-        if isinstance(item, Saved):
-            self._publish(now_us)
+    def _saved(self, turn: Turn, error: PostroadError | None) -> None:
+        self._saving = False
+        if error is None:
+            self._publish(turn)
         else:
             self._mark = msgspec.structs.replace(self._mark, group=())
             self._records = {}
             self._failed = True
 
-    def _publish(self, now_us: int) -> None:
+    def _publish(self, turn: Turn) -> None:
         records, self._records = self._records, {}
-        self._frames = self._press.publish(self._identified(records), self._settled, now_us)
+        self._frames = self._writer.publish(turn, self._identified(records), self._settled)
         if not self._frames:
             self._done()
 
@@ -243,7 +243,7 @@ class FilterShipping:
                 out += zip(own, made, strict=True)
         return out
 
-    def _settled(self, accepted: bool, _count: int) -> None:
+    def _settled(self, _turn: Turn, accepted: bool, _count: int) -> None:
         self._frames -= 1
         self._failed |= not accepted
         if not self._frames and not self._failed:

@@ -27,7 +27,7 @@ import msgspec
 
 from postroad.durable.subscriber.outputs import Deliver, DeliverGap
 from postroad.errors import BugError
-from postroad.history.bulletin_writer import Press
+from postroad.history.bulletin_writer import BulletinWriter
 from postroad.history.bulletins import (
     ATTACHMENTS,
     DELIVERIES,
@@ -46,13 +46,17 @@ from postroad.history.bulletins import (
 )
 from postroad.history.filter_shipping import ROW, FilterShipping, read_mark
 from postroad.ids import IdSource, is_history
-from postroad.seam.effects import Effect
-from postroad.seam.storage import Save, StorageInput
-from postroad.seam.tracking import FiltersRead, Keep, ReplaceAttachments, StoreFilter
+from postroad.overlay.inquiries import Inquiries
+from postroad.seam.peers import Peer
+from postroad.seam.replies import reply
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.tracking import ReplaceAttachments, StoreFilter, TrackingEffect
+from postroad.seam.turn import Turn
 from postroad.tracking.attachment_log import decode_changes, encode_changes, tellable
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Request
 
 TABLE: Final = "history"
 LINGER_US: Final = 86_400 * SECOND_US
@@ -63,6 +67,7 @@ RESTATE_US: Final = 10 * SECOND_US  # the state is told again this often, howeve
 MAX_PENDING_BYTES: Final = 16 * MIB  # that wait for the disk; then bulletins are dropped
 MAX_GATHERED_BYTES: Final = 8 * MIB  # that wait for filters; more do not
 MAP_PARTS: Final = 4  # of the whole attachment map, published in one turn: some milliseconds
+RESTATE: Final = "restate"  # the question, between brokers
 _WANTED: Final = b"wanted"
 
 Links = tuple[tuple[int, int], ...]
@@ -74,48 +79,53 @@ class Sources:
 
     wants: Callable[[str], bool]  # whether anybody anywhere subscribes to this topic
     changes: Callable[[], int]  # changes when `wants` may
+    reachable: Callable[[], Sequence[int]]  # brokers, this one among them
     links: Callable[[], Links]  # the own: broker, cost
     acknowledged: Callable[[], Iterable[tuple[str, Mapping[int, int]]]]  # by durable subscriber: by pubend
 
 
 class History:
-    """The bulletins of one broker."""
+    """The bulletins of one broker. `tracking`: None where nothing is recorded; then no filters are published,
+    and no map."""
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         author: Author,
         boot: int,
         publisher: int,
         filters_publisher: int,
         sources: Sources,
-        tracking: Tracking,
+        tracking: Tracking | None,
         config: TrackingConfig,
-        press: Press,
-        rows: Mapping[bytes, bytes],
-        new_tag: Callable[[], int],
+        writer: BulletinWriter,
+        inquiries: Inquiries,
         now_us: int,
     ) -> None:
+        rows = board.table(TABLE, read_row)
         self._author = author
         self._boot = boot
         self._ids = IdSource(publisher, author.broker)
         self._sources = sources
-        self._tracking = tracking
-        if press.enabled:
-            tracking.change_bytes = press.part_bytes
         self._config = config
-        self._press = press
-        self._new_tag = new_tag
-        self._filters = FilterShipping(
-            table=TABLE,
-            author=author,
-            boot=boot,
-            publisher=filters_publisher,
-            press=press,
-            tracking=tracking,
-            new_tag=new_tag,
-            rows=rows,
-        )
+        self._writer = writer
+        self._inquiries = inquiries
+        self._filters: FilterShipping | None = None
+        self._map_parts: Callable[[int], Iterator[bytes]] = _no_map
+        if tracking is not None:
+            if writer.enabled:
+                tracking.change_bytes = writer.part_bytes
+            self._map_parts = tracking.attachment_parts
+            self._filters = FilterShipping(
+                table=TABLE,
+                author=author,
+                boot=boot,
+                publisher=filters_publisher,
+                writer=writer,
+                tracking=tracking,
+                rows=rows,
+            )
         self._wanted = _recovered(rows, now_us)  # topic -> when a subscription to it was last heard of
         self._seen = -1  # what `changes` said when `wants` was last asked
         self._look_us = 0
@@ -128,13 +138,29 @@ class History:
         self._whole_map = True  # the next attachments must be the whole map
         self._map: Iterator[bytes] | None = None  # of which these parts are still to be published
         self._told_links: Links | None = None
-        self._report = DeliveryReport(max(press.part_bytes, MIN_PART_BYTES))
+        self._report = DeliveryReport(max(writer.part_bytes, MIN_PART_BYTES))
         self._told_acknowledged = False
         self._restate_us = 0
+        board.request("history.restate", self._restate_all)
+        board.query(RESTATE, self._asked_to_restate)
+        board.metrics(writer.metrics)
 
     # ---- who wants it
 
-    def restate(self, now_us: int) -> None:
+    def _restate_all(self, turn: Turn, peer: Peer, request: Request) -> None:
+        """Every broker that can be reached tells its state again; nobody waits for them."""
+        self._restate(turn.now_us)
+        me, ask = self._author.broker, self._inquiries.ask
+        others = [number for number in self._sources.reachable() if number != me]
+        asked = [number for number in others if ask(turn, number, RESTATE, b"", _restated)]
+        body = {"asked": [f"{number:08x}" for number in sorted([me, *asked])]}
+        reply(turn, peer.connection, request.number, body)
+
+    def _asked_to_restate(self, turn: Turn, broker: int, number: int, _body: bytes) -> None:
+        self._restate(turn.now_us)
+        self._inquiries.respond(turn, broker, number, b"")
+
+    def _restate(self, now_us: int) -> None:
         """Somebody new is to know what has to be known first."""
         if now_us >= self._restate_us:
             self._restate_us = now_us + RESTATE_US
@@ -142,7 +168,8 @@ class History:
                 if topic != FILTERS:
                     self._begin(topic)
 
-    def _look(self, now_us: int) -> list[Effect]:
+    def _look(self, turn: Turn) -> None:
+        now_us = turn.now_us
         self._seen = self._sources.changes()
         self._look_us = now_us + LOOK_US
         before = list(self._wanted)
@@ -153,14 +180,16 @@ class History:
                 self._wanted[topic] = now_us
             elif topic in self._wanted and self._wanted[topic] + LINGER_US <= now_us:
                 del self._wanted[topic]
-        if not before and not self._wanted:
-            return []
-        rows = ((_WANTED, msgspec.msgpack.encode(self._wanted)), self._filters.row)
-        return [Save(table=TABLE, rows=rows, tag=self._new_tag())]
+        if before or self._wanted:
+            rows = [(_WANTED, msgspec.msgpack.encode(self._wanted))]
+            if self._filters is not None:
+                rows.append(self._filters.row)
+            turn.save(TABLE, rows, then=None)
 
     def _begin(self, topic: str) -> None:
         if topic == FILTERS:
-            self._filters.begin()
+            if self._filters is not None:
+                self._filters.begin()
         elif topic == ATTACHMENTS:
             self._whole_map = True
         elif topic == TOPOLOGY:
@@ -179,8 +208,8 @@ class History:
         elif message.batch is not None:
             ticks, rows = message.batch.headers["tick"], message.rows
             ids = message.batch.ids(rows)
-            told = ticks if rows is None else ticks[rows]
-            self._report.events(receivers, message.pubend, ids, told, now_us)
+            sent = ticks if rows is None else ticks[rows]
+            self._report.events(receivers, message.pubend, ids, sent, now_us)
         else:
             return
         self._gather(now_us)
@@ -189,41 +218,31 @@ class History:
         if self._gathered_us is None:
             self._gathered_us = now_us + GATHER_US
 
-    def _kept(self, effects: Sequence[Effect], now_us: int) -> None:
+    def kept(self, turn: Turn, effects: Sequence[TrackingEffect]) -> None:
+        """Tracking has these kept. A topic that is wanted only after that begins with the whole map."""
+        if ATTACHMENTS not in self._wanted or not self._writer.enabled:
+            return
         for effect in effects:
-            for one in effect.effects if isinstance(effect, Keep) else ():
-                if isinstance(one, ReplaceAttachments):
-                    self._whole_map = True
-                elif not isinstance(one, StoreFilter):
-                    record, most = one.record, self._press.part_bytes
-                    if len(record) > most:
-                        record = encode_changes(tellable(decode_changes(record)[0], most))
-                    self._changed += record
-                    self._gather(now_us)
-
-    def reads(self, tag: int) -> bool:
-        """Whether the stored filters of this tag were asked for here."""
-        return self._filters.reads(tag)
-
-    def read(self, item: FiltersRead, now_us: int) -> list[Effect]:
-        return self._filters.read(item, now_us)
-
-    def stored(self, item: StorageInput, now_us: int) -> None:
-        self._filters.stored(item, now_us)
+            if isinstance(effect, ReplaceAttachments):
+                self._whole_map = True
+            elif not isinstance(effect, StoreFilter):
+                record, most = effect.record, self._writer.part_bytes
+                if len(record) > most:
+                    record = encode_changes(tellable(decode_changes(record)[0], most))
+                self._changed += record
+                self._gather(turn.now_us)
 
     # ---- time
 
-    def tick(self, kept: Sequence[Effect], now_us: int) -> list[Effect]:
-        """The end of a turn; `kept` has what tracking asked to keep in it."""
-        if not self._press.enabled:
-            return []
-        out: list[Effect] = []
+    def tick(self, turn: Turn) -> None:
+        """The end of a turn, after `kept`."""
+        if not self._writer.enabled:
+            return
+        now_us = turn.now_us
         if self._sources.changes() != self._seen or now_us >= self._look_us:
-            out += self._look(now_us)
+            self._look(turn)
         if not self._wanted:
-            return out
-        if ATTACHMENTS in self._wanted:
-            self._kept(kept, now_us)
+            return
         if self._refused:
             self._refused = False
             self._blocked_us = now_us + RETRY_US
@@ -232,41 +251,47 @@ class History:
         if now_us >= self._blocked_us:
             self._blocked_us = 0
             if not waits:
-                self._publish_state(now_us)
+                self._publish_state(turn)
         due = self._gathered_us is not None and (now_us >= self._gathered_us or self._report.full)
         if due and not waits:
-            self._publish_gathered(now_us)
-        if self._ships:
-            out += self._filters.step(now_us)
-        return out + self._press.take(now_us)
+            self._publish_gathered(turn)
+        filters = self._wanted_filters
+        if filters is not None:
+            filters.tick(turn)
+        self._writer.tick(turn)
 
     def _waits(self, now_us: int) -> bool:
         """Whether bulletins wait, because filters are owed for longer than an interval. They do not for those
         that are stored meanwhile: where filters are always late, they go between them."""
-        owed_us = self._filters.owed_us(now_us) if self._ships else None
-        if self._behind is not None:
+        filters = self._wanted_filters
+        owed_us = None if filters is None else filters.owed_us(now_us)
+        if filters is None or owed_us is None:
+            self._behind = None
+        elif self._behind is not None:
             gathered = len(self._changed) + self._report.size
-            if owed_us is None or not self._filters.owes(self._behind) or gathered > MAX_GATHERED_BYTES:
+            if not filters.owes(self._behind) or gathered > MAX_GATHERED_BYTES:
                 self._behind = None
-        elif owed_us is not None and owed_us + self._config.persist_us < now_us:
-            self._behind = self._tracking.last_sequence
+        elif owed_us + self._config.persist_us < now_us:
+            self._behind = filters.last_sequence
         return self._behind is not None
 
-    def close(self, now_us: int) -> list[Effect]:
+    def close(self, turn: Turn) -> None:
         """The process ends: what is collected goes out, if the disk takes it."""
         if self._gathered_us is not None:
-            self._publish_gathered(now_us)
-        return self._press.take(now_us)
+            self._publish_gathered(turn)
+        self._writer.tick(turn)
 
     def next_deadline(self) -> int | None:
-        if not self._wanted or not self._press.enabled:
+        if not self._wanted or not self._writer.enabled:
             return None
         # What waits for room, or for filters, waits for the disk, which is an event.
         waits = self._behind is not None
         going_on = self._map is not None and not self._blocked_us and self._has_room and not waits
         map_us = 0 if going_on else None
         gathered_us = None if waits else self._gathered_us
-        others = (gathered_us, self._blocked_us or None, self._filters.next_deadline(), map_us)
+        filters = self._wanted_filters
+        filters_us = None if filters is None else filters.next_deadline()
+        others = (gathered_us, self._blocked_us or None, filters_us, map_us)
         return min([self._look_us, *(deadline for deadline in others if deadline is not None)])
 
     # ---- bulletins
@@ -278,29 +303,31 @@ class History:
         if not self._wanted:
             return False
         refused = self._refused or self._blocked_us > 0
-        waits = self._press.pending_bytes > 0 or self._gathered_us is not None or self._map is not None
-        return refused or waits or (self._ships and self._filters.owing)
+        waits = self._writer.pending_bytes > 0 or self._gathered_us is not None or self._map is not None
+        filters = self._wanted_filters
+        return refused or waits or (filters is not None and filters.owing)
 
     @property
-    def _ships(self) -> bool:
+    def _wanted_filters(self) -> FilterShipping | None:
         """A process that does not track leaves what another stored to the next one that does."""
-        return FILTERS in self._wanted and self._config.strategy != "none"
+        return self._filters if FILTERS in self._wanted else None
 
     @property
     def _has_room(self) -> bool:
-        return self._press.pending_bytes <= MAX_PENDING_BYTES // 2
+        return self._writer.pending_bytes <= MAX_PENDING_BYTES // 2
 
-    def _publish_state(self, now_us: int) -> None:
+    def _publish_state(self, turn: Turn) -> None:
         """What has to be known first, when a topic is wanted anew and after any loss."""
         if not self._has_room:
             return
+        now_us = turn.now_us
         if ATTACHMENTS in self._wanted and self._whole_map:
             self._whole_map = False
             self._changed.clear()
-            self._map = self._tracking.attachment_parts(now_us)
-            self._publish_map(now_us, whole=True)
+            self._map = self._map_parts(now_us)
+            self._publish_map(turn, whole=True)
         elif self._map is not None:
-            self._publish_map(now_us)
+            self._publish_map(turn)
         links = self._sources.links()
         if TOPOLOGY in self._wanted and links != self._told_links:
             self._told_links = links
@@ -308,7 +335,7 @@ class History:
             state = topology_bulletin(
                 self._author, number, boot=self._boot, links=links, config=self._config, at_us=now_us
             )
-            self._publish([state], now_us)
+            self._publish(turn, [state])
         if DELIVERIES in self._wanted and not self._told_acknowledged:
             self._told_acknowledged = True
             for name, ticks in self._sources.acknowledged():
@@ -317,49 +344,50 @@ class History:
                         self._report.acknowledged([(name, 0)], pubend, tick, now_us)
                         self._gather(now_us)
 
-    def _publish_map(self, now_us: int, *, whole: bool = False) -> None:
+    def _publish_map(self, turn: Turn, *, whole: bool = False) -> None:
         """The next of it. What changes meanwhile follows when all of it is out."""
         parts = list(islice(self._map or (), MAP_PARTS))
-        self._publish_attachments(b"".join(parts), now_us, whole=whole)
+        self._publish_attachments(turn, b"".join(parts), whole=whole)
         if len(parts) < MAP_PARTS:
             self._map = None
             if self._changed:
-                self._gather(now_us)
+                self._gather(turn.now_us)
 
-    def _publish_gathered(self, now_us: int) -> None:
+    def _publish_gathered(self, turn: Turn) -> None:
         self._gathered_us = None
         if self._map is None:
             record = bytes(self._changed)
             self._changed.clear()
             if not self._whole_map:  # else it is in the map that is still to be published
-                self._publish_attachments(record, now_us)
+                self._publish_attachments(turn, record)
         for payload in self._report.take():
-            self._publish([deliveries_bulletin(self._author, self._number(DELIVERIES), payload)], now_us)
+            self._publish(turn, [deliveries_bulletin(self._author, self._number(DELIVERIES), payload)])
 
-    def _publish_attachments(self, record: bytes, now_us: int, *, whole: bool = False) -> None:
+    def _publish_attachments(self, turn: Turn, record: bytes, *, whole: bool = False) -> None:
         first = running_number(self._boot, self._counts[ATTACHMENTS] + 1)
-        bulletins = attachment_bulletins(self._author, first, record, self._press.part_bytes, whole=whole)
+        bulletins = attachment_bulletins(self._author, first, record, self._writer.part_bytes, whole=whole)
         self._counts[ATTACHMENTS] += len(bulletins)
-        self._publish(bulletins, now_us)
+        self._publish(turn, bulletins)
 
     def _number(self, topic: str) -> int:
         self._counts[topic] += 1
         return running_number(self._boot, self._counts[topic])
 
-    def _publish(self, bulletins: Sequence[Bulletin], now_us: int) -> None:
+    def _publish(self, turn: Turn, bulletins: Sequence[Bulletin]) -> None:
         if not bulletins:
             return
         size = sum(len(bulletin.payload) for bulletin in bulletins)
-        if self._press.pending_bytes + size > MAX_PENDING_BYTES or self._blocked_us:
-            self._press.dropped(len(bulletins))
+        if self._writer.pending_bytes + size > MAX_PENDING_BYTES or self._blocked_us:
+            self._writer.dropped(len(bulletins))
             self._make_good()
             return
-        now_ms = now_us // MILLISECOND_US
-        self._press.publish([(self._ids.next(now_ms), one) for one in bulletins], self._settled, now_us)
+        now_ms = turn.now_us // MILLISECOND_US
+        identified = [(self._ids.next(now_ms), bulletin) for bulletin in bulletins]
+        self._writer.publish(turn, identified, self._settled)
 
-    def _settled(self, accepted: bool, count: int) -> None:
+    def _settled(self, _turn: Turn, accepted: bool, count: int) -> None:
         if not accepted:
-            self._press.dropped(count)
+            self._writer.dropped(count)
             self._refused = True
 
     def _make_good(self) -> None:
@@ -369,13 +397,19 @@ class History:
 
     # ---- inspection
 
-    def metrics(self) -> dict[str, int]:
-        return self._press.metrics()
-
     def check(self) -> None:
-        self._filters.check()
-        if not set(self._wanted) <= set(TOPICS) or self._press.pending_bytes < 0:
+        if self._filters is not None:
+            self._filters.check()
+        if not set(self._wanted) <= set(TOPICS) or self._writer.pending_bytes < 0:
             raise BugError("history: a topic that is none, or more was settled than published")
+
+
+def _no_map(_now_us: int) -> Iterator[bytes]:
+    return iter(())
+
+
+def _restated(turn: Turn, body: bytes) -> None:
+    """Another broker has told its state again, as it was asked to."""
 
 
 def _recovered(rows: Mapping[bytes, bytes], now_us: int) -> dict[str, int]:

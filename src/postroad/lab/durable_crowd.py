@@ -22,12 +22,11 @@ from typing import Any, Final
 from postroad.bench.durable_sessions import NativeDurable
 from postroad.bench.native import WINDOW_BYTES
 from postroad.bench.sessions import STAMP_BYTES, Template, payload_of
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError, UnavailableError
 from postroad.events.token import CheckpointToken
 from postroad.lab.durable_network import PUBENDS, Broker, answer
 from postroad.wire import frames
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 RATE: Final = 800  # events a second, over all pubends
 EACH: Final = 200  # of them for every subscriber

@@ -20,9 +20,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.compact import Numbers
 from postroad.durable.subscriber.filtering import PersistentFiltering
-from postroad.seam.storage import Append, Appended, Chop
+from postroad.seam.storage import Append, Chop
+from postroad.seam.turn import Turn, Unanswered
 from postroad.selectors import Group
 from postroad.storage.commit import GroupCommit, commit_once
 from postroad.storage.files import OsFiles
@@ -54,24 +56,26 @@ class _Disk:
         self._facts = Metadata(folder / DATABASE)
         self._volume = LogVolume(self._files, self._facts, draw_marker=lambda: 1)
         self._group = GroupCommit(self._volume, commit_bytes=64 * MIB)
-        self._last_tag = 0
+        self._unanswered = Unanswered()
         self.written = 0  # bytes
 
-    def tag(self) -> int:
-        self._last_tag += 1
-        return self._last_tag
+    def turn(self) -> Turn:
+        return Turn(0, self._unanswered)
 
-    def ask(self, effect: Append | Chop) -> None:
-        self._group.submit([effect])
+    def perform(self, turn: Turn) -> None:
+        self._group.submit([effect for effect in turn.effects if isinstance(effect, Append | Chop)])
 
-    def commit(self) -> list[int]:
-        """One sync; the tags that are on disk."""
+    def commit(self) -> None:
+        """One sync, and whoever waits for it hears of it."""
         while (commit := commit_once(self._group, self._files, self._facts)) is not None:
             self.written += commit.size
             if not commit.items:
                 break
         self._volume.tidy()
-        return [one.tag for one in self._group.take() if isinstance(one, Appended)]
+        turn = self.turn()
+        for outcome in self._group.take():
+            self._unanswered.answer(turn, outcome)
+        self.perform(turn)
 
     def close(self) -> None:
         self._files.close()
@@ -111,6 +115,10 @@ def second_of(size: int) -> list[Batch]:
     return made
 
 
+def _ignore(*_args: object) -> None:
+    """Nobody waits for it."""
+
+
 def pfs(seconds: int, size: int) -> Figures:
     members = [list(range(topic + 1, SUBSCRIBERS + 1, TOPICS)) for topic in range(TOPICS)]
     batches = [
@@ -118,21 +126,23 @@ def pfs(seconds: int, size: int) -> Figures:
         for pubend, ticks, topics in second_of(size)
     ]
     with _disk() as disk:
-        streams = [PersistentFiltering(number << 32, new_tag=disk.tag) for number in range(1, PUBENDS + 1)]
+        streams = [
+            PersistentFiltering(number << 32, backlog=Backlog(), opened=_ignore, ready=_ignore)
+            for number in range(1, PUBENDS + 1)
+        ]
         began = time.perf_counter()
         for second in range(1, seconds + 1):
             base = second * SECOND_US
+            turn = disk.turn()
             for pubend, ticks, groups in batches:
-                one, at = streams[pubend], ticks + base
-                record = one.write(one.heard, int(at[-1]), at, groups)
-                if record is not None:
-                    disk.ask(record)
-            for tag in disk.commit():
-                any(one.appended(tag) for one in streams)
-            for one in streams:
-                chop = one.chop((second - KEPT_S) * SECOND_US)
-                if chop is not None:
-                    disk.ask(chop)
+                stream, at = streams[pubend], ticks + base
+                stream.write(turn, stream.heard, int(at[-1]), at, groups, then=_ignore)
+            disk.perform(turn)
+            disk.commit()
+            turn = disk.turn()
+            for stream in streams:
+                stream.chop(turn, (second - KEPT_S) * SECOND_US)
+            disk.perform(turn)
         return {"ms": (time.perf_counter() - began) * 1000, "bytes": float(disk.written)}
 
 
@@ -147,16 +157,20 @@ def event_logs(seconds: int, size: int) -> Figures:
         began = time.perf_counter()
         for second in range(1, seconds + 1):
             end = second * SECOND_US
+            turn = disk.turn()
             for batch in batches:
                 end += 1
                 for subscribers, data in batch:
-                    for one in subscribers:
-                        disk.ask(Append(stream=one, first=last[one], last=end, data=data, tag=disk.tag()))
-                        last[one] = end
+                    for subscriber in subscribers:
+                        turn.append(subscriber, last[subscriber], end, data, then=_ignore)
+                        last[subscriber] = end
+            disk.perform(turn)
             disk.commit()
             if second > KEPT_S:
-                for one in range(1, SUBSCRIBERS + 1):
-                    disk.ask(Chop(stream=one, tick=(second + 1 - KEPT_S) * SECOND_US))
+                turn = disk.turn()
+                for subscriber in range(1, SUBSCRIBERS + 1):
+                    turn.chop(subscriber, (second + 1 - KEPT_S) * SECOND_US)
+                disk.perform(turn)
         return {"ms": (time.perf_counter() - began) * 1000, "bytes": float(disk.written)}
 
 

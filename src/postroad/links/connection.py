@@ -7,8 +7,9 @@ from enum import Enum
 from typing import Final
 
 from postroad.errors import PostroadError, RedundantError, UsageError
-from postroad.links.handshake import MAX_WINDOW, MIN_WINDOW, Peer
-from postroad.overlay.topology import MAX_COST
+from postroad.ids import MAX_COST
+from postroad.links.handshake import MAX_WINDOW, MIN_WINDOW
+from postroad.seam.peers import Peer
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Kind
 

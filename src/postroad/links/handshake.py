@@ -6,17 +6,15 @@ field before anything is done with them. Limits that hold on a connection are th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from postroad.errors import PeerError
-from postroad.overlay.topology import MAX_COST, MAX_NAME, NODE_BYTES, check_name, name_fits
+from postroad.ids import MAX_COST, MAX_NAME, NODE_BYTES, check_name, name_fits
+from postroad.seam.peers import Role
 from postroad.units import KIB, MIB
 from postroad.wire.frames import PROTOCOL_VERSION, Hello, Limits, Welcome
-
-Role = Literal["client", "broker"]
 
 MIN_WINDOW: Final = 64 * KIB
 MAX_WINDOW: Final = 64 * MIB  # a driver keeps this much for a peer that does not read, and no more
@@ -37,25 +35,6 @@ MIN_LIMITS: Final = Limits(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """The other end of a connection that came up."""
-
-    connection: int
-    role: Role
-    name: str
-    broker: int  # role "broker": its number, node id, boot, and the cost both ends give the link
-    node: bytes
-    boot: int
-    cost: int
-    publisher: int  # role "client": the number that its message ids bear
-    principal: str  # "" for a broker that we dialled
-    limits: Limits  # of both sides the smaller
-    dialled: str | None  # the address, if we dialled
-    resumed: bool = False  # role "client": `publisher` goes on from an earlier connection
-    replaces: int | None = None  # the connection whose place this one takes; it is being closed
-
-
 def smaller(one: Limits, other: Limits) -> Limits:
     return Limits(
         **{name: min(getattr(one, name), getattr(other, name)) for name in Limits.__struct_fields__}
@@ -72,7 +51,7 @@ def _check_common(*, version: int, limits: Limits, window: int, time_us: int, co
     if not MIN_WINDOW <= window <= MAX_WINDOW:
         raise PeerError(f"a window of {window} bytes; it is between {MIN_WINDOW} and {MAX_WINDOW}")
     if not 0 <= time_us <= MAX_TIME_US:
-        raise PeerError("the peer's clock is out of range")
+        raise PeerError(f"the peer's clock says {time_us} us; it is between 0 and {MAX_TIME_US}")
     if not 1 <= cost <= MAX_COST:
         raise PeerError(f"a link cost of {cost}; it is between 1 and {MAX_COST}")
 

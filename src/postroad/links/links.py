@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from postroad.delays import Delays
 from postroad.errors import (
@@ -32,11 +32,11 @@ from postroad.errors import (
     UnavailableError,
     from_wire,
 )
+from postroad.ids import Identity
 from postroad.links.access import Access, AuthConfig
 from postroad.links.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
-    Peer,
     check_hello,
     check_welcome,
     printable,
@@ -44,7 +44,9 @@ from postroad.links.handshake import (
     smaller,
 )
 from postroad.links.resuming import Resuming
-from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.peers import Peer, Role
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
@@ -62,10 +64,7 @@ from postroad.wire.frames import (
     encode,
 )
 
-if TYPE_CHECKING:
-    from postroad.config import Identity  # config composes our settings, so it cannot be imported here
-
-__all__ = ["LinkSettings", "Links", "Peer"]
+__all__ = ["LinkSettings", "Links"]
 
 MAX_DUE: Final = 32  # timers looked at in a turn: clients that came together are quiet together, events not
 _CREDIT_SHARE: Final = 4  # credit goes back once this part of the window is due
@@ -82,6 +81,7 @@ class Links:
         "_conflict",
         "_connections",
         "_dialler",
+        "_draw",
         "_last_hello_us",
         "_limits",
         "_me",
@@ -93,13 +93,13 @@ class Links:
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         me: Identity,
         limits: Limits,
         settings: LinkSettings,
         auth: AuthConfig,
         new_publisher: Callable[[], int],
-        new_key: Callable[[], bytes],
         draw: Callable[[int], int],
         conflict: Callable[[int, bytes], bool],
     ) -> None:
@@ -108,7 +108,8 @@ class Links:
         self._settings = settings
         self._access = Access(auth)
         self._conflict = conflict
-        self._resuming = Resuming(new_number=new_publisher, new_key=new_key)
+        self._draw = draw
+        self._resuming = Resuming(new_number=new_publisher, new_key=self._new_key)
         self._dialler = Dialler(
             first_us=settings.redial_first_us,
             last_us=settings.redial_last_us,
@@ -120,6 +121,12 @@ class Links:
         self._timers: list[tuple[int, int]] = []  # heap of (due, connection); void if due is not its timer_us
         self._last_hello_us = 0
         self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
+        board.status("links", self._links_status)
+        board.status("addresses", lambda _now_us: self._dialler.status())
+        board.status("clients", lambda _now_us: len(self._up("client")))
+
+    def _new_key(self) -> bytes:
+        return self._draw(1 << 128).to_bytes(16, "big")
 
     # -- addresses to keep linked ------------------------------------------------------------------
 
@@ -127,10 +134,11 @@ class Links:
         """Keep a link to this address from now on; `tick` dials."""
         self._dialler.add(address, now_us)
 
-    def undial(self, address: str) -> list[Effect]:
+    def undial(self, turn: Turn, address: str) -> None:
         """No longer keep it, and close its link."""
         connection = self._dialler.remove(address)
-        return [] if connection is None else self.refuse(connection, UnavailableError("no longer linked"))
+        if connection is not None:
+            self.refuse(turn, connection, UnavailableError("no longer linked"))
 
     def dial_failed(self, address: str, now_us: int) -> None:
         self._dialler.failed(address, now_us)
@@ -138,8 +146,8 @@ class Links:
     # -- connections come and go -------------------------------------------------------------------
 
     def opened(
-        self, connection: int, *, dialled: str | None, certificate: str | None, loopback: bool, now_us: int
-    ) -> list[Effect]:
+        self, turn: Turn, connection: int, *, dialled: str | None, certificate: str | None, loopback: bool
+    ) -> None:
         if connection in self._connections:
             raise BugError(f"connection {connection} opened twice")
         state = Connection(
@@ -148,16 +156,16 @@ class Links:
             certificate=certificate,
             loopback=loopback,
             phase=Phase.ACCEPTED if dialled is None else Phase.DIALLED,
-            opened_us=now_us,
-            heard_us=now_us,
+            opened_us=turn.now_us,
+            heard_us=turn.now_us,
         )
         self._connections[connection] = state
         self._set_timer(state)
         if dialled is None:
-            return []
+            return
         self._dialler.opened(dialled, connection)
         # Unique and increasing, because it decides between two links that we dialled to one broker.
-        self._last_hello_us = state.hello_us = max(now_us, self._last_hello_us + 1)
+        self._last_hello_us = state.hello_us = max(turn.now_us, self._last_hello_us + 1)
         hello = Hello(
             version=PROTOCOL_VERSION,
             role="broker",
@@ -171,7 +179,7 @@ class Links:
             boot=self._me.boot,
             cost=self._settings.cost,
         )
-        return [Send(connection, encode(hello))]
+        turn.send(connection, encode(hello))
 
     def closed(self, connection: int, now_us: int) -> Peer | None:
         """The driver closed it or found it closed. The peer that was up, unless another took its place."""
@@ -191,19 +199,17 @@ class Links:
             )
         return None if state.superseded else peer
 
-    def refuse(self, connection: int, error: PostroadError) -> list[Effect]:
+    def refuse(self, turn: Turn, connection: int, error: PostroadError) -> None:
         """Tell the peer why, and close. `closed` follows when the driver has done it."""
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
-            return []
+            return
         state.phase = Phase.CLOSING
         if isinstance(error, RedundantError):
             state.redundant = True
-        return [
-            Send(connection, encode(Refuse(code=error.code, reason=printable(str(error))))),
-            Close(connection, error),
-            Note(level_of(error), f"closed {self._describe(state)}: {error}"),
-        ]
+        turn.send(connection, encode(Refuse(code=error.code, reason=printable(str(error)))))
+        turn.close(connection, error)
+        turn.note(level_of(error), f"closed {self._describe(state)}: {error}")
 
     def _describe(self, state: Connection) -> str:
         if state.peer is not None:
@@ -242,66 +248,64 @@ class Links:
             state.held += size
         return True
 
-    def received(
-        self, connection: int, message: Message, now_us: int
-    ) -> tuple[list[Effect], Peer | None, bool]:
-        """Effects; the peer if it just came up; whether the message was for us (handshake, upkeep).
+    def received(self, turn: Turn, connection: int, message: Message) -> tuple[Peer | None, bool]:
+        """The peer if it just came up; whether the message was for us (handshake, upkeep).
 
         A message that `admit` would refuse, and a handshake that fails, close the connection here.
         """
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
-            return [], None, True
+            return None, True
         try:
             kind = _KIND_OF[type(message)]
-            self.admit(connection, kind, 0, now_us)
+            self.admit(connection, kind, 0, turn.now_us)
             if kind not in OWN_KINDS:
-                return [], None, False
-            effects, peer = self._act(state, message, now_us)
+                return None, False
+            return self._act(turn, state, message), True
         except (PeerError, DeniedError, RedundantError) as error:
-            return self.refuse(connection, error), None, True
-        return effects, peer, True
+            self.refuse(turn, connection, error)
+            return None, True
 
-    def _act(self, state: Connection, message: Message, now_us: int) -> tuple[list[Effect], Peer | None]:
+    def _act(self, turn: Turn, state: Connection, message: Message) -> Peer | None:
+        """The peer if it just came up."""
         match message:
             case Hello():
-                return self._hello(state, message, now_us)
+                return self._hello(turn, state, message)
             case Welcome():
-                return self._welcome(state, message, now_us)
+                return self._welcome(turn, state, message)
             case Ping():
-                pong = Pong(time_us=message.time_us, at_us=now_us)
-                return [Send(state.number, encode(pong))], None
+                turn.send(state.number, encode(Pong(time_us=message.time_us, at_us=turn.now_us)))
             case Pong():
                 if message.time_us == state.pinged_us:  # else it answers an older one, or nothing
-                    state.rtt_us = max(0, now_us - state.pinged_us)
+                    state.rtt_us = max(0, turn.now_us - state.pinged_us)
                     if state.phase is Phase.BROKER:
                         self.round_trips.observe(state.rtt_us)
-                return [], None
             case Credit():
                 if message.size < 1 or state.credit_out + message.size > state.window_out:
                     raise PeerError(f"credit for {message.size} bytes that were not sent")
                 state.credit_out += message.size
-                return [], None
             case Refuse():
-                return self._refused(state, message), None
-        raise BugError(f"{type(message).__name__} is listed as ours and has no handler")
+                self._refused(turn, state, message)
+            case _:
+                raise BugError(f"{type(message).__name__} is listed as ours and has no handler")
+        return None
 
-    def _refused(self, state: Connection, refuse: Refuse) -> list[Effect]:
+    def _refused(self, turn: Turn, state: Connection, refuse: Refuse) -> None:
         error = from_wire(refuse.code, printable(refuse.reason))
         state.phase = Phase.CLOSING
         state.redundant = isinstance(error, RedundantError)
-        said = f"refused by {self._describe(state)}: {error}"
-        return [Close(state.number, error), Note(level_of(error), said)]
+        turn.close(state.number, error)
+        turn.note(level_of(error), f"refused by {self._describe(state)}: {error}")
 
     # -- handshake ---------------------------------------------------------------------------------
 
-    def _hello(self, state: Connection, hello: Hello, now_us: int) -> tuple[list[Effect], Peer | None]:
+    def _hello(self, turn: Turn, state: Connection, hello: Hello) -> Peer:
         role = check_hello(hello)
         principal = self._access.authenticate(
             token=hello.token, certificate=state.certificate, loopback=state.loopback
         )
         if role == "broker":
-            return self._hello_broker(state, hello, principal, now_us)
+            return self._hello_broker(turn, state, hello, principal)
         number, resumed = self._resuming.number(hello, principal)
         rival = self._resuming.connection(number)
         # Two connections keep no order: the HELLO of one that its client gave up may come last.
@@ -322,13 +326,11 @@ class Links:
             resumed=resumed,
             replaces=self._resuming.opened(number, state.number),
         )
-        effects = self._welcomes(state, peer, self._settings.client_window, now_us)
-        effects += self._up(state, peer, self._settings.client_window, hello.window, now_us)
-        return effects, peer
+        self._welcomes(turn, state, peer, self._settings.client_window)
+        self._come_up(turn, state, peer, self._settings.client_window, hello.window)
+        return peer
 
-    def _hello_broker(
-        self, state: Connection, hello: Hello, principal: str, now_us: int
-    ) -> tuple[list[Effect], Peer | None]:
+    def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str) -> Peer:
         if not self._access.may_link(principal):
             raise DeniedError(f"{principal!r} may not link as a broker")
         self._check_limits(hello.name, hello.limits)
@@ -348,11 +350,11 @@ class Links:
             replaces=self._rival(hello.broker, hello.node, rank),
         )
         state.rank = rank
-        effects = self._welcomes(state, peer, self._settings.broker_window, now_us)
-        effects += self._up(state, peer, self._settings.broker_window, hello.window, now_us)
-        return effects, peer
+        self._welcomes(turn, state, peer, self._settings.broker_window)
+        self._come_up(turn, state, peer, self._settings.broker_window, hello.window)
+        return peer
 
-    def _welcome(self, state: Connection, welcome: Welcome, now_us: int) -> tuple[list[Effect], Peer | None]:
+    def _welcome(self, turn: Turn, state: Connection, welcome: Welcome) -> Peer:
         check_welcome(welcome)
         self._check_limits(welcome.name, welcome.limits)
         if state.dialled is not None:
@@ -373,8 +375,8 @@ class Links:
             replaces=self._rival(welcome.broker, welcome.node, rank),
         )
         state.rank = rank
-        effects = self._up(state, peer, self._settings.broker_window, welcome.window, now_us)
-        return effects, peer
+        self._come_up(turn, state, peer, self._settings.broker_window, welcome.window)
+        return peer
 
     def _rival(self, number: int, node: bytes, rank: tuple[int, bool, int, int]) -> int | None:
         """The connection that a new link to this broker replaces; RedundantError if that one stays."""
@@ -390,7 +392,7 @@ class Links:
             raise RedundantError("there is a link between these two brokers already")
         return rival
 
-    def _welcomes(self, state: Connection, peer: Peer, window: int, now_us: int) -> list[Effect]:
+    def _welcomes(self, turn: Turn, state: Connection, peer: Peer, window: int) -> None:
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             name=self._me.name,
@@ -400,30 +402,26 @@ class Links:
             cost=self._settings.cost,
             limits=self._limits,
             window=window,
-            time_us=now_us,
+            time_us=turn.now_us,
             publisher=peer.publisher,
             resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
         )
-        return [Send(state.number, encode(welcome))]
+        turn.send(state.number, encode(welcome))
 
-    def _up(
-        self, state: Connection, peer: Peer, window_in: int, window_out: int, now_us: int
-    ) -> list[Effect]:
+    def _come_up(self, turn: Turn, state: Connection, peer: Peer, window_in: int, window_out: int) -> None:
         state.phase = Phase.CLIENT if peer.role == "client" else Phase.BROKER
         state.peer = peer
-        state.up_us = state.pinged_us = now_us
+        state.up_us = state.pinged_us = turn.now_us
         state.window_in = state.credit_in = window_in
         state.window_out = state.credit_out = window_out
         self._set_timer(state)
-        effects: list[Effect] = []
         if peer.role == "broker":
             self._brokers[peer.node] = state.number
-            effects.append(Note("info", f"linked with broker {peer.name!r} (connection {state.number})"))
+            turn.note("info", f"linked with broker {peer.name!r} (connection {state.number})")
         if peer.replaces is not None:
             old = self._connections[peer.replaces]
             old.superseded = old.redundant = True
-            effects += self.refuse(old.number, RedundantError("a newer connection took this one's place"))
-        return effects
+            self.refuse(turn, old.number, RedundantError("a newer connection took this one's place"))
 
     def _check_limits(self, name: str, theirs: Limits) -> None:
         """An event that one broker takes must pass every link, or the network would lose it on the way."""
@@ -441,9 +439,9 @@ class Links:
             return dial_us
         return self._timers[0][0] if dial_us is None else min(dial_us, self._timers[0][0])
 
-    def tick(self, now_us: int) -> list[Effect]:
+    def tick(self, turn: Turn) -> None:
         """Pings, dead peers, handshakes that take too long, and addresses to dial."""
-        effects: list[Effect] = []
+        now_us = turn.now_us
         for _ in range(MAX_DUE):
             if not self._timers or self._timers[0][0] > now_us:
                 break
@@ -452,11 +450,11 @@ class Links:
             if state is None or state.phase is Phase.CLOSING or state.timer_us != due_us:
                 continue
             if self._due_us(state) <= now_us:
-                effects += self._expired(state, now_us)
+                self._expired(turn, state)
             if self.is_open(number):
                 self._set_timer(state)
-        addresses = self._dialler.due(now_us, self._brokers.__contains__)
-        return effects + [Dial(address) for address in addresses]
+        for address in self._dialler.due(now_us, self._brokers.__contains__):
+            turn.dial(address)
 
     def _due_us(self, state: Connection) -> int:
         settings = self._settings
@@ -470,18 +468,20 @@ class Links:
         state.timer_us = self._due_us(state)
         heapq.heappush(self._timers, (state.timer_us, state.number))
 
-    def _expired(self, state: Connection, now_us: int) -> list[Effect]:
-        settings = self._settings
+    def _expired(self, turn: Turn, state: Connection) -> None:
+        settings, now_us = self._settings, turn.now_us
         if state.peer is None:
             wait_s = settings.handshake_us / SECOND_US
-            return self.refuse(state.number, UnavailableError(f"no handshake within {wait_s:g} s"))
+            self.refuse(turn, state.number, UnavailableError(f"no handshake within {wait_s:g} s"))
+            return
         if state.asked_us is not None and now_us >= state.asked_us + settings.dead_us - settings.ping_us:
             error = UnavailableError(f"nothing heard for {(now_us - state.heard_us) / SECOND_US:.1f} s")
-            return self.refuse(state.number, error)
+            self.refuse(turn, state.number, error)
+            return
         state.pinged_us = now_us
         if state.asked_us is None:
             state.asked_us = now_us
-        return [Send(state.number, encode(Ping(time_us=now_us)))]
+        turn.send(state.number, encode(Ping(time_us=now_us)))
 
     # -- credit ------------------------------------------------------------------------------------
 
@@ -498,20 +498,20 @@ class Links:
         state.credit_out -= size
         return True
 
-    def consumed(self, connection: int, size: int) -> list[Effect]:
+    def consumed(self, turn: Turn, connection: int, size: int) -> None:
         """Batch bytes of this peer that were admitted are done with."""
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
-            return []
+            return
         if size > state.held:
             raise BugError(f"{size} bytes consumed of connection {connection}, which sent {state.held}")
         state.held -= size
         state.due += size
         if state.due * _CREDIT_SHARE < state.window_in:
-            return []
+            return
         credit, state.due = state.due, 0
         state.credit_in += credit
-        return [Send(connection, encode(Credit(size=credit)))]
+        turn.send(connection, encode(Credit(size=credit)))
 
     # -- access ------------------------------------------------------------------------------------
 
@@ -534,30 +534,28 @@ class Links:
 
     # -- facts -------------------------------------------------------------------------------------
 
-    def status(self, now_us: int) -> dict[str, object]:
-        """Links to brokers, addresses, and how many clients; fit for JSON."""
-        links: list[dict[str, object]] = []
-        clients = 0
-        for state in self._connections.values():
-            peer = state.peer
-            if peer is None or state.phase is Phase.CLOSING:
-                continue
-            if peer.role == "client":
-                clients += 1
-                continue
-            links.append(
-                {
-                    "broker": peer.name,
-                    "number": f"{peer.broker:08x}",
-                    "cost": peer.cost,
-                    "dialled": peer.dialled,
-                    "up_s": (now_us - state.up_us) // SECOND_US,
-                    "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
-                    "credit": state.credit_out,
-                    "unconsumed": state.held,
-                }
-            )
-        return {"links": links, "addresses": self._dialler.status(), "clients": clients}
+    def _up(self, role: Role) -> list[tuple[Connection, Peer]]:
+        """The connections of this role that are up."""
+        return [
+            (state, state.peer)
+            for state in self._connections.values()
+            if state.peer is not None and state.peer.role == role and state.phase is not Phase.CLOSING
+        ]
+
+    def _links_status(self, now_us: int) -> list[dict[str, object]]:
+        return [
+            {
+                "broker": peer.name,
+                "number": f"{peer.broker:08x}",
+                "cost": peer.cost,
+                "dialled": peer.dialled,
+                "up_s": (now_us - state.up_us) // SECOND_US,
+                "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
+                "credit": state.credit_out,
+                "unconsumed": state.held,
+            }
+            for state, peer in self._up("broker")
+        ]
 
     def check(self) -> None:
         """BugError unless the collections are as their comments say."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from postroad.errors import BugError
-from postroad.links.handshake import Peer
+from postroad.seam.peers import Peer
 from postroad.wire.frames import Hello
 
 MAX_PUBLISHERS: Final = 100_000  # numbers and keys remembered for clients that come back

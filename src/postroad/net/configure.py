@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar, cast, get_args
 
 from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
 from postroad.errors import UsageError, shorten
+from postroad.ids import MAX_NAME, name_fits
 from postroad.links.access import Action, AuthConfig, Rule, hash_token
 from postroad.net.log import LEVELS
-from postroad.overlay.topology import MAX_NAME, name_fits
 from postroad.tracking.bloom import MAX_BITS
 from postroad.tracking.planner import MAX_FPP
 from postroad.units import GIB, SECOND_US, duration_us, size

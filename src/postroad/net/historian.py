@@ -36,8 +36,8 @@ class Historian:
         self._pending_bytes = 0  # handed to the thread and not written yet
         # Handed over since the last failure that tracking was told of, and not known to be kept; in order.
         self._handed: deque[tuple[TrackingEffect, ...]] = deque()
-        self._told = 0  # failures that it was told of: a Keep is of the time after so many
-        self._failed = -1  # of those Keeps nothing more is done
+        self._failures = 0  # that tracking has heard of: a Keep is of the time after so many
+        self._failed = -1  # of the Keeps of the time after so many, nothing more is done
         self.dropped = 0
 
     def keep(self, effects: tuple[TrackingEffect, ...], refused: Refuse) -> None:
@@ -58,20 +58,20 @@ class Historian:
             return
         self._pending_bytes += size
         self._handed.append(effects)
-        told = self._told
+        failures = self._failures
 
         def work() -> None:
             first, rest = _parted(effects)
             left = effects
             try:
-                if self._failed != told:
+                if self._failed != failures:
                     self._store.apply(first)
                     left = rest
                     self._store.apply(rest)
                     loop.call_soon_threadsafe(self._handed.popleft)
             except (PostroadError, OSError) as error:
                 complain("error", f"the history of messages could not be stored: {error}")
-                self._failed = told
+                self._failed = failures
                 loop.call_soon_threadsafe(self._tell, refused, left)
             finally:
                 loop.call_soon_threadsafe(self._written, size)
@@ -83,7 +83,7 @@ class Historian:
         self._handed.popleft()
         left = (*left, *chain.from_iterable(self._handed))
         self._handed.clear()
-        self._told += 1
+        self._failures += 1
         self.dropped += _lost(left)
         refused(left)
 
@@ -96,12 +96,12 @@ class Historian:
 
         def work() -> None:
             try:
-                records: Mapping[int, bytes] = self._store.read(sequences)
+                stored = self._store.read(sequences)
             except (PostroadError, OSError) as error:
                 complain("error", f"the history of messages could not be read: {error}")
-                records = {}
-            found = {sequence: records.get(sequence, b"") for sequence in sequences}
-            loop.call_soon_threadsafe(deliver, tag, found)
+                stored = {}
+            records = {sequence: stored.get(sequence, b"") for sequence in sequences}
+            loop.call_soon_threadsafe(deliver, tag, records)
 
         loop.run_in_executor(self._thread, work)
 

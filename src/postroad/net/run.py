@@ -28,21 +28,14 @@ from postroad.config import (
     DEFAULT_HOST,
     DEFAULT_METRICS_PORT,
     DEFAULT_PORT,
-    Identity,
     NodeConfig,
     format_address,
     parse_address,
 )
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
-from postroad.durable.publisher.pubend_rows import refuse_lower_limits
-from postroad.durable.publisher.publishing import TABLES as PUBLISHING_TABLES
-from postroad.durable.publisher.releasing import TABLES as RELEASING_TABLES
-from postroad.durable.retiring import TABLE as RETIRED_TABLE
-from postroad.durable.retiring import read_retired
-from postroad.durable.subscriber.hosting import TABLES as HOSTING_TABLES
+from postroad.durable.publisher.pubend_rows import read_facts, refuse_lower_limits
 from postroad.errors import UsageError
-from postroad.history.history import TABLE as HISTORY_TABLE
-from postroad.history.history import read_row as read_history
+from postroad.ids import Identity
 from postroad.links.handshake import MAX_WINDOW
 from postroad.net import log
 from postroad.net.clock import Clock
@@ -52,13 +45,11 @@ from postroad.net.http import HttpServer
 from postroad.net.log import LOGGER
 from postroad.net.server import BACKLOG, Server
 from postroad.net.tls import client_context, server_context
-from postroad.seam.storage import Reader, Stored, StreamEnd
+from postroad.seam.storage import Stored, StreamEnd
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
 from postroad.storage.identity import DataFolder
 from postroad.storage.tracking_store import TrackingStore
-from postroad.streams.ends import TABLE as ENDS_TABLE
-from postroad.streams.ends import read_end
 from postroad.tracking.strategies import Tracking, make_tracking
 
 MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files
@@ -207,7 +198,7 @@ async def _serve(node: _Node) -> int:
 
     storage = Storage(config.data, wake=wake)
     stored = _stored(storage)
-    refuse_lower_limits(stored.tables[PUBENDS_TABLE], stored.streams, config.broker.limits)
+    refuse_lower_limits(stored.load(PUBENDS_TABLE, read_facts), stored.streams, config.broker.limits)
     tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
@@ -298,10 +289,8 @@ def _stored(storage: Storage) -> Stored:
     """What an earlier process left on disk; damage is told to whoever reads the log."""
     for damage in (*storage.recovered.damage, *storage.recovered.lost):
         LOGGER.warning("log: %s", damage)
-    tables: dict[str, Reader] = {**PUBLISHING_TABLES, **HOSTING_TABLES, **RELEASING_TABLES}
-    tables |= {HISTORY_TABLE: read_history, ENDS_TABLE: read_end, RETIRED_TABLE: read_retired}
     return Stored(
-        tables={table: storage.load(table, reader) for table, reader in tables.items()},
+        load=storage.load,
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.recovered.streams.items()

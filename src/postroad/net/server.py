@@ -24,7 +24,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
-from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
 from postroad.config import parse_address
 from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
@@ -33,6 +32,7 @@ from postroad.net.clock import Clock
 from postroad.net.historian import Historian
 from postroad.net.log import LOGGER, complain, note
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
 from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.storage.commit import Storage

@@ -10,45 +10,60 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from postroad.errors import BugError, PeerError
+from postroad.errors import PeerError
 from postroad.ids import VOLATILE
-from postroad.links.links import Peer
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_BROKERS, Topology, topology_frames
-from postroad.seam.effects import Effect, Note, Send
+from postroad.seam.peers import Peer
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.wire.frames import (
     Advertisement,
     Digest,
     InterestPull,
     InterestUpdate,
-    Message,
     TopologyUpdate,
     encode,
 )
 
+SET_BACK: Final = (
+    "others know this broker from a start of which its data folder knows nothing, so that is of a backup:"
+    " what it did since then is lost"
+)
 MAX_BOOT: Final = VOLATILE - 1  # what a plain pubend has room for; forged ones must leave some above them
 
 
 class Flooding:
-    """The neighbours, and what they are told of the network. Its effects go to `out`, the broker's.
+    """The neighbours, and what they are told of the network.
 
-    `interest_changed` is called when a table here is another one.
+    `interest_changed` is called when a table here is another one, `set_back` when others know a later start
+    of this broker than its disk does, `gone` when a broker is forgotten.
     """
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         topology: Topology,
         interest: Interest,
         interest_changed: Callable[[], None],
-        out: list[Effect],
+        set_back: Callable[[int], None],
+        gone: Callable[[Turn, int], None],
     ) -> None:
         self._topology = topology
         self._interest = interest
         self._interest_changed = interest_changed
-        self._out = out
+        self._set_back = set_back
+        self._gone = gone
         self._neighbours: dict[int, int] = {}  # neighbour broker -> its connection
         self._pulled: dict[int, set[int]] = {}  # by connection: owners of tables asked for, not here yet
+        board.peers("broker", up=self._up, down=self._down)
+        board.from_broker(TopologyUpdate, self._on_topology)
+        board.from_broker(Digest, self._on_digest)
+        board.from_broker(InterestUpdate, self._on_interest)
+        board.from_broker(InterestPull, self._on_pull)
+        board.metrics(self._metrics)
+        board.status("brokers", self._brokers)
 
     def __len__(self) -> int:
         return len(self._neighbours)
@@ -60,36 +75,36 @@ class Flooding:
         """Of a neighbour."""
         return self._neighbours.get(broker)
 
-    def up(self, peer: Peer, now_us: int) -> None:
-        self._neighbours[peer.broker] = peer.connection
-        self._topology.link_up(peer.broker, peer.cost, now_us)
-        for frame in topology_frames(self._topology.advertisements()):
-            self._out.append(Send(peer.connection, frame))
-        self._send(peer, Digest(versions=self._interest.digest()))
+    @property
+    def neighbours(self) -> Mapping[int, int]:
+        """Neighbour brokers, and their connections."""
+        return self._neighbours
 
-    def down(self, peer: Peer, now_us: int) -> None:
+    def _up(self, turn: Turn, peer: Peer) -> None:
+        self._neighbours[peer.broker] = peer.connection
+        self._topology.link_up(peer.broker, peer.cost, turn.now_us)
+        for frame in topology_frames(self._topology.advertisements()):
+            turn.send(peer.connection, frame)
+        turn.send(peer.connection, encode(Digest(versions=self._interest.digest())))
+
+    def _down(self, turn: Turn, peer: Peer) -> None:
         del self._neighbours[peer.broker]
         self._pulled.pop(peer.connection, None)
-        self._topology.link_down(peer.broker, now_us)
+        self._topology.link_down(peer.broker, turn.now_us)
 
-    def received(self, peer: Peer, message: Message, now_us: int) -> None:
-        match message:
-            case TopologyUpdate():
-                self._on_topology(peer, message, now_us)
-            case Digest():
-                wanted = self._interest.wanted(message.versions)
-                if wanted:
-                    self._send(peer, InterestPull(owners=wanted))
-            case InterestUpdate():
-                self._on_interest(peer, message)
-            case InterestPull():
-                for owner in dict.fromkeys(message.owners):
-                    for update in self._interest.full(owner):
-                        self._send(peer, update)
-            case _:
-                raise BugError(f"{type(message).__name__} from a broker has no handler")
+    # ---- what neighbours say
 
-    def _on_topology(self, peer: Peer, message: TopologyUpdate, now_us: int) -> None:
+    def _on_digest(self, turn: Turn, peer: Peer, message: Digest) -> None:
+        wanted = self._interest.wanted(message.versions)
+        if wanted:
+            turn.send(peer.connection, encode(InterestPull(owners=wanted)))
+
+    def _on_pull(self, turn: Turn, peer: Peer, message: InterestPull) -> None:
+        for owner in dict.fromkeys(message.owners):
+            for update in self._interest.full(owner):
+                turn.send(peer.connection, encode(update))
+
+    def _on_topology(self, turn: Turn, peer: Peer, message: TopologyUpdate) -> None:
         news: list[Advertisement] = []
         try:
             for advertisement in message.advertisements:
@@ -98,28 +113,30 @@ class Flooding:
                         f"advertisement of broker {advertisement.broker:08x} with a boot too high"
                     )
                 before = self._topology.name(advertisement.broker)
-                if self._topology.accept(advertisement, now_us):
+                if self._topology.accept(advertisement, turn.now_us):
                     news.append(advertisement)
                     if advertisement.name == self._topology.own_name != before:
-                        self._out.append(Note("warning", _namesake(advertisement)))
+                        turn.note("warning", _namesake(advertisement))
         finally:
-            self.topology(news, peer.broker)  # what is held here is held by all, whatever came next
+            self._flood_topology(
+                turn, news, peer.broker
+            )  # what is held here is held by all, whatever came next
 
-    def _on_interest(self, peer: Peer, message: InterestUpdate) -> None:
+    def _on_interest(self, turn: Turn, peer: Peer, message: InterestUpdate) -> None:
         news, missing = self._interest.accept(message)
         if news:
-            self.interest([message], peer.broker)
+            self.interest(turn, [message], peer.broker)
         if missing:
-            self._pull(peer, [message.owner])
+            self._pull(turn, peer, [message.owner])
         elif message.base == 0:
             self._pulled.get(peer.connection, set()).discard(message.owner)
 
-    def pull_needed(self, peer: Peer, need: Mapping[int, int]) -> None:
+    def pull_needed(self, turn: Turn, peer: Peer, need: Mapping[int, int]) -> None:
         """The peer relies on these versions of tables."""
         version = self._interest.version
-        self._pull(peer, [owner for owner, needed in need.items() if version(owner) < needed])
+        self._pull(turn, peer, [owner for owner, needed in need.items() if version(owner) < needed])
 
-    def _pull(self, peer: Peer, owners: list[int]) -> None:
+    def _pull(self, turn: Turn, peer: Peer, owners: list[int]) -> None:
         """Ask for tables that the peer knows in a version which is not here, each once until it comes."""
         pulled = self._pulled.setdefault(peer.connection, set())
         wanted = [owner for owner in owners if owner not in pulled]
@@ -127,31 +144,68 @@ class Flooding:
             pulled.update(wanted)
             if len(pulled) > MAX_BROKERS:
                 raise PeerError(f"more than {MAX_BROKERS} tables are asked for that do not come")
-            self._send(peer, InterestPull(owners=tuple(wanted)))
+            turn.send(peer.connection, encode(InterestPull(owners=tuple(wanted))))
 
-    def interest(self, updates: Sequence[InterestUpdate], source: int | None = None) -> None:
+    # ---- what neighbours are told
+
+    def interest(self, turn: Turn, updates: Sequence[InterestUpdate], source: int | None = None) -> None:
         """A table here changed."""
         if updates:
-            self._flood([encode(update) for update in updates], source)
+            self._flood(turn, [encode(update) for update in updates], source)
             self._interest_changed()
 
-    def topology(self, advertisements: Sequence[Advertisement], source: int | None = None) -> None:
+    def _flood_topology(
+        self, turn: Turn, advertisements: Sequence[Advertisement], source: int | None = None
+    ) -> None:
         """Link state is news here."""
         if advertisements:
-            self._flood(topology_frames(advertisements), source)
+            self._flood(turn, topology_frames(advertisements), source)
 
-    def _flood(self, frames: list[bytes], source: int | None) -> None:
+    def _flood(self, turn: Turn, frames: list[bytes], source: int | None) -> None:
         for broker, connection in self._neighbours.items():
             if broker != source:
-                self._out += [Send(connection, frame) for frame in frames]
+                for frame in frames:
+                    turn.send(connection, frame)
 
-    def _send(self, peer: Peer, message: Message) -> None:
-        self._out.append(Send(peer.connection, encode(message)))
+    # ---- time
 
-    def check(self, linked: Mapping[int, int]) -> None:
-        """`linked`: the neighbours that are up, and their connections."""
-        if linked != self._neighbours:
-            raise BugError("the links by number are not those that are up")
+    def tick(self, turn: Turn) -> None:
+        """Link state is repeated before it is forgotten, and brokers that were silent for long are gone."""
+        for advertisement in self._topology.tick(turn.now_us):
+            self._flood_topology(turn, (advertisement,))
+        own = self._topology.take_own()
+        if own is not None:
+            self._flood_topology(turn, (own,))
+        if self._topology.take_set_back():
+            self._set_back(turn.now_us)
+            turn.note("warning", SET_BACK)
+        for broker in self._topology.take_gone():
+            self._interest.forget(broker)
+            self._gone(turn, broker)
+
+    def next_deadline(self) -> int | None:
+        return self._topology.next_deadline()
+
+    # ---- inspection
+
+    def _metrics(self) -> dict[str, int]:
+        reachable = len(self._topology.reachable())
+        return {**self._interest.stats(), "links": len(self._neighbours), "brokers_reachable": reachable}
+
+    def _brokers(self, _now_us: int) -> list[dict[str, object]]:
+        topology = self._topology
+        return [
+            {
+                "broker": topology.name(number),
+                "number": f"{number:08x}",
+                "distance": topology.distance(number),
+            }
+            for number in topology.reachable()
+        ]
+
+    def check(self) -> None:
+        self._topology.check()
+        self._interest.check()
 
 
 def _namesake(other: Advertisement) -> str:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.events.topics import RESERVED, pattern_matches
@@ -43,6 +42,7 @@ from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
 from postroad.selectors.cover_index import Covering, OwnSelector
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     InterestClaim,
     InterestEntry,
     InterestUpdate,

@@ -25,30 +25,18 @@ from typing import Final
 import msgspec
 
 from postroad.errors import BugError, PeerError, UsageError
+from postroad.ids import MAX_COST, NODE_BYTES, check_name
 from postroad.units import SECOND_US
 from postroad.wire.frames import FRAME_PREFIX_BYTES, MAX_CONTROL_BYTES, Advertisement, TopologyUpdate, encode
 
 MAX_BROKERS: Final = 10_000
 MAX_NEIGHBOURS: Final = 1_000
 MAX_PUBENDS: Final = 4_096  # per advertisement
-MAX_COST: Final = 65_535
-MAX_NAME: Final = 255  # bytes
 MAX_SEQUENCE: Final = (1 << 62) - 1
-NODE_BYTES: Final = 16
 EXPIRE_US: Final = 3_600 * SECOND_US
 _SWEEPS_PER_EXPIRY: Final = 8
 _MAX_U32: Final = (1 << 32) - 1
 _MAX_U64: Final = (1 << 64) - 1
-
-
-def check_name(name: str) -> None:
-    """Names are shown in logs and tables, so nothing that could forge a line gets in."""
-    if not name or not name_fits(name):
-        raise PeerError(f"a name has 1 to {MAX_NAME} bytes and is printable, not {name[:40]!r}")
-
-
-def name_fits(name: str) -> bool:
-    return name.isprintable() and len(name.encode()) <= MAX_NAME
 
 
 def _check_sorted(values: Iterable[int], highest: int, what: str) -> None:

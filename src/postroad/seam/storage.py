@@ -106,14 +106,16 @@ class StreamEnd:
     suspect: bool
 
 
+Reader = Callable[[bytes, bytes], object]  # decodes a row of metadata, given as key and value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a start found on disk: tables of metadata, and the log streams."""
+    """What a start found on disk: tables of metadata, which `load` reads, and the log streams."""
 
-    tables: Mapping[str, Mapping[bytes, bytes]]
+    load: Callable[[str, Reader], Mapping[bytes, bytes]]
     streams: Mapping[int, StreamEnd]
 
 
-Reader = Callable[[bytes, bytes], object]  # decodes a row of metadata, given as key and value
 StorageEffect = Append | Chop | Read | Save
 StorageInput = Appended | AppendFailed | ReadDone | Saved | SaveFailed

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from postroad.tracking.attachment_log import Change, encode_changes
-from postroad.tracking.keys import HistoryKey
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFilter:
     """Keep this record; then forget the one it replaces, an earlier state of the same filter."""
 
-    key: HistoryKey
     sequence: int  # unique and increasing at this broker, over restarts
     record: bytes
     replaces: int | None = None
@@ -42,13 +38,13 @@ class StoreAttachments:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceAttachments:
     """Put these changes, the whole map, in place of its log; before the filters of the same Keep. There may
-    be hundreds of thousands: who writes them encodes them, so that nothing waits for that."""
+    be hundreds of thousands: each part is encoded when whoever writes it takes it, so that nothing waits."""
 
-    changes: Iterable[Change]
+    parts: Iterable[bytes]  # may be gone through more than once
 
     @property
     def record(self) -> bytes:
-        return encode_changes(self.changes)
+        return b"".join(self.parts)
 
 
 TrackingEffect = StoreFilter | DropFilters | StoreAttachments | ReplaceAttachments

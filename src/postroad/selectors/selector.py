@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events.topics import RESERVED, check_pattern, pattern_matches
 from postroad.ids import is_history
 from postroad.selectors import tree
 from postroad.selectors.boxes import Box, to_boxes
 from postroad.selectors.predicate import Predicate, compile_condition
-from postroad.wire.frames import Limits
+from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
 MAX_CACHED: Final = 4096  # selectors kept by their text
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from postroad.config import DurableConfig
+from postroad.durable.settings import DurableConfig
 from postroad.ids import pubend_id, pubend_text
 from postroad.seam.storage import Stored, StreamEnd
 from postroad.selectors import Selector
@@ -302,7 +302,7 @@ def stored_in(process: Process) -> Stored:
     """What a start finds on its disk."""
     storage = process.open_storage()
     return Stored(
-        tables=storage.tables,
+        load=storage.load,
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.volume.recovered.streams.items()

@@ -17,9 +17,10 @@ from typing import Final
 import msgspec
 
 from postroad.broker.core import Broker
-from postroad.config import BrokerConfig, DeliveryConfig, DurableConfig, Identity, StreamConfig
+from postroad.config import BrokerConfig
+from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError
-from postroad.ids import OWN_IDS, is_volatile, volatile_pubend
+from postroad.ids import OWN_IDS, Identity, is_volatile, volatile_pubend
 from postroad.sim.durable_life import DurableLife, stored_in
 from postroad.sim.faults import Faults
 from postroad.sim.judge.checkers import Completeness, Origin, Paths, check_agreement, check_memory
@@ -33,6 +34,7 @@ from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import EPOCH_US, Clock, World
 from postroad.sim.people.clients import Publisher, Subscriber
 from postroad.sim.people.workload import PublishingHabit, SubscribingHabit
+from postroad.streams.settings import DeliveryConfig, StreamConfig
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import KIB, MIB, MILLISECOND_US, SECOND_US

@@ -25,9 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
-from postroad.ids import OWN_IDS, VOLATILE
+from postroad.ids import OWN_IDS, VOLATILE, Identity
 from postroad.storage.files import BALLAST
 from postroad.storage.metadata import commits_of, is_alien, unreadable
 from postroad.storage.segment import parse_name

@@ -38,7 +38,6 @@ from postroad.tracking.attachment_log import (
     Change,
     Promise,
     encode_changes,
-    encoded_parts,
     lost_since,
     salvaged_changes,
     widest,
@@ -103,7 +102,7 @@ class TrackingStore:
             loaded = Loaded(filters=[], sizes={}, changes=[], problems=[])
             spare = self._folder / _SPARE
             self._spared = spare.exists() and spare.stat().st_size == SPARE_BYTES
-            found: dict[int, FilterMeta] = {}
+            metas: dict[int, FilterMeta] = {}
             holes: list[tuple[int, int]] = []
             strangers: list[str] = []
             for path in sorted(self._folder.iterdir()):
@@ -112,51 +111,51 @@ class TrackingStore:
                 elif path.suffix == ".tmp":
                     path.unlink()
                 elif path.suffix == ".flt":
-                    holes += self._load_file(path, found, loaded.problems)
+                    holes += self._load_file(path, metas, loaded.problems)
             if strangers:
                 more = f" and {len(strangers) - MOST_NAMED} more" if len(strangers) > MOST_NAMED else ""
                 named = ", ".join(map(repr, strangers[:MOST_NAMED])) + more
                 loaded.problems.append(f"{self._folder}: not Postroad's, and left alone: {named}")
-            loaded.changes = self._load_changes(found.values(), loaded.problems)
-            self._note_lost(holes, found.values(), loaded)
-            for meta in list(found.values()):
-                if meta.replaces in found:
+            loaded.changes = self._load_changes(metas.values(), loaded.problems)
+            self._note_lost(holes, metas.values(), loaded)
+            for meta in list(metas.values()):
+                if meta.replaces in metas:
                     # It was about to go when the process ended.
-                    del found[meta.replaces]
+                    del metas[meta.replaces]
                     self._forget(meta.replaces)
             if not self._unsaid:
                 self._clean()
-            loaded.filters = [found[sequence] for sequence in sorted(found)]
-            loaded.sizes = {sequence: self._where[sequence][2] for sequence in found}
+            loaded.filters = [metas[sequence] for sequence in sorted(metas)]
+            loaded.sizes = {sequence: self._where[sequence][2] for sequence in metas}
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be read: {error}") from error
         return loaded
 
     def _load_file(
-        self, path: Path, found: dict[int, FilterMeta], problems: list[str]
+        self, path: Path, metas: dict[int, FilterMeta], problems: list[str]
     ) -> list[tuple[int, int]]:
         """Returns from when to when something was stored that cannot be read."""
         about = path.stat()
-        held = self._known(path, about.st_mtime_ns // 1000)
-        held.size = about.st_size
-        before_us = held.since_us
+        entry = self._known(path, about.st_mtime_ns // 1000)
+        entry.size = about.st_size
+        before_us = entry.since_us
         damaged = False  # since `before_us`
         holes: list[tuple[int, int]] = []
         with path.open("rb") as file:
             position = 0
-            while position < held.size:
+            while position < entry.size:
                 file.seek(position)
                 try:
                     prefix = file.read(PREFIX_BYTES)
                     meta_bytes, body_bytes = record_extent(prefix)
                     meta = decode_meta(prefix + file.read(meta_bytes))
                     length = PREFIX_BYTES + meta_bytes + body_bytes
-                    if position + length > held.size:
+                    if position + length > entry.size:
                         raise StorageError("cut off in the middle of a record")
                 except StorageError as error:
                     file.seek(position + 1)
                     ahead = file.read().find(MAGIC)
-                    skipped = held.size - position if ahead < 0 else ahead + 1
+                    skipped = entry.size - position if ahead < 0 else ahead + 1
                     problems.append(f"{path}: {error} at byte {position}; skipped {skipped} bytes")
                     position += skipped
                     damaged = True
@@ -165,11 +164,11 @@ class TrackingStore:
                     holes.append((before_us, meta.stored_us))
                     damaged = False
                 before_us = meta.stored_us
-                found[meta.sequence] = meta
+                metas[meta.sequence] = meta
                 self._place(meta.sequence, path.name, position, length)
                 position += length
         if damaged:
-            holes.append((before_us, held.until_us))
+            holes.append((before_us, entry.until_us))
         return holes
 
     def _known(self, path: Path, written_us: int) -> _File:
@@ -178,8 +177,8 @@ class TrackingStore:
         _, number, *bounds = path.stem.split("-")
         self._next = max(self._next, int(number) + 1)
         since_us, until_us, *_ = [*map(int, bounds), 0, 0]
-        held = self._files[path.name] = _File(path, since_us=since_us, until_us=until_us or written_us)
-        return held
+        entry = self._files[path.name] = _File(path, since_us=since_us, until_us=until_us or written_us)
+        return entry
 
     def _note_lost(
         self, holes: list[tuple[int, int]], stored: Collection[FilterMeta], loaded: Loaded
@@ -187,14 +186,18 @@ class TrackingStore:
         """Once for each damage, which stays in its file."""
         changes = loaded.changes
         news: list[Change] = []
-        known = [(one.at_us, one.until_us) for one in changes if one.what == "lost" and one.kind == DISK]
+        known = [
+            (change.at_us, change.until_us)
+            for change in changes
+            if change.what == "lost" and change.kind == DISK
+        ]
         reach_us = widest(changes).filter_us
         for stored_us, until_us in holes:
             at_us = max(0, stored_us - reach_us)
             if not any(start <= at_us and until_us <= end for start, end in known):
                 news.append(Change(what="lost", kind=DISK, at_us=at_us, until_us=until_us))
         if news:
-            news += lost_since(changes, stored, min(one.at_us for one in news))
+            news += lost_since(changes, stored, min(change.at_us for change in news))
             changes += news
             record = encode_changes(news)
             try:
@@ -211,9 +214,9 @@ class TrackingStore:
             return []
         data = path.read_bytes()
         last_stored_us = max((meta.stored_us for meta in stored), default=0)
-        changes, found = salvaged_changes(data, last_stored_us=last_stored_us)
-        problems += [f"{path}: {problem}" for problem in found]
-        if found:
+        changes, damage = salvaged_changes(data, last_stored_us=last_stored_us)
+        problems += [f"{path}: {problem}" for problem in damage]
+        if damage:
             since_us = min(change.at_us for change in changes if change.what == "damaged")
             changes += lost_since(changes, stored, since_us)
             # How far retention had come may be gone, too: not as far as what is still there.
@@ -223,9 +226,10 @@ class TrackingStore:
             if starts and starts[0].at_us < oldest_us - promised.filter_us:
                 changes.append(Change(what="begin", at_us=oldest_us + promised.skew_us))
         self._log_bytes = len(data)
-        if encode_changes(changes) != data:
+        record = encode_changes(changes)
+        if record != data:
             try:
-                self._replace_changes(changes)
+                self._replace_changes([record])
             except OSError as error:
                 # What is appended follows what is wrong, so that the next process meets it as well.
                 problems.append(f"{path}: cannot be written anew: {error}")
@@ -236,7 +240,7 @@ class TrackingStore:
         so that nobody takes its time for one in which nothing happened."""
         try:
             loaded = self.load()
-            said = (one for one in reversed(loaded.changes) if one.what in ("start", "stop"))
+            said = (change for change in reversed(loaded.changes) if change.what in ("start", "stop"))
             last = next(said, Change(what="stop", at_us=0))
             if last.what == "stop":
                 sequence = max((meta.sequence for meta in loaded.filters), default=0)
@@ -273,14 +277,14 @@ class TrackingStore:
                 (pressing if effect.pressing else changes).append(effect)
         try:
             if pressing or drops:
-                self._say(b"".join([one.record for one in pressing] + [one.record for one in drops]))
+                self._say(b"".join([note.record for note in pressing] + [drop.record for drop in drops]))
                 self._drop(drops)
             if not (changes or full or part or last):
                 return
             self._hold_spare()
             for change in changes:
                 if isinstance(change, ReplaceAttachments):
-                    self._replace_changes(change.changes)
+                    self._replace_changes(change.parts)
                 else:
                     self._append_changes(change.record)
             self._append_full(full)
@@ -288,8 +292,8 @@ class TrackingStore:
                 stored_us = [decode_meta(effect.record).stored_us for effect in part]
                 records = [(effect.sequence, effect.record) for effect in part]
                 self._write_part(records, min(stored_us), max(stored_us))
-            for one in last:
-                self._append_changes(one.record)
+            for effect in last:
+                self._append_changes(effect.record)
             for sequence in replaced:
                 self._forget(sequence)
             self._clean()
@@ -308,8 +312,8 @@ class TrackingStore:
             self._append_changes(record)
 
     def _drop(self, drops: Sequence[DropFilters]) -> None:
-        for one in drops:
-            for sequence in one.sequences:
+        for effect in drops:
+            for sequence in effect.sequences:
                 self._forget(sequence)
         self._remove_dead()
 
@@ -331,18 +335,18 @@ class TrackingStore:
             return
         if self._full is None or self._files[self._full].size >= MAX_FULL_BYTES:
             self._full = self._new(_FULL, decode_meta(effects[0].record).stored_us).path.name
-        held = self._files[self._full]
-        self._append(held.path, held.size, [effect.record for effect in effects])
+        entry = self._files[self._full]
+        self._append(entry.path, entry.size, [effect.record for effect in effects])
         for effect in effects:
-            self._place(effect.sequence, self._full, held.size, len(effect.record))
-            held.size += len(effect.record)
+            self._place(effect.sequence, self._full, entry.size, len(effect.record))
+            entry.size += len(effect.record)
 
     def _write_part(self, records: Sequence[tuple[int, bytes]], since_us: int, until_us: int) -> None:
-        held = self._new("part", since_us, until_us)
-        self._install(held.path, [record for _, record in records])
+        entry = self._new("part", since_us, until_us)
+        self._install(entry.path, [record for _, record in records])
         for sequence, record in records:
-            self._place(sequence, held.path.name, held.size, len(record))
-            held.size += len(record)
+            self._place(sequence, entry.path.name, entry.size, len(record))
+            entry.size += len(record)
 
     def _append_changes(self, record: bytes) -> None:
         record = self._unsaid + record
@@ -350,10 +354,10 @@ class TrackingStore:
         self._log_bytes += len(record)
         self._unsaid = b""
 
-    def _replace_changes(self, changes: Iterable[Change]) -> None:
+    def _replace_changes(self, parts: Iterable[bytes]) -> None:
         path = self._folder / _ATTACHMENTS
         # Part by part: while one is written, other threads go on.
-        self._install(path, encoded_parts(changes))
+        self._install(path, parts)
         self._log_bytes = path.stat().st_size
         self._unsaid = b""  # they are the whole map
 
@@ -389,7 +393,7 @@ class TrackingStore:
 
     def read(self, sequences: Iterable[int]) -> dict[int, bytes]:
         """The records, whole; b"" for what cannot be read."""
-        found: dict[int, bytes] = {}
+        records: dict[int, bytes] = {}
         for sequence in sequences:
             name, position, length = self._where.get(sequence, ("", 0, 0))
             record = b""
@@ -400,52 +404,53 @@ class TrackingStore:
                         record = file.read(length)
                 except OSError:
                     record = b""
-            found[sequence] = record if len(record) == length else b""
-        return found
+            records[sequence] = record if len(record) == length else b""
+        return records
 
     # ---- files
 
     def _new(self, kind: str, *stored_us: int) -> _File:
         path = self._folder / ("-".join([kind, f"{self._next:08d}", *map(str, stored_us)]) + ".flt")
         self._next += 1
-        held = self._files[path.name] = _File(path, since_us=stored_us[0], until_us=stored_us[-1])
-        return held
+        entry = self._files[path.name] = _File(path, since_us=stored_us[0], until_us=stored_us[-1])
+        return entry
 
     def _place(self, sequence: int, name: str, position: int, length: int) -> None:
         if sequence in self._where:
             self._forget(sequence)
         self._where[sequence] = (name, position, length)
-        held = self._files[name]
-        held.live += length
-        held.sequences.add(sequence)
+        entry = self._files[name]
+        entry.live += length
+        entry.sequences.add(sequence)
 
     def _forget(self, sequence: int) -> None:
         name, _, length = self._where.pop(sequence, ("", 0, 0))
         if name:
-            held = self._files[name]
-            held.live -= length
-            held.sequences.discard(sequence)
+            entry = self._files[name]
+            entry.live -= length
+            entry.sequences.discard(sequence)
 
     def _clean(self) -> None:
         """Remove files without a live record; rewrite those of part-full filters that are mostly dead."""
         sparse = [
-            held for name, held in sorted(self._files.items()) if name.startswith("part") and held.live > 0
+            entry for name, entry in sorted(self._files.items()) if name.startswith("part") and entry.live > 0
         ]
-        sparse = [held for held in sparse if held.live * 2 < held.size]
-        records = self.read(sorted(sequence for held in sparse for sequence in held.sequences))
+        sparse = [entry for entry in sparse if entry.live * 2 < entry.size]
+        records = self.read(sorted(sequence for entry in sparse for sequence in entry.sequences))
         moved = [(sequence, record) for sequence, record in records.items() if record]
         if moved:
-            since_us, until_us = min(held.since_us for held in sparse), max(held.until_us for held in sparse)
+            since_us = min(entry.since_us for entry in sparse)
+            until_us = max(entry.until_us for entry in sparse)
             with suppress(OSError):  # everything is stored: the next call tries again
                 self._write_part(moved, since_us, until_us)
         self._remove_dead()
 
     def _remove_dead(self) -> None:
         for name in sorted(self._files):
-            held = self._files[name]
-            if not held.sequences:
+            entry = self._files[name]
+            if not entry.sequences:
                 del self._files[name]
-                held.path.unlink(missing_ok=True)
+                entry.path.unlink(missing_ok=True)
                 if name == self._full:
                     self._full = None
 
@@ -466,4 +471,4 @@ class TrackingStore:
     @property
     def size(self) -> int:
         """Bytes of all filter files."""
-        return sum(held.size for held in self._files.values())
+        return sum(entry.size for entry in self._files.values())

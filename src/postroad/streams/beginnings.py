@@ -10,17 +10,18 @@ from collections.abc import Callable, Mapping
 
 from postroad.ids import is_volatile
 from postroad.overlay.topology import Topology
-from postroad.seam.effects import Effect
-from postroad.streams.curiosity import Upstream
+from postroad.seam.turn import Turn
 from postroad.streams.delivery import Delivery
-from postroad.streams.streams import DURABLE_KEY, Stream
+from postroad.streams.streams import DURABLE_KEY, Stream, Upstream
+
+Confirmed = Callable[[Turn, int, tuple[str, ...]], None]  # the subscription's key, who did not confirm
 
 
 class Beginnings:
-    """Its effects go to `out`, which it shares with the routing core, as it does the other collections.
+    """It shares `streams` and `upstream` with the routing core.
 
-    `begin_durable(key, stream)` begins a durable subscription, or says False: later. `confirmed(key,
-    missing)` tells the subscriber.
+    `begin_durable(turn, key, stream)` begins a durable subscription, or says False: later. `confirmed` tells
+    the subscriber.
     """
 
     def __init__(
@@ -32,9 +33,8 @@ class Beginnings:
         delivery: Delivery,
         streams: Mapping[int, Stream],
         upstream: Upstream,
-        begin_durable: Callable[[int, Stream], bool],
-        confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
-        out: list[Effect],
+        begin_durable: Callable[[Turn, int, Stream], bool],
+        confirmed: Confirmed,
     ) -> None:
         self._me = me
         self._wait_us = wait_us
@@ -44,7 +44,6 @@ class Beginnings:
         self._upstream = upstream
         self._begin_durable = begin_durable
         self._confirmed = confirmed
-        self._out = out
         self._subscriptions: dict[int, int] = {}  # live local subscription -> interest version it needs
         self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
 
@@ -52,18 +51,18 @@ class Beginnings:
         """Subscriptions that are not confirmed."""
         return len(self._unconfirmed)
 
-    def subscribe(self, key: int, version: int, now_us: int) -> None:
+    def subscribe(self, turn: Turn, key: int, version: int) -> None:
         self._subscriptions[key] = version
         for stream in self._streams.values():
             current = stream.announced and stream.origin in self._upstream
             if key < DURABLE_KEY and stream.pubend is None:
                 stream.floors[key] = stream.top if current else None
             if stream.pubend is not None or (stream.version >= version and current):
-                self._activate(stream, key, version, stream.horizon)
+                self._activate(turn, stream, key, version, stream.horizon)
             else:
                 stream.waiting[key] = version
-        self._unconfirmed[key] = (self._awaited(key), now_us + self._wait_us)
-        self._confirm(key)
+        self._unconfirmed[key] = (self._awaited(key), turn.now_us + self._wait_us)
+        self._confirm(turn, key)
 
     def host_subscription(self, key: int, version: int) -> None:
         """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
@@ -89,7 +88,7 @@ class Beginnings:
             elif key in self._unconfirmed:
                 stream.waiting[key] = version
 
-    def created(self, stream: Stream, former: Stream | None) -> None:
+    def created(self, turn: Turn, stream: Stream, former: Stream | None) -> None:
         """There is a stream of another broker; `former` is the one that it goes on with."""
         stream.waiting = dict(self._subscriptions)
         if not is_volatile(stream.id):
@@ -101,32 +100,32 @@ class Beginnings:
             # Subscriptions that were in force on its broker's last stream go on with this one's first tick.
             for key, version in self._subscriptions.items():
                 if key not in former.waiting:
-                    self._activate(stream, key, version, stream.horizon)
+                    self._activate(turn, stream, key, version, stream.horizon)
 
-    def in_force(self, stream: Stream, tick: int) -> None:
+    def in_force(self, turn: Turn, stream: Stream, tick: int) -> None:
         """What follows `tick` is filtered with the stream's version of the own interest."""
         for key, version in [item for item in stream.waiting.items() if item[1] <= stream.version]:
-            self._activate(stream, key, version, tick)
+            self._activate(turn, stream, key, version, tick)
 
-    def activate_waiting(self, stream: Stream) -> None:
+    def activate_waiting(self, turn: Turn, stream: Stream) -> None:
         """Hosting has caught up with a stream: durable subscriptions in force there begin."""
         for key, version in [item for item in stream.waiting.items() if item[0] >= DURABLE_KEY]:
             if stream.pubend is not None or version <= stream.version:
-                self._activate(stream, key, version, stream.horizon)
+                self._activate(turn, stream, key, version, stream.horizon)
 
-    def _activate(self, stream: Stream, key: int, version: int, start: int) -> None:
+    def _activate(self, turn: Turn, stream: Stream, key: int, version: int, start: int) -> None:
         if key < DURABLE_KEY:
             self._delivery.activate(key, stream.id, max(start, stream.floors.pop(key, None) or 0))
-        elif not self._begin_durable(key, stream):
+        elif not self._begin_durable(turn, key, stream):
             stream.waiting[key] = version
             return
         stream.waiting.pop(key, None)
         if stream.pubend is None:
             stream.need = max(stream.need, version)
-        held = self._unconfirmed.get(key)
-        if held is not None:
-            held[0].discard(stream.id)
-            self._confirm(key)
+        unconfirmed = self._unconfirmed.get(key)
+        if unconfirmed is not None:
+            unconfirmed[0].discard(stream.id)
+            self._confirm(turn, key)
 
     def _awaited(self, key: int) -> set[int]:
         """Pubends of reachable brokers on which the subscription has not begun."""
@@ -138,26 +137,26 @@ class Beginnings:
             if (stream := self._streams.get(pubend)) is None or key in stream.waiting
         }
 
-    def _confirm(self, key: int) -> None:
+    def _confirm(self, turn: Turn, key: int) -> None:
         awaited, _ = self._unconfirmed[key]
         if not awaited:
             del self._unconfirmed[key]
-            self._out += self._confirmed(key, ())
+            self._confirmed(turn, key, ())
 
-    def rerouted(self) -> None:
+    def rerouted(self, turn: Turn) -> None:
         """Nobody waits for brokers that are not reachable any more."""
         for key in list(self._unconfirmed):
             awaited, deadline = self._unconfirmed[key]
             self._unconfirmed[key] = (awaited & self._awaited(key), deadline)
-            self._confirm(key)
+            self._confirm(turn, key)
 
-    def tick(self, now_us: int) -> None:
+    def tick(self, turn: Turn) -> None:
         """Subscriptions that waited long enough."""
-        for key in [key for key, (_, deadline) in self._unconfirmed.items() if deadline <= now_us]:
+        for key in [key for key, (_, deadline) in self._unconfirmed.items() if deadline <= turn.now_us]:
             del self._unconfirmed[key]
             # Also brokers that came within reach meanwhile, which it did not wait for.
             origins = sorted({pubend >> 32 for pubend in self._awaited(key)})
-            self._out += self._confirmed(key, tuple(self._topology.name(origin) for origin in origins))
+            self._confirmed(turn, key, tuple(self._topology.name(origin) for origin in origins))
 
     def next_deadline(self) -> int | None:
         return min((deadline for _, deadline in self._unconfirmed.values()), default=None)

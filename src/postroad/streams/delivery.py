@@ -19,24 +19,27 @@ bounded by the buffers and by one span per subscription and pubend.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from postroad.config import DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
 from postroad.events.batch import EventBatch, empty_frame, frame_ids, frame_pubend
 from postroad.ids import is_history, pubend_text
-from postroad.seam.effects import Close, Effect, Note, Send
+from postroad.seam.effects import Send
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.selectors import MatchIndex, Selector
-from postroad.tracking.recorder import Passage
-from postroad.wire.frames import Ended, Kind, encode
+from postroad.streams.settings import DeliveryConfig
+from postroad.tracking.recorder import MessageNote
+from postroad.wire.frames import Ended, Kind, Subscribe, encode
 
 CONNECTION_BUFFERS: Final = 4  # a connection holds at most this many times `DeliveryConfig.buffer_bytes`
 MAX_PUBENDS: Final = 65_536
+MAX_STATUS_ROWS: Final = 1_000
 _POLICIES: Final = ("drop", "disconnect")
 
 
@@ -79,18 +82,17 @@ class _Subscription:
         key: int,
         name: str,
         connection: _Connection,
-        number: int,
+        asked: Subscribe,
         selector: Selector,
         *,
-        disconnect: bool,
         limit: int,
     ) -> None:
         self.key = key
         self.name = name  # by which traces know it
         self.connection = connection
-        self.number = number
+        self.number = asked.number
         self.selector = selector
-        self.disconnect = disconnect
+        self.disconnect = asked.overflow == "disconnect"
         self.limit = limit  # of `waiting_bytes`
         self.active = 0  # the bits of the streams whose events are all for it from now on
         self.waiting = 0  # its frames in the connection's queue
@@ -165,20 +167,19 @@ class Delivery:
         "_spend",
         "_streams",
         "_subscriptions",
-        "now_us",
     )
 
     def __init__(
         self,
-        config: DeliveryConfig,
+        board: Switchboard,
         *,
+        config: DeliveryConfig,
         available: Callable[[int], int],
         spend: Callable[[int, int], object],
-        note: Callable[[Passage], object] | None = None,
+        note: Callable[[MessageNote], object] | None = None,
     ) -> None:
         self._buffer_bytes = config.buffer_bytes
         self._note = note
-        self.now_us = 0  # of this turn
         self._available = available
         self._spend = spend
         self._subscriptions: dict[int, _Subscription] = {}  # by key
@@ -188,27 +189,28 @@ class Delivery:
         self._index = MatchIndex()  # all `_subscriptions`; key and target are the subscription's key
         self._last_key = 0
         self._delivered = self._dropped = self._frames = self._gaps = self._disconnects = 0
+        board.metrics(self.metrics)
+        board.status("subscriptions", lambda _now_us: self.status()[:MAX_STATUS_ROWS])
 
     # Subscriptions
 
-    def subscribe(
-        self, *, connection: int, number: int, selector: Selector, overflow: str, buffer: int, name: str = ""
-    ) -> int:
-        """A new subscription, which gets nothing until it is activated. Its key is never used again."""
-        if overflow not in _POLICIES:
-            raise UsageError(f"overflow policy {overflow!r} is not one of {', '.join(_POLICIES)}")
-        if buffer < 0:
-            raise UsageError(f"a buffer of {buffer} bytes")
-        self.check_free(connection, number)
+    def subscribe(self, connection: int, asked: Subscribe, selector: Selector, name: str) -> int:
+        """A new subscription, which gets nothing until it is activated. Its key is never used again.
+
+        `selector` is that of `asked`; `name` is by which traces know it.
+        """
+        if asked.overflow not in _POLICIES:
+            raise UsageError(f"overflow policy {asked.overflow!r} is not one of {', '.join(_POLICIES)}")
+        if asked.buffer < 0:
+            raise UsageError(f"a buffer of {asked.buffer} bytes")
+        self.check_free(connection, asked.number)
         home = self._connections.get(connection) or _Connection(connection)
         self._last_key += 1
         key = self._last_key
         self._index.add(key, selector, key)
-        limit = min(buffer or self._buffer_bytes, self._connection_bytes)
-        subscription = _Subscription(
-            key, name, home, number, selector, disconnect=overflow == "disconnect", limit=limit
-        )
-        home.by_number[number] = self._subscriptions[key] = subscription
+        limit = min(asked.buffer or self._buffer_bytes, self._connection_bytes)
+        subscription = _Subscription(key, name, home, asked, selector, limit=limit)
+        home.by_number[asked.number] = self._subscriptions[key] = subscription
         self._connections[connection] = home
         return key
 
@@ -239,10 +241,6 @@ class Delivery:
             subscription.active |= stream.bit
         else:
             stream.late[key] = start
-
-    def activate_all(self, key: int, horizons: Mapping[int, int]) -> None:
-        for pubend, start in horizons.items():
-            self.activate(key, pubend, start)
 
     def _open_stream(self, pubend: int) -> _Stream:
         if len(self._streams) >= MAX_PUBENDS:
@@ -299,25 +297,24 @@ class Delivery:
 
     # Delivering
 
-    def deliver(self, pubend: int, start: int, end: int, batch: EventBatch | None) -> list[Effect]:
+    def deliver(self, turn: Turn, pubend: int, start: int, end: int, batch: EventBatch | None) -> None:
         """Knowledge of (start, end], in order per pubend; without a batch it is silence."""
         stream = self._streams.get(pubend)
         if stream is None:
-            return []  # nobody has been activated for it
+            return  # nobody has been activated for it
         self._advance(stream, pubend, start, end)
-        effects: list[Effect] = []
         if batch is not None and batch.count:
-            self._deliver_rows(stream, pubend, start, end, batch, effects)
+            self._deliver_rows(turn, stream, pubend, start, end, batch)
         if stream.late:
             self._promote(stream, end)
-        return effects
 
     def _deliver_rows(
-        self, stream: _Stream, pubend: int, start: int, end: int, batch: EventBatch, effects: list[Effect]
+        self, turn: Turn, stream: _Stream, pubend: int, start: int, end: int, batch: EventBatch
     ) -> None:
-        # Once per subscriber and batch: every name below is local because this loop is the hot path.
+        # Once per subscriber and batch: every name below is local because this loop is the hot path. It does
+        # what `turn.send` does, without the call.
         subscriptions, available, spend, bit = self._subscriptions, self._available, self._spend, stream.bit
-        emit = effects.append
+        emit = turn.effects.append
         frames = events = 0
         note = self._note if stream.tracked else None
         for rows, targets in self._index.match(batch):
@@ -328,11 +325,11 @@ class Delivery:
             for key in targets:
                 subscription = subscriptions[key]
                 if not subscription.active & bit:
-                    self._deliver_late(stream, subscription, cut, effects)
+                    self._deliver_late(turn, stream, subscription, cut)
                     continue
                 connection = subscription.connection
                 if connection.stalled or available(connection.number) <= 0:
-                    self._hold(subscription, cut, effects)
+                    self._hold(turn, subscription, cut)
                     continue
                 if subscription.number != number:
                     number = subscription.number
@@ -346,13 +343,11 @@ class Delivery:
                 names.append(subscription.name)
             if note is not None and names:
                 ids = batch.last_id if batch.count == 1 else batch.ids(rows)
-                note((self.now_us, ids, pubend, names))
+                note((turn.now_us, ids, pubend, names))
         self._frames += frames
         self._delivered += events
 
-    def _deliver_late(
-        self, stream: _Stream, subscription: _Subscription, cut: _Cut, effects: list[Effect]
-    ) -> None:
+    def _deliver_late(self, turn: Turn, stream: _Stream, subscription: _Subscription, cut: _Cut) -> None:
         """Deliver to a subscription that may begin inside this span, after it, or never."""
         begin = stream.late.get(subscription.key)
         if begin is None or begin >= cut.end:
@@ -365,35 +360,33 @@ class Delivery:
                 if not count:
                     return
             cut = _Cut(cut.batch, rows, count, cut.pubend, begin, cut.end)
-        self._offer(subscription, cut, effects)
+        self._offer(turn, subscription, cut)
 
-    def _offer(self, subscription: _Subscription, cut: _Cut, effects: list[Effect]) -> None:
+    def _offer(self, turn: Turn, subscription: _Subscription, cut: _Cut) -> None:
         """Send if there is credit, else hold."""
         connection = subscription.connection
         if connection.stalled or self._available(connection.number) <= 0:
-            self._hold(subscription, cut, effects)
+            self._hold(turn, subscription, cut)
         else:
-            self._send(subscription, cut.frame(subscription.number), cut.count, effects)
+            self._send(turn, subscription, cut.frame(subscription.number), cut.count)
 
-    def lost(self, pubend: int, start: int, end: int) -> list[Effect]:
+    def lost(self, turn: Turn, pubend: int, start: int, end: int) -> None:
         """(start, end] is gone for good upstream: a Gap to every subscription that is active there and
         may have missed something."""
         stream = self._streams.get(pubend)
         if stream is None:
-            return []
+            return
         self._advance(stream, pubend, start, end)
-        effects: list[Effect] = []
         cut = _Cut(None, None, 0, pubend, start, end)
         for subscription in self._subscriptions.values():
             if not subscription.selector.concerns(pubend):
                 continue
             if subscription.active & stream.bit:
-                self._offer(subscription, cut, effects)
+                self._offer(turn, subscription, cut)
             else:
-                self._deliver_late(stream, subscription, cut, effects)
+                self._deliver_late(turn, stream, subscription, cut)
         if stream.late:
             self._promote(stream, end)
-        return effects
 
     def _advance(self, stream: _Stream, pubend: int, start: int, end: int) -> None:
         if end < start or (stream.end is not None and start < stream.end):
@@ -410,7 +403,7 @@ class Delivery:
 
     # Slow consumers
 
-    def _hold(self, subscription: _Subscription, cut: _Cut, effects: list[Effect]) -> None:
+    def _hold(self, turn: Turn, subscription: _Subscription, cut: _Cut) -> None:
         """There is no credit: keep the frame, or let the overflow policy act."""
         connection = subscription.connection
         if connection.ended:
@@ -429,7 +422,7 @@ class Delivery:
                 subscription.waiting_bytes += size
                 return
             if subscription.disconnect:
-                self._disconnect(subscription, effects)
+                self._disconnect(turn, subscription)
                 return
             if not subscription.waiting:
                 connection.gapped.append(subscription)
@@ -439,15 +432,15 @@ class Delivery:
         subscription.dropped += cut.count
         self._dropped += cut.count
 
-    def _disconnect(self, subscription: _Subscription, effects: list[Effect]) -> None:
+    def _disconnect(self, turn: Turn, subscription: _Subscription) -> None:
         connection = subscription.connection
         error = SlowConsumerError(
             f"subscription {subscription.number} fell more than {subscription.limit} bytes behind"
         )
         ended = Ended(number=subscription.number, code=error.code, reason=str(error))
-        effects.append(Send(connection.number, encode(ended)))
-        effects.append(Close(connection.number, error))
-        effects.append(Note("warning", f"closed a slow consumer, {subscription.name}: {error}"))
+        turn.send(connection.number, encode(ended))
+        turn.close(connection.number, error)
+        turn.note("warning", f"closed a slow consumer, {subscription.name}: {error}")
         connection.ended = connection.stalled = True
         connection.queue.clear()
         connection.gapped.clear()
@@ -457,18 +450,17 @@ class Delivery:
             other.lost = {}
         self._disconnects += 1
 
-    def credit(self, connection: int) -> list[Effect]:
+    def credit(self, turn: Turn, connection: int) -> None:
         """The connection has new credit: send what waits, in order, as far as it reaches."""
-        effects: list[Effect] = []
         home = self._connections.get(connection)
         if home is None or not home.stalled or home.ended:
-            return effects
+            return
         while self._available(connection) > 0:
             if home.gapped:
                 subscription = home.gapped[0]
                 pubend = next(iter(subscription.lost))
                 start, end = subscription.lost.pop(pubend)
-                self._send(subscription, _lost_frame(pubend, start, end, subscription.number), 0, effects)
+                self._send(turn, subscription, _lost_frame(pubend, start, end, subscription.number), 0)
                 if not subscription.lost:
                     home.gapped.popleft()
             elif home.queue:
@@ -476,25 +468,24 @@ class Delivery:
                 home.waiting_bytes -= len(frame)
                 subscription.waiting -= 1
                 subscription.waiting_bytes -= len(frame)
-                self._send(subscription, frame, count, effects)
+                self._send(turn, subscription, frame, count)
                 if subscription.lost and not subscription.waiting:
                     home.gapped.append(subscription)
             else:
                 break
         home.stalled = bool(home.queue or home.gapped)
-        return effects
 
-    def _send(self, subscription: _Subscription, frame: bytes, count: int, effects: list[Effect]) -> None:
+    def _send(self, turn: Turn, subscription: _Subscription, frame: bytes, count: int) -> None:
         connection = subscription.connection.number
         self._spend(connection, len(frame))
-        effects.append(Send(connection, frame))
+        turn.send(connection, frame)
         self._frames += 1
         if count:
             subscription.delivered += count
             self._delivered += count
             pubend = frame_pubend(frame)
             if self._note is not None and not is_history(pubend):
-                self._note((self.now_us, frame_ids(frame, count), pubend, [subscription.name]))
+                self._note((turn.now_us, frame_ids(frame, count), pubend, [subscription.name]))
         else:
             subscription.gaps += 1
             self._gaps += 1
@@ -535,8 +526,8 @@ class Delivery:
         """BugError unless the comments on the collections hold."""
         if len(self._index) != len(self._subscriptions):
             raise BugError("the index does not hold exactly the subscriptions")
-        held = [item for home in self._connections.values() for item in home.by_number.values()]
-        if sorted(item.key for item in held) != sorted(self._subscriptions):
+        listed = [item for home in self._connections.values() for item in home.by_number.values()]
+        if sorted(item.key for item in listed) != sorted(self._subscriptions):
             raise BugError("connections do not hold exactly the subscriptions")
         for home in self._connections.values():
             self._check_connection(home)
@@ -548,7 +539,7 @@ class Delivery:
             for key, begin in stream.late.items():
                 if self._subscriptions[key].active & stream.bit or (stream.end or begin) > begin:
                     raise BugError(f"subscription {key} is late for a tick that is past")
-        if bits != self._bits or any(item.active & ~bits for item in held):
+        if bits != self._bits or any(item.active & ~bits for item in listed):
             raise BugError("bits are in use that belong to no stream")
 
     def _check_connection(self, home: _Connection) -> None:

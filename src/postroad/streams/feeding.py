@@ -9,36 +9,32 @@ when its credit comes back it goes on from the cache, and nacks what the cache h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from postroad.durable.publisher.pubend import DurablePubend
 from postroad.events.batch import EventBatch, empty_frame, frame_ids
+from postroad.ids import is_history
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
-from postroad.seam.effects import Effect, Send
+from postroad.seam.turn import Turn
 from postroad.selectors import Group
 from postroad.streams.knowledge import NOTHING, Coverage, Segment
 from postroad.streams.spans import Span, intersect, subtract, union
-from postroad.streams.streams import Feed, Neighbour, Stream
+from postroad.streams.streams import Feed, LoggedPubend, Neighbour, Stream
+from postroad.tracking.strategies import Tracking
 from postroad.wire.frames import Kind, Silence, encode
 
 MAX_COVERAGES: Final = 4_096
 REPLAY_SEGMENTS: Final = 256
 MAX_SILENCES: Final = 16_384  # in one frame, which has 37 bytes for each and stays below MAX_CONTROL_BYTES
 
-Forwarded = Callable[[int, int, bytes], None]
-
 
 class Feeder:
-    """Tells neighbours. Its effects go to `out`, which it shares with the routing core.
-
-    `forwarded` is told what went where: the pubend, the neighbour, the ids of the events.
-    """
+    """Tells neighbours. `tracking` records what went where; None if that is not recorded."""
 
     def __init__(
         self,
@@ -47,15 +43,13 @@ class Feeder:
         topology: Topology,
         interest: Interest,
         links: Links,
-        out: list[Effect],
-        forwarded: Forwarded | None = None,
+        tracking: Tracking | None,
     ) -> None:
         self._me = me
         self._topology = topology
         self._interest = interest
         self._links = links
-        self._out = out
-        self._forwarded = forwarded
+        self._tracking = tracking
         self._coverages: dict[tuple[Coverage, frozenset[int]], Coverage] = {}  # what _covered found
         self.events_forwarded = 0
 
@@ -69,43 +63,51 @@ class Feeder:
     def _covered(self, coverage: Coverage, owners: frozenset[int]) -> Coverage:
         """`coverage` as far as these owners go, after our own filtering with what we know they want."""
         key = (coverage, owners)
-        found = self._coverages.get(key)
-        if found is None:
+        covered = self._coverages.get(key)
+        if covered is None:
             owners = owners - {self._me}  # matching leaves out what only our own subscribers want
             applied = self._interest.versions()
             if coverage.everything:
                 versions = {owner: applied[owner] for owner in owners if owner in applied}
             else:
-                held = coverage.versions
-                versions = {o: min(held[o], applied[o]) for o in owners if o in held and o in applied}
-            found = Coverage(versions)
+                before = coverage.versions
+                versions = {o: min(before[o], applied[o]) for o in owners if o in before and o in applied}
+            covered = Coverage(versions)
             if len(self._coverages) >= MAX_COVERAGES:
                 self._coverages.clear()
-            self._coverages[key] = found
-        return found
+            self._coverages[key] = covered
+        return covered
 
-    def begin(self, neighbour: Neighbour, stream: Stream, tick: int, *, announce: int | None = None) -> None:
+    def begin(
+        self, turn: Turn, neighbour: Neighbour, stream: Stream, tick: int, *, announce: int | None = None
+    ) -> None:
         """The neighbour is told everything after `tick`. It hears first how far the stream is, if it knew it
         before, or that there is one (`announce`)."""
         feed = neighbour.feeds[stream.id] = Feed(told=tick, quiet=tick)
         at = tick if announce is None else announce
-        self._queue_silence(neighbour, stream, at, at, NOTHING)
-        self.replay(neighbour, feed, stream)
+        self._queue_silence(turn, neighbour, stream, at, at, NOTHING)
+        self.replay(turn, neighbour, feed, stream)
 
-    def replay(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
+    def replay(self, turn: Turn, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
         """From where the neighbour stands to the newest we have, as far as credit goes."""
         feed.blocked = False
         while feed.quiet < stream.top and not feed.blocked:
-            found, _ = stream.find(feed.quiet, stream.top, {}, REPLAY_SEGMENTS)
-            for segment in found:
+            segments, _ = stream.find(feed.quiet, stream.top, {}, REPLAY_SEGMENTS)
+            for segment in segments:
                 groups = None if segment.batch is None else self._interest.match(segment.batch)
-                self.feed(neighbour, feed, stream, segment, groups)
-            if not found:  # forgotten here: the neighbour is told how far the stream is, and asks
-                self._queue_silence(neighbour, stream, stream.top, stream.top, NOTHING)
+                self.feed(turn, neighbour, feed, stream, segment, groups)
+            if not segments:  # forgotten here: the neighbour is told how far the stream is, and asks
+                self._queue_silence(turn, neighbour, stream, stream.top, stream.top, NOTHING)
                 return
 
     def feed(
-        self, neighbour: Neighbour, feed: Feed, stream: Stream, segment: Segment, groups: list[Group] | None
+        self,
+        turn: Turn,
+        neighbour: Neighbour,
+        feed: Feed,
+        stream: Stream,
+        segment: Segment,
+        groups: list[Group] | None,
     ) -> None:
         """The next segment of a stream, in order, to one neighbour."""
         if feed.blocked:
@@ -123,26 +125,26 @@ class Feeder:
         rows = None if groups is None else _rows_for(groups, owners)
         joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.told == feed.quiet)
         if not joins:
-            self.tell_quiet(neighbour, feed, stream)
+            self.tell_quiet(turn, neighbour, feed, stream)
             feed.told = feed.quiet = segment.start
         if rows is not None and segment.batch is not None:
-            self._send_rows(neighbour, segment.batch, rows, stream.id, feed.told, segment.end, coverage)
+            self._send_rows(turn, neighbour, segment.batch, rows, stream.id, feed.told, segment.end, coverage)
             feed.told = segment.end
         elif segment.lost:
-            self.tell_quiet(neighbour, feed, stream)
-            self._send_lost(neighbour, stream.id, segment)
+            self.tell_quiet(turn, neighbour, feed, stream)
+            self._send_lost(turn, neighbour, stream.id, segment)
             feed.told = segment.end
         feed.quiet = segment.end
         if coverage != feed.coverage and not segment.lost:
             feed.coverage = coverage
-            self.tell_quiet(neighbour, feed, stream)
+            self.tell_quiet(turn, neighbour, feed, stream)
 
-    def tell_quiet(self, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
+    def tell_quiet(self, turn: Turn, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
         if feed.quiet > feed.told:
-            self._queue_silence(neighbour, stream, feed.told, feed.quiet, feed.coverage)
+            self._queue_silence(turn, neighbour, stream, feed.told, feed.quiet, feed.coverage)
             feed.told = feed.quiet
 
-    def satisfy(self, neighbour: Neighbour, feed: Feed, stream: Stream, part: Segment) -> None:
+    def satisfy(self, turn: Turn, neighbour: Neighbour, feed: Feed, stream: Stream, part: Segment) -> None:
         """Recovered knowledge goes to the neighbours that asked for it."""
         for want in feed.wants:
             if not part.meets(want.need):
@@ -153,7 +155,7 @@ class Feeder:
                 if self._links.available(neighbour.connection) > 0:
                     # Silence and L are told whole, once: nobody asks again for the rest.
                     answer = part if part.batch is None else part.cut(start, end)
-                    self.send_segment(neighbour, stream, answer.served(want.need), owners)
+                    self.send_segment(turn, neighbour, stream, answer.served(want.need), owners)
                     done.append((answer.start, answer.end))
                     if part.batch is None:
                         break
@@ -162,28 +164,36 @@ class Feeder:
         feed.wants = [want for want in feed.wants if want.spans]
 
     def answer(
-        self, neighbour: Neighbour, feed: Feed, stream: Stream, spans: Sequence[Span], need: Mapping[int, int]
+        self,
+        turn: Turn,
+        neighbour: Neighbour,
+        feed: Feed,
+        stream: Stream,
+        spans: Sequence[Span],
+        need: Mapping[int, int],
     ) -> list[Span]:
         """A nack: what is known here goes out now, the rest when it is known. What of it is to be asked for
         upstream is returned."""
-        if isinstance(stream.pubend, DurablePubend):
-            feed.want(intersect(union(spans), 0, stream.pubend.last), need)
-            self.serve(neighbour, feed, stream, stream.pubend)
+        if stream.log is not None:
+            feed.want(intersect(union(spans), 0, stream.log.last), need)
+            self.serve(turn, neighbour, feed, stream, stream.log)
             return []
         owners = self.owners(stream, neighbour).union(need)
         missing: list[Span] = []
         for start, end in union(spans):
-            found, unknown = stream.find(start, end, need, beyond=True)
+            segments, unknown = stream.find(start, end, need, beyond=True)
             missing += unknown
-            for segment in found:
+            for segment in segments:
                 if self._links.available(neighbour.connection) > 0:
-                    self.send_segment(neighbour, stream, segment, owners)
+                    self.send_segment(turn, neighbour, stream, segment, owners)
         if missing and stream.pubend is None:
             feed.want(missing, need)
             return missing
         return []
 
-    def serve(self, neighbour: Neighbour, feed: Feed, stream: Stream, pubend: DurablePubend) -> None:
+    def serve(
+        self, turn: Turn, neighbour: Neighbour, feed: Feed, stream: Stream, pubend: LoggedPubend
+    ) -> None:
         """What a neighbour wants of an own durable pubend: from memory now, else from the log, as far as
         credit goes."""
         missing: list[Span] = []
@@ -194,36 +204,39 @@ class Feeder:
             for start, end in want.spans:
                 if end <= told:
                     continue
-                found, unknown = pubend.answer(max(start, told), end, sys.maxsize)
+                segments, unknown = pubend.answer(max(start, told), end, sys.maxsize)
                 missing += unknown
                 left += unknown
-                for segment in found:
+                for segment in segments:
                     if self._links.available(neighbour.connection) > 0:
-                        self.send_segment(neighbour, stream, segment, owners)
+                        self.send_segment(turn, neighbour, stream, segment, owners)
                         told = max(told, segment.end)
                     else:
                         left.append((segment.start, segment.end))
             want.spans = union(left)
         feed.wants = [want for want in feed.wants if want.spans]
         if self._links.available(neighbour.connection) > 0:
-            self._out += pubend.read(missing)
+            pubend.read(turn, missing)
 
     def send_segment(
-        self, neighbour: Neighbour, stream: Stream, segment: Segment, owners: frozenset[int]
+        self, turn: Turn, neighbour: Neighbour, stream: Stream, segment: Segment, owners: frozenset[int]
     ) -> None:
         """An answer to a nack: one segment out of the usual order."""
         if segment.lost:
-            self._send_lost(neighbour, stream.id, segment)
+            self._send_lost(turn, neighbour, stream.id, segment)
             return
         coverage = self._covered(segment.coverage, owners)
         rows = None if segment.batch is None else _rows_for(self._interest.match(segment.batch), owners)
         if rows is None or segment.batch is None:
-            self._queue_silence(neighbour, stream, segment.start, segment.end, coverage)
+            self._queue_silence(turn, neighbour, stream, segment.start, segment.end, coverage)
         else:
-            self._send_rows(neighbour, segment.batch, rows, stream.id, segment.start, segment.end, coverage)
+            self._send_rows(
+                turn, neighbour, segment.batch, rows, stream.id, segment.start, segment.end, coverage
+            )
 
     def _send_rows(
         self,
+        turn: Turn,
         neighbour: Neighbour,
         batch: EventBatch,
         rows: npt.NDArray[np.uint32],
@@ -232,42 +245,43 @@ class Feeder:
         end: int,
         coverage: Coverage,
     ) -> None:
-        stamp = self._stamp(neighbour, coverage)
-        self.flush_silences(neighbour)
+        stamp = self._stamp(turn, neighbour, coverage)
+        self.flush_silences(turn, neighbour)
         frame = batch.select(rows, kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=stamp)
         self.events_forwarded += len(rows)
-        if self._forwarded is not None:
-            self._forwarded(pubend, neighbour.number, frame_ids(frame, len(rows)))
+        if self._tracking is not None and not is_history(pubend):
+            ids = frame_ids(frame, len(rows))
+            self._tracking.forwarded(pubend >> 32, (neighbour.number,), ids, turn.now_us)
         self._links.spend(neighbour.connection, len(frame))
-        self._out.append(Send(neighbour.connection, frame))
+        turn.send(neighbour.connection, frame)
 
-    def _send_lost(self, neighbour: Neighbour, pubend: int, segment: Segment) -> None:
-        self.flush_silences(neighbour)
+    def _send_lost(self, turn: Turn, neighbour: Neighbour, pubend: int, segment: Segment) -> None:
+        self.flush_silences(turn, neighbour)
         frame = empty_frame(
             kind=Kind.KNOWLEDGE, pubend=pubend, start=segment.start, end=segment.end, channel=0, lost=True
         )
         self._links.spend(neighbour.connection, len(frame))
-        self._out.append(Send(neighbour.connection, frame))
+        turn.send(neighbour.connection, frame)
 
     def _queue_silence(
-        self, neighbour: Neighbour, stream: Stream, start: int, end: int, coverage: Coverage
+        self, turn: Turn, neighbour: Neighbour, stream: Stream, start: int, end: int, coverage: Coverage
     ) -> None:
-        neighbour.silences.append((stream.id, start, end, self._stamp(neighbour, coverage)))
+        neighbour.silences.append((stream.id, start, end, self._stamp(turn, neighbour, coverage)))
 
-    def _stamp(self, neighbour: Neighbour, coverage: Coverage) -> int:
+    def _stamp(self, turn: Turn, neighbour: Neighbour, coverage: Coverage) -> int:
         full = neighbour.stamps_full
         number, definition = neighbour.stamp(coverage)
         if definition is not None:
             if full:
-                self.flush_silences(neighbour)  # one of them may name the stamp that is forgotten now
-            self._out.append(Send(neighbour.connection, encode(definition)))
+                self.flush_silences(turn, neighbour)  # one of them may name the stamp that is forgotten now
+            turn.send(neighbour.connection, encode(definition))
         return number
 
-    def flush_silences(self, neighbour: Neighbour) -> None:
+    def flush_silences(self, turn: Turn, neighbour: Neighbour) -> None:
         spans, neighbour.silences = neighbour.silences, []
         for first in range(0, len(spans), MAX_SILENCES):
             part = Silence(spans=tuple(spans[first : first + MAX_SILENCES]))
-            self._out.append(Send(neighbour.connection, encode(part)))
+            turn.send(neighbour.connection, encode(part))
 
 
 def _rows_for(groups: list[Group], owners: frozenset[int]) -> npt.NDArray[np.uint32] | None:

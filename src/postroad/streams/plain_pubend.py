@@ -60,8 +60,8 @@ class PlainPubend:
         lost_from, lost_to = max(start, self.start), min(end, self.floor)
         if lost_from < lost_to:
             segments.append(Segment(lost_from, lost_to, NOTHING, lost=True))
-        found, _ = self._store.find(max(start, self.floor), max(end, self.floor), {}, most)
-        return segments + found
+        known, _ = self._store.find(max(start, self.floor), max(end, self.floor), {}, most)
+        return segments + known
 
     @property
     def size(self) -> int:

@@ -2,15 +2,20 @@
 
 Each broker attaches, for every origin, to its parent in that origin's tree, and says how far it knows each
 of the origin's streams. The parent feeds it from there on: from its cache first, then live. So a broken
-link, a new route and a late joiner are one thing, an attach with a tick; ticks decide, never arrival.
+link, a new route and a late joiner are one thing, an attach with a tick; ticks decide, never arrival. An
+attach is said again where nothing is heard of the origin, and so is the question about a pubend whose broker
+has a newer process.
 
 What a neighbour is fed is filtered with the interest of the brokers behind it. The knowledge says so: its
 coverage names each of them and the version of its interest that every hop applied (the minimum over the
 hops). A broker takes knowledge into its horizon only if the coverage meets what its own subscriptions
 need, and nacks the rest. A new subscription begins, per stream, at the first tick filtered with it.
 
-A nack that the cache cannot answer well enough goes one hop up, once for everyone who asks within
-`nack_us`; at worst it reaches the pubend, which holds its events unfiltered, or says L.
+A gap is nacked at once, and again every `nack_us` while it stays open. Whatever several ask for within that
+time is asked for once: an answer is filtered for all who get the stream by way of this broker, as far as the
+answering one knows what they want. Should it not, whoever was not served asks again. A nack that the cache
+cannot answer well enough goes one hop up; at worst it reaches the pubend, which holds its events unfiltered,
+or says L.
 
 A plain pubend ends with its broker's process, and the next one answers for it (`ends`). That is the only way
 plain events are lost, besides limits.
@@ -18,50 +23,83 @@ plain events are lost, besides limits.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from postroad.config import StreamConfig
 from postroad.delays import Delays
-from postroad.durable.publisher.pubend import DurablePubend
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
-from postroad.ids import is_history, is_volatile, pubend_text, volatile_pubend
+from postroad.ids import boot_of, is_history, is_volatile, pubend_text, volatile_pubend
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_BROKERS, Topology
-from postroad.seam.effects import Effect, Send
-from postroad.seam.storage import ReadDone
+from postroad.seam.peers import Peer
+from postroad.seam.replies import reply
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.selectors import Group
-from postroad.streams.beginnings import Beginnings
-from postroad.streams.curiosity import Curiosity, Upstream
+from postroad.streams.beginnings import Beginnings, Confirmed
 from postroad.streams.delivery import Delivery
-from postroad.streams.ends import Ends
-from postroad.streams.feeding import Feeder, Forwarded
+from postroad.streams.ends import TABLE as ENDS
+from postroad.streams.ends import Ends, read_end
+from postroad.streams.feeding import Feeder
 from postroad.streams.knowledge import MAX_TICK, Segment
-from postroad.streams.parents import Parents
 from postroad.streams.plain_pubend import PlainPubend
+from postroad.streams.settings import StreamConfig
 from postroad.streams.silences import Silences
 from postroad.streams.spans import Span, overlaps, subtract, union
-from postroad.streams.stream_table import StreamTable
-from postroad.streams.streams import MAX_NACK_SPANS, Neighbour, Stream
+from postroad.streams.streams import (
+    MAX_NACK_SPANS,
+    Asked,
+    LoggedPubend,
+    Neighbour,
+    Stream,
+    StreamTable,
+    Upstream,
+)
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
-from postroad.wire.frames import Attach, Detach, Kind, Nack, Silence, Stamp
-
-if TYPE_CHECKING:
-    from postroad.durable.subscriber.following import Following
+from postroad.wire.frames import Attach, Detach, Kind, Nack, Request, Silence, Stamp, encode
 
 _MAX_U32: Final = (1 << 32) - 1
+ASK_AGAIN_US: Final = 5 * SECOND_US  # an attach, or a pubend that ended, that nothing was heard of
 DEAD_STREAM_US: Final = 60 * SECOND_US  # a dead pubend's stream is kept this long for those further behind
+COUNTERS: Final = ("nacks_received_total", "nacks_sent_total", "lost_spans_total")
 DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local delivery here."
 
 
+class Host(Protocol):
+    """Whoever has durable subscriptions, to which routing hands what it knows of durable pubends."""
+
+    def met(self, turn: Turn, stream: Stream) -> None:
+        """There is a stream."""
+
+    def dropped(self, pubend: int) -> None:
+        """Its stream is forgotten."""
+
+    def begin(self, turn: Turn, key: int, stream: Stream) -> bool:
+        """A new subscription is in force on a stream from here on; False: it is to begin later."""
+
+    def learn(self, turn: Turn, stream: Stream, segment: Segment) -> None:
+        """The next of a stream, in order."""
+
+    def answer(self, turn: Turn, stream: Stream, segments: list[Segment]) -> None:
+        """Whatever else arrived of it."""
+
+
 class Routing:
-    """One broker's part in every stream of the network."""
+    """One broker's part in every stream of the network.
+
+    `tracking` records what comes and, with `records_forwards`, what goes to which neighbour. `confirmed`
+    tells a subscriber that its subscription began. `held(pubend)`: durable subscriptions follow it;
+    `owing(pubend)`: it still owes events of the past. `pull_needed` asks a neighbour for the interest tables
+    that it named. `gone(broker)`: nobody is to wait for that one. `disk`: something can be saved.
+    """
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         me: int,
         boot: int,
@@ -70,12 +108,14 @@ class Routing:
         interest: Interest,
         delivery: Delivery,
         links: Links,
-        tracking: Tracking,
-        forwarded: Forwarded | None,
-        confirmed: Callable[[int, tuple[str, ...]], list[Effect]],
+        tracking: Tracking | None,
+        records_forwards: bool,
+        confirmed: Confirmed,
         held: Callable[[int], bool],
         owing: Callable[[int], bool],
-        ends: Mapping[bytes, bytes],
+        pull_needed: Callable[[Turn, Peer, Mapping[int, int]], None],
+        gone: Callable[[int], bool],
+        disk: bool,
         now_us: int,
     ) -> None:
         self._me = me
@@ -84,20 +124,33 @@ class Routing:
         self._delivery = delivery
         self._links = links
         self._tracking = tracking
-        self._out: list[Effect] = []
-        self._feeder = Feeder(
-            me=me, topology=topology, interest=interest, links=links, out=self._out, forwarded=forwarded
-        )
+        self._pull_needed = pull_needed
+        self._gone = gone
+        self._disk = disk
+        self._nack_us = config.nack_us
+        forwarding = tracking if records_forwards else None
+        self._feeder = Feeder(me=me, topology=topology, interest=interest, links=links, tracking=forwarding)
         self.pubend = PlainPubend(volatile_pubend(me, boot), limit=config.plain_bytes, now_us=now_us)
-        self.ends = Ends(ends, self.pubend)
+        self._ends = Ends(board.table(ENDS, read_end), self.pubend)
         own = Stream(self.pubend.id, start=self.pubend.start, pubend=self.pubend)
         self._table = StreamTable(config.cache_bytes)
         self._table.add(own)
         self._streams = self._table.streams
         self._neighbours: dict[int, Neighbour] = {}  # by broker number
-        self._upstream: Upstream = {}
+        self._durable: dict[int, tuple[Stream, LoggedPubend]] = {}  # own durable pubends that are open
+        self._hosts: list[Host] = []  # durable subscribers; none where there is no disk
+        # Parents.
+        self._upstream: Upstream = {}  # what this broker is attached to
+        self._unanswered: dict[int, int] = {}  # origins of which the parent said nothing yet -> attached when
+        self._first_boot: dict[int, int] = {}  # origin -> boot at which this process first saw it
+        self._routed_at = -1  # topology generation the attachments were made for
         self._expected_at = -1  # topology generation that children are expected for
-        self._durable: dict[int, tuple[Stream, DurablePubend]] = {}  # own durable pubends that are open
+        # Curiosity.
+        self._curious: dict[int, Stream] = {}  # streams with a gap, those whose nack_at is set
+        # Streams heard of in this turn -> where to look for gaps from: one nack for all frames of a turn.
+        self._to_look_at: dict[int, int] = {}
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        self.delays = {True: _delays("plain"), False: _delays("durable")}  # by whether it is volatile
         self._silences = Silences(
             own,
             self.pubend,
@@ -106,89 +159,94 @@ class Routing:
             held=held,
             owing=owing,
             spread=self._spread,
-            out=self._out,
             now_us=now_us,
         )
-        self.host: Following | None = None  # durable subscribers, where there is a disk
-        self._counters = dict.fromkeys(("nacks_received_total", "lost_spans_total"), 0)
-        self._curiosity = Curiosity(
-            me=me,
-            nack_us=config.nack_us,
-            streams=self._streams,
-            upstream=self._upstream,
-            neighbours=self._neighbours,
-            served=self._served,
-            out=self._out,
-        )
-        self._parents = Parents(
-            me=me,
-            topology=topology,
-            table=self._table,
-            upstream=self._upstream,
-            neighbours=self._neighbours,
-            curiosity=self._curiosity,
-            create=self._create_stream,
-            out=self._out,
-        )
-        self.delays = {True: _delays("plain"), False: _delays("durable")}  # by whether it is volatile
-        self._beginnings = Beginnings(
-            me=me,
-            wait_us=config.subscribe_wait_us,
-            topology=topology,
-            delivery=delivery,
+        self._beginnings = self._make_beginnings(config.subscribe_wait_us, confirmed)
+        topology.set_pubends((self.pubend.id,), now_us)
+        self._register(board)
+
+    def _make_beginnings(self, wait_us: int, confirmed: Confirmed) -> Beginnings:
+        return Beginnings(
+            me=self._me,
+            wait_us=wait_us,
+            topology=self._topology,
+            delivery=self._delivery,
             streams=self._streams,
             upstream=self._upstream,
             begin_durable=self._begin_durable,
             confirmed=confirmed,
-            out=self._out,
         )
 
-    # ---- publishing and local subscriptions
+    def _register(self, board: Switchboard) -> None:
+        board.peers("broker", up=self._neighbour_up, down=self._neighbour_down)
+        board.from_broker(Attach, self._on_attach)
+        board.from_broker(Detach, self._on_detach)
+        board.from_broker(Silence, self._on_silence)
+        board.from_broker(Stamp, self._on_stamp)
+        board.from_broker(Nack, self._on_nack)
+        board.request("heads", self._heads)
+        board.metrics(self.metrics)
+        board.status("streams", lambda _now_us: self.status())
 
-    def publish(self, batches: list[EventBatch], now_us: int) -> list[Effect]:
+    # ---- own pubends
+
+    def publish(self, turn: Turn, batches: list[EventBatch]) -> None:
         """Give these events their ticks and send them wherever they are wanted."""
         stream = self._streams[self.pubend.id]
-        self._spread(stream, self.pubend.publish(batches, now_us), now_us)
+        self._spread(turn, stream, self.pubend.publish(batches, turn.now_us))
         for neighbour in self._neighbours.values():
-            self._feeder.flush_silences(neighbour)
-        return self._take()
+            self._feeder.flush_silences(turn, neighbour)
 
-    def open_durable(self, pubend: DurablePubend) -> list[Effect]:
+    def open_durable(self, turn: Turn, pubend: LoggedPubend) -> None:
         """An own durable pubend of which others may hear from now on."""
         stream = Stream(pubend.id, start=pubend.last, pubend=pubend)
         self._table.add(stream)
         self._durable[stream.id] = (stream, pubend)
         self._silences.news()
         self._beginnings.opened(stream)
-        if self.host is not None:
-            self.host.met(stream)
+        for host in self._hosts:
+            host.met(turn, stream)
         for neighbour in self._neighbours.values():
             tick = neighbour.up_at.setdefault(stream.id, stream.horizon)
             if self._me in neighbour.attached:
-                self._feeder.begin(neighbour, stream, tick)
-        return self._take()
+                self._feeder.begin(turn, neighbour, stream, tick)
+        self._topology.set_pubends((self.pubend.id, *self._durable), turn.now_us)
 
-    def spread(self, pubend: DurablePubend, segment: Segment, now_us: int) -> list[Effect]:
+    def spread(self, turn: Turn, pubend: LoggedPubend, segment: Segment) -> None:
         """Events of an own durable pubend that are on disk now."""
-        self._spread(self._streams[pubend.id], segment, now_us)
-        return self._take()
+        self._spread(turn, self._streams[pubend.id], segment)
 
-    def log_read(self, pubend: DurablePubend, done: ReadDone) -> list[Effect]:
-        """What was read for neighbours goes to those that want it; those with credit get more."""
+    def log_read(self, turn: Turn, pubend: LoggedPubend, segments: list[Segment]) -> None:
+        """What was read goes to the neighbours that want it, and those with credit get more; then to durable
+        subscribers."""
         stream = self._streams[pubend.id]
-        segments, _ = pubend.read_done(done, go_on=False)
         for neighbour in self._neighbours.values():
             feed = neighbour.feeds.get(stream.id)
             if feed is not None and feed.wants:
                 for segment in segments:
-                    self._feeder.satisfy(neighbour, feed, stream, segment)
+                    self._feeder.satisfy(turn, neighbour, feed, stream, segment)
                 if segments:
-                    self._feeder.serve(neighbour, feed, stream, pubend)
-        if self.host is not None:
-            self.host.answer(stream, segments)
-        return self._take()
+                    self._feeder.serve(turn, neighbour, feed, stream, pubend)
+        for host in self._hosts:
+            host.answer(turn, stream, segments)
+
+    # ---- local subscriptions
+
+    def subscribe(self, turn: Turn, key: int, version: int) -> None:
+        """A local subscription that relies on this version of the own interest."""
+        self._beginnings.subscribe(turn, key, version)
+        self._silences.news()
+
+    def unsubscribe(self, key: int) -> None:
+        self._beginnings.unsubscribe(key)
 
     # ---- durable subscribers
+
+    def add_host(self, host: Host) -> None:
+        self._hosts.append(host)
+
+    def _begin_durable(self, turn: Turn, key: int, stream: Stream) -> bool:
+        return is_volatile(stream.id) or all(host.begin(turn, key, stream) for host in self._hosts)
 
     def host_subscription(self, key: int, version: int) -> None:
         """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
@@ -210,27 +268,36 @@ class Routing:
         origin = pubend >> 32
         return self._topology.name(origin) if self._topology.distance(origin) is None else None
 
-    def durable_heads(self) -> dict[int, int]:
-        """How far each durable pubend is known here."""
-        return {pubend: self._streams[pubend].horizon for pubend in sorted(self.durable_streams())}
+    def _heads(self, turn: Turn, peer: Peer, request: Request) -> None:
+        """How far each durable pubend is known here, but for those of retired brokers."""
+        heads = {
+            pubend: self._streams[pubend].horizon
+            for pubend in sorted(self.durable_streams())
+            if not self._gone(pubend >> 32)
+        }
+        body = {
+            "heads": {pubend_text(pubend): tick for pubend, tick in heads.items()},
+            "away": [pubend_text(pubend) for pubend in heads if self.away(pubend) is not None],
+        }
+        reply(turn, peer.connection, request.number, body)
 
-    def follow_from(self, pubend: int, tick: int) -> None:
+    def follow_from(self, turn: Turn, pubend: int, tick: int) -> None:
         """A pubend that durable subscriptions here knew before a restart."""
         if pubend not in self._streams and self._table.has_room(pubend >> 32):
-            self._create_stream(pubend, tick)
+            self._create_stream(turn, pubend, tick)
 
-    def follow_all(self) -> None:
+    def follow_all(self, turn: Turn) -> None:
         """There is a first durable subscription."""
-        if self.host is not None:
+        for host in self._hosts:
             for pubend in self.durable_streams():
-                self.host.met(self._streams[pubend])
+                host.met(turn, self._streams[pubend])
 
-    def activate_waiting(self, stream: Stream) -> None:
+    def activate_waiting(self, turn: Turn, stream: Stream) -> None:
         """Hosting has caught up with a stream: durable subscriptions in force there begin."""
-        self._beginnings.activate_waiting(stream)
+        self._beginnings.activate_waiting(turn, stream)
 
     def find_for_host(
-        self, pubend: int, spans: Sequence[Span], need: Mapping[int, int], now_us: int
+        self, turn: Turn, pubend: int, spans: Sequence[Span], need: Mapping[int, int]
     ) -> list[Segment]:
         """What is known here of these spans; the rest is asked for."""
         stream = self._streams.get(pubend)
@@ -239,66 +306,167 @@ class Routing:
         self._silences.asked(stream, spans)
         # One look at all of it: a subscriber wants many single ticks, which lie in few segments.
         whole, gaps = stream.find(spans[0][0], spans[-1][1], need, beyond=True, whole=True)
-        found = [one for one in whole if overlaps(spans, one.start, one.end)]
+        segments = [segment for segment in whole if overlaps(spans, segment.start, segment.end)]
         missing = subtract(spans, subtract([(spans[0][0], spans[-1][1])], gaps))
-        self.ask_for_host(stream, missing, need, now_us)
-        return found
+        self.ask_for_host(turn, stream, missing, need)
+        return segments
 
-    def ask_for_host(self, stream: Stream, spans: list[Span], need: Mapping[int, int], now_us: int) -> None:
-        if isinstance(stream.pubend, DurablePubend):
-            self._out += stream.pubend.read(union(spans))
+    def ask_for_host(self, turn: Turn, stream: Stream, spans: list[Span], need: Mapping[int, int]) -> None:
+        if stream.log is not None:
+            stream.log.read(turn, union(spans))
         elif spans:
-            self._curiosity.ask(stream, spans, {**self._curiosity.own_need(stream), **need}, now_us)
+            self._ask(turn, stream, spans, {**self._own_need(stream), **need})
 
-    def subscribe(self, key: int, version: int, now_us: int) -> list[Effect]:
-        """A local subscription that relies on this version of the own interest."""
-        self._beginnings.subscribe(key, version, now_us)
-        self._silences.news()
-        return self._take()
+    # ---- neighbours and streams
 
-    def unsubscribe(self, key: int) -> None:
-        self._beginnings.unsubscribe(key)
-
-    def _begin_durable(self, key: int, stream: Stream) -> bool:
-        return self.host is None or is_volatile(stream.id) or self.host.begin(key, stream)
-
-    # ---- neighbours and routes
-
-    def neighbour_up(self, number: int, connection: int) -> None:
+    def _neighbour_up(self, _turn: Turn, peer: Peer) -> None:
         up_at = {stream.id: stream.top for stream in self._streams.values()}
-        self._neighbours[number] = Neighbour(number, connection, up_at)
+        self._neighbours[peer.broker] = Neighbour(peer.broker, peer.connection, up_at)
 
-    def neighbour_down(self, number: int) -> None:
-        del self._neighbours[number]
-        self._parents.lost(number)
+    def _neighbour_down(self, _turn: Turn, peer: Peer) -> None:
+        del self._neighbours[peer.broker]
+        for origin in [origin for origin, (parent, _) in self._upstream.items() if parent == peer.broker]:
+            del self._upstream[origin]
 
     def interest_changed(self) -> None:
         self._feeder.interest_changed()
         self._silences.news()
 
-    def forget_origin(self, origin: int, now_us: int) -> list[Effect]:
+    def forget_origin(self, turn: Turn, origin: int) -> None:
         """A broker is gone for good: what of its streams never arrived is lost."""
         for stream in list(self._table.of(origin).values()):
             if stream.need:
-                self._out += self._delivery.lost(stream.id, stream.horizon, max(stream.horizon + 1, now_us))
+                end = max(stream.horizon + 1, turn.now_us)
+                self._delivery.lost(turn, stream.id, stream.horizon, end)
             self._drop_stream(stream)
-        self._parents.forget(origin)
-        return self._take()
+        self._upstream.pop(origin, None)
+        self._first_boot.pop(origin, None)
+
+    def _create_stream(self, turn: Turn, pubend: int, start: int) -> Stream:
+        origin = pubend >> 32
+        if not self._table.has_room(origin):
+            raise PeerError(f"more streams than can be followed, of broker {origin:08x} or of all")
+        former = self._former(pubend)
+        stream = Stream(pubend, start=start)
+        self._table.add(stream)
+        self._beginnings.created(turn, stream, former)
+        for neighbour in self._neighbours.values():
+            neighbour.up_at[pubend] = start
+            if origin in neighbour.attached:
+                self._feeder.begin(turn, neighbour, stream, start)
+        for host in self._hosts:
+            host.met(turn, stream)
+        return stream
+
+    def _former(self, pubend: int) -> Stream | None:
+        """The stream of the same broker's previous start, if this one follows it from its beginning."""
+        if not self._follows(pubend):
+            return None
+        earlier = [other for other in self._table.of(pubend >> 32) if is_volatile(other) and other < pubend]
+        return self._streams[max(earlier)] if earlier else None
 
     def _drop_stream(self, stream: Stream) -> None:
         self._table.drop(stream)
-        self._curiosity.dropped(stream.id)
+        self._curious.pop(stream.id, None)
         self._delivery.retire(stream.id)
-        if self.host is not None:
-            self.host.dropped(stream.id)
+        for host in self._hosts:
+            host.dropped(stream.id)
         for neighbour in self._neighbours.values():
             neighbour.feeds.pop(stream.id, None)
             neighbour.up_at.pop(stream.id, None)
 
-    def _reroute(self, now_us: int) -> None:
+    # ---- parents: from whom a broker has each origin's streams
+
+    def _reroute(self, turn: Turn) -> None:
+        """Attach to the parent in every origin's tree, where that or its pubends changed."""
         self.interest_changed()  # what neighbours are fed depends on routes as it does on interest
-        self._parents.reroute(now_us)
-        self._beginnings.rerouted()
+        self._routed_at = self._topology.generation
+        reachable = dict.fromkeys(self._topology.reachable())
+        for origin in [origin for origin in self._upstream if origin not in reachable]:
+            self._detach(turn, origin)
+        for origin in reachable:
+            if origin == self._me:
+                continue
+            pubends = self._topology.own_pubends(origin)
+            self._meet(turn, origin, pubends)
+            parent = self._topology.parent(origin)
+            if parent is None or parent not in self._neighbours:
+                self._detach(turn, origin)
+            elif self._upstream.get(origin) != (parent, pubends):
+                self._attach(turn, origin, parent, pubends)
+        self._beginnings.rerouted(turn)
+
+    def _meet(self, turn: Turn, origin: int, pubends: tuple[int, ...]) -> None:
+        """Note who is there, and follow what a known broker opened anew."""
+        for pubend in pubends:
+            if is_volatile(pubend):
+                self._first_boot.setdefault(origin, boot_of(pubend))
+                new = pubend not in self._streams
+                if new and self._follows(pubend) and self._table.has_room(origin):
+                    self._create_stream(turn, pubend, 0)
+
+    def _attach(self, turn: Turn, origin: int, parent: int, pubends: tuple[int, ...]) -> None:
+        before = self._upstream.get(origin)
+        if before is not None and before[0] != parent:
+            self._detach(turn, origin)
+        self._upstream[origin] = (parent, pubends)
+        self._unanswered[origin] = turn.now_us
+        streams = self._table.of(origin)
+        known = {stream.id: stream.horizon for stream in streams.values() if stream.horizon < MAX_TICK}
+        turn.send(self._neighbours[parent].connection, encode(Attach(origin=origin, known=known)))
+        for stream in streams.values():
+            stream.announced = stream.id not in known
+            stream.asked.clear()
+            self._nack_gaps(turn, stream)
+
+    def _detach(self, turn: Turn, origin: int) -> None:
+        attachment = self._upstream.pop(origin, None)
+        self._unanswered.pop(origin, None)
+        if attachment is not None and attachment[0] in self._neighbours:
+            turn.send(self._neighbours[attachment[0]].connection, encode(Detach(origin=origin)))
+
+    def _hear_parent(self, number: int, pubend: int) -> None:
+        """A neighbour says something of a pubend: its parent, if it is that, has taken the attach."""
+        origin = pubend >> 32
+        if origin in self._unanswered:
+            parent, pubends = self._upstream.get(origin, (None, ()))
+            if parent == number and pubend in pubends:  # the end of a dead one is told to anyone
+                del self._unanswered[origin]
+
+    def _follows(self, pubend: int) -> bool:
+        """A new start of a broker known before: all it publishes is for us, from its very beginning."""
+        return is_volatile(pubend) and boot_of(pubend) > self._first_boot.get(pubend >> 32, sys.maxsize)
+
+    def _has_ended(self, stream: Stream) -> bool:
+        """Its broker has a newer process, as far as link state tells."""
+        _, pubends = self._upstream.get(stream.origin, (None, ()))
+        return is_volatile(stream.id) and (stream.id,) < pubends[-1:]  # they are sorted
+
+    def _ask_again(self, turn: Turn) -> None:
+        """A parent says something every second, and a new process answers for the old one: else ask again."""
+        for origin, at_us in list(self._unanswered.items()):
+            attachment = self._upstream.get(origin)
+            if attachment is None:
+                del self._unanswered[origin]
+            elif turn.now_us - at_us >= ASK_AGAIN_US:
+                self._attach(turn, origin, *attachment)
+        for stream in self._streams.values():
+            if stream.lost_at is None and stream.horizon < MAX_TICK and self._has_ended(stream):
+                stream.ended_at = turn.now_us if stream.ended_at is None else stream.ended_at
+                if turn.now_us - stream.ended_at >= ASK_AGAIN_US:
+                    stream.top = max(stream.top, stream.horizon + 1, turn.now_us)
+                    self._nack_gaps(turn, stream)
+
+    def _adopt(self, turn: Turn, pubend: int, tick: int) -> None:
+        """A neighbour asks about a stream that is not followed here: follow it from where that one stands."""
+        origin = pubend >> 32
+        # If it has none there is no such broker: link state comes before any attach.
+        if self._topology.own_pubends(origin):
+            self._create_stream(turn, pubend, tick)
+            self._upstream.pop(origin, None)  # so that its parent is asked for this stream, too
+            self._routed_at = -1
+
+    # ---- children: what neighbours ask for
 
     def _expect(self) -> None:
         """Note where streams stand when a neighbour becomes a child: its attach may be lost, and come late.
@@ -315,37 +483,13 @@ class Routing:
                     neighbour.due_at.pop(origin, None)
                 elif origin not in neighbour.attached and origin not in neighbour.due_at:
                     neighbour.due_at[origin] = {
-                        pubend: one.top for pubend, one in self._table.of(origin).items() if one.announced
+                        pubend: stream.top
+                        for pubend, stream in self._table.of(origin).items()
+                        if stream.announced
                     }
 
-    def _create_stream(self, pubend: int, start: int) -> Stream:
-        origin = pubend >> 32
-        if not self._table.has_room(origin):
-            raise PeerError(f"more streams than can be followed, of broker {origin:08x} or of all")
-        former = self._former(pubend)
-        stream = Stream(pubend, start=start)
-        self._table.add(stream)
-        self._beginnings.created(stream, former)
-        for neighbour in self._neighbours.values():
-            neighbour.up_at[pubend] = start
-            if origin in neighbour.attached:
-                self._feeder.begin(neighbour, stream, start)
-        if self.host is not None:
-            self.host.met(stream)
-        return stream
-
-    def _former(self, pubend: int) -> Stream | None:
-        """The stream of the same broker's previous start, if this one follows it from its beginning."""
-        if not self._parents.follows(pubend):
-            return None
-        held = self._table.of(pubend >> 32)
-        earlier = [other for other in held if is_volatile(other) and other < pubend]
-        return self._streams[max(earlier)] if earlier else None
-
-    # ---- what neighbours say
-
-    def attach(self, number: int, message: Attach) -> list[Effect]:
-        neighbour = self._neighbours[number]
+    def _on_attach(self, turn: Turn, peer: Peer, message: Attach) -> None:
+        neighbour = self._neighbours[peer.broker]
         origin = message.origin
         neighbour.attached.add(origin)
         if not 0 <= origin <= _MAX_U32 or len(neighbour.attached) > MAX_BROKERS:
@@ -357,96 +501,214 @@ class Routing:
             if pubend in self._streams:
                 continue
             if origin == self._me and is_volatile(pubend):
-                self._answer_for_the_dead(neighbour, pubend, tick)
+                self._answer_for_the_dead(turn, neighbour, pubend, tick)
             elif origin == self._me:
                 neighbour.up_at[pubend] = tick  # it is told all after that when the pubend opens
             else:
-                self._adopt(pubend, tick)
+                self._adopt(turn, pubend, tick)
         for stream in list(self._table.of(origin).values()):
-            if stream.id not in message.known and self._parents.has_ended(stream):
+            if stream.id not in message.known and self._has_ended(stream):
                 continue  # over for the neighbour, or never known there
             tick = message.known.get(stream.id, neighbour.up_at[stream.id])
             at = due_at.get(stream.id, stream.top) if stream.id in message.known else tick
-            self._feeder.begin(neighbour, stream, tick, announce=at)
-        return self._take()
+            self._feeder.begin(turn, neighbour, stream, tick, announce=at)
 
-    def _adopt(self, pubend: int, tick: int) -> None:
-        """A neighbour asks about a stream that is not followed here: follow it from where that one stands."""
-        origin = pubend >> 32
-        # If it has none there is no such broker: link state comes before any attach.
-        if self._topology.own_pubends(origin):
-            self._create_stream(pubend, tick)
-            self._parents.reattach(origin)
-
-    def detach(self, number: int, message: Detach) -> None:
-        neighbour = self._neighbours[number]
+    def _on_detach(self, _turn: Turn, peer: Peer, message: Detach) -> None:
+        neighbour = self._neighbours[peer.broker]
         neighbour.attached.discard(message.origin)
         for pubend in self._table.of(message.origin):
             feed = neighbour.feeds.pop(pubend, None)
             if feed is not None:
                 neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
 
-    def _answer_for_the_dead(self, neighbour: Neighbour, pubend: int, tick: int) -> None:
-        """An earlier process of this broker held that pubend in memory: what was after `tick` is lost."""
-        frames = [
-            empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=0, lost=True)
-            for start, end in self.ends.lost(pubend, tick)
-        ]
-        if self._links.spend(neighbour.connection, sum(map(len, frames))):
-            self._out += [Send(neighbour.connection, frame) for frame in frames]
-        elif frames:
-            neighbour.silences.append((pubend, MAX_TICK, MAX_TICK, 0))  # so that it finds the gap and asks
-
-    def knowledge(self, number: int, batch: EventBatch, now_us: int) -> list[Effect]:
-        """A KNOWLEDGE frame from a neighbour."""
-        neighbour = self._neighbours[number]
-        coverage = neighbour.coverage(batch.channel)
-        events = batch if batch.count else None
-        segment = Segment(batch.start, batch.end, coverage, events, batch.lost)
-        self._learn(neighbour, segment, batch.pubend, now_us)
-        return self._take()
-
-    def silence(self, number: int, message: Silence, now_us: int) -> list[Effect]:
-        neighbour = self._neighbours[number]
-        for pubend, start, end, stamp in message.spans:
-            self._learn(neighbour, Segment(start, end, neighbour.coverage(stamp)), pubend, now_us)
-        return self._take()
-
-    def stamp(self, number: int, message: Stamp) -> None:
-        self._neighbours[number].define(message)
-
-    def nack(self, number: int, message: Nack, now_us: int) -> list[Effect]:
-        """Answer from what is known here; ask upstream for the rest, once for all who want it."""
+    def _on_nack(self, turn: Turn, peer: Peer, message: Nack) -> None:
         self._counters["nacks_received_total"] += 1
-        neighbour = self._neighbours[number]
         if len(message.spans) > MAX_NACK_SPANS or len(message.need) > MAX_BROKERS:
             raise PeerError(f"a nack of more than {MAX_NACK_SPANS} spans or {MAX_BROKERS} owners")
         for start, end in message.spans:
             _check_span(start, end)
+        neighbour = self._neighbours[peer.broker]
         stream = self._streams.get(message.pubend)
-        if stream is None:
-            if message.spans:
-                first = min(message.spans)[0]
-                if message.pubend >> 32 == self._me and is_volatile(message.pubend):
-                    self._answer_for_the_dead(neighbour, message.pubend, first)
-                elif message.pubend >> 32 in neighbour.attached:
-                    self._adopt(message.pubend, first)
-            return self._take()
+        if stream is not None:
+            self._answer(turn, neighbour, stream, message)
+        elif message.spans:
+            first = min(message.spans)[0]
+            if message.pubend >> 32 == self._me and is_volatile(message.pubend):
+                self._answer_for_the_dead(turn, neighbour, message.pubend, first)
+            elif message.pubend >> 32 in neighbour.attached:
+                self._adopt(turn, message.pubend, first)
+        self._pull_needed(turn, peer, message.need)
+
+    def _answer(self, turn: Turn, neighbour: Neighbour, stream: Stream, nack: Nack) -> None:
+        """From what is known here; the rest is asked for upstream, once for all who want it."""
         feed = neighbour.feeds.get(stream.id)
         if feed is None:
-            return self._take()  # detached meanwhile; it asks its new parent
+            return  # detached meanwhile; it asks its new parent
         applied = self._interest.versions()
-        need = {owner: version for owner, version in message.need.items() if version > 0}
+        need = {owner: version for owner, version in nack.need.items() if version > 0}
         if any(applied.get(owner, 0) < version for owner, version in need.items()):
-            return self._take()  # our tables are older than the asker's: it asks again
-        self._silences.asked(stream, message.spans)
-        missing = self._feeder.answer(neighbour, feed, stream, message.spans, need)
+            return  # our tables are older than the asker's: it asks again
+        self._silences.asked(stream, nack.spans)
+        missing = self._feeder.answer(turn, neighbour, feed, stream, nack.spans, need)
         if missing:
-            self._curiosity.ask(stream, missing, {**self._curiosity.own_need(stream), **need}, now_us)
-        return self._take()
+            self._ask(turn, stream, missing, {**self._own_need(stream), **need})
+
+    def _answer_for_the_dead(self, turn: Turn, neighbour: Neighbour, pubend: int, tick: int) -> None:
+        """An earlier process of this broker held that pubend in memory: what was after `tick` is lost."""
+        frames = [
+            empty_frame(kind=Kind.KNOWLEDGE, pubend=pubend, start=start, end=end, channel=0, lost=True)
+            for start, end in self._ends.lost(pubend, tick)
+        ]
+        if self._links.spend(neighbour.connection, sum(map(len, frames))):
+            for frame in frames:
+                turn.send(neighbour.connection, frame)
+        elif frames:
+            neighbour.silences.append((pubend, MAX_TICK, MAX_TICK, 0))  # so that it finds the gap and asks
+
+    # ---- learning: what neighbours tell
+
+    def knowledge(self, turn: Turn, broker: int, batch: EventBatch) -> None:
+        """A KNOWLEDGE frame from a neighbour."""
+        neighbour = self._neighbours[broker]
+        coverage = neighbour.coverage(batch.channel)
+        events = batch if batch.count else None
+        segment = Segment(batch.start, batch.end, coverage, events, batch.lost)
+        self._learn(turn, neighbour, segment, batch.pubend)
+
+    def _on_silence(self, turn: Turn, peer: Peer, message: Silence) -> None:
+        neighbour = self._neighbours[peer.broker]
+        for pubend, start, end, stamp in message.spans:
+            self._learn(turn, neighbour, Segment(start, end, neighbour.coverage(stamp)), pubend)
+
+    def _on_stamp(self, _turn: Turn, peer: Peer, message: Stamp) -> None:
+        self._neighbours[peer.broker].define(message)
+
+    def _learn(self, turn: Turn, sender: Neighbour, segment: Segment, pubend: int) -> None:
+        _check_span(segment.start, segment.end)
+        stream = self._streams.get(pubend)
+        origin = pubend >> 32
+        if origin == self._me:
+            raise PeerError("a neighbour claims to know our own stream")
+        self._hear_parent(sender.number, pubend)
+        if stream is None:
+            if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
+                return  # from a former parent, about a stream we do not follow
+            stream = self._create_stream(turn, pubend, 0 if self._follows(pubend) else segment.start)
+        if not stream.announced:
+            stream.announce(segment.end)
+            if segment.start == segment.end:
+                return  # what is up to there follows
+        news = self._table.accumulate(stream, segment)
+        top, stream.top = stream.top, max(stream.top, segment.end)
+        for part in news:
+            self._pass_on(turn, sender, stream, part)
+        for host in self._hosts:
+            host.answer(turn, stream, [segment])
+        horizon = stream.horizon
+        self._advance(turn, stream)
+        # A gap that stays open must not cost a look at all that came after it with every frame.
+        looked = stream.horizon == horizon or not stream.partly_asked
+        after = top if looked else 0
+        self._to_look_at[pubend] = min(after, self._to_look_at.get(pubend, after))
+        self._table.evict()
+
+    def _pass_on(self, turn: Turn, sender: Neighbour, stream: Stream, part: Segment) -> None:
+        """News of a stream, to the other neighbours that are fed it or asked for it."""
+        if part.batch is not None and self._tracking is not None and not is_history(stream.id):
+            self._tracking.routed(stream.origin, sender.number, part.batch.ids(), turn.now_us)
+        groups: list[Group] | None = None
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(stream.id)
+            if feed is None or neighbour is sender:
+                continue
+            if part.end > feed.quiet:  # not our own top: we may have heard of more than we knew
+                if groups is None and part.batch is not None:
+                    groups = self._interest.match(part.batch)
+                self._feeder.feed(turn, neighbour, feed, stream, part, groups)
+            if feed.wants:
+                self._feeder.satisfy(turn, neighbour, feed, stream, part)
+
+    def _advance(self, turn: Turn, stream: Stream) -> None:
+        """Hand over to local delivery all that is known without a break from the horizon on."""
+        while (segment := stream.knowledge.after(stream.horizon, self._own_need(stream))) is not None:
+            if segment.lost and segment.end == MAX_TICK:  # over; what was lost of it was told before
+                stream.lost_at = turn.now_us
+                self._delivery.deliver(turn, stream.id, segment.start, segment.end, None)
+            elif segment.lost:
+                self._counters["lost_spans_total"] += 1
+                stream.lost_at = turn.now_us
+                self._delivery.lost(turn, stream.id, segment.start, segment.end)
+            else:
+                stream.version = segment.coverage.versions.get(self._me, 0)
+                self._beginnings.in_force(turn, stream, segment.start)
+                self._deliver(turn, stream, segment)
+            for host in self._hosts:
+                host.learn(turn, stream, segment)
+            stream.horizon = segment.end
+
+    def _spread(self, turn: Turn, stream: Stream, segment: Segment) -> None:
+        """A new segment of an own pubend: to local subscribers, then to the neighbours."""
+        stream.top = stream.horizon = segment.end
+        if segment.batch is not None:
+            self._silences.spoke(stream)
+        self._deliver(turn, stream, segment)
+        for host in self._hosts:
+            host.learn(turn, stream, segment)
+        groups: list[Group] | None = None
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(stream.id)
+            if feed is None:
+                continue
+            if groups is None and segment.batch is not None:
+                groups = self._interest.match(segment.batch)
+            self._feeder.feed(turn, neighbour, feed, stream, segment, groups)
+
+    def _deliver(self, turn: Turn, stream: Stream, segment: Segment) -> None:
+        batch = segment.batch
+        if batch is not None and batch.count and not is_history(stream.id):
+            self.delays[is_volatile(stream.id)].observe(turn.now_us - batch.tick(batch.count - 1))
+        self._delivery.deliver(turn, stream.id, segment.start, segment.end, batch)
+
+    # ---- curiosity: what is not known is asked for upstream
+
+    def _own_need(self, stream: Stream) -> dict[int, int]:
+        return {self._me: stream.need} if stream.need else {}
+
+    def _nack_gaps(self, turn: Turn, stream: Stream, after: int = 0) -> None:
+        """Ask upstream for what is Q between the horizon and the newest tick heard of.
+
+        What is up to `after` was looked at before; it is looked at again when its nack is due again.
+        """
+        if stream.horizon >= stream.top or stream.pubend is not None:
+            stream.nack_at = None
+            self._curious.pop(stream.id, None)
+            return
+        need = self._own_need(stream)
+        start = stream.horizon
+        if stream.nack_at is None or stream.nack_at <= turn.now_us or after <= start:
+            stream.nack_at = turn.now_us + self._nack_us
+            self._curious[stream.id] = stream
+        else:
+            start = after
+        _, missing = stream.knowledge.find(start, stream.top, need)
+        stream.partly_asked = len(missing) > MAX_NACK_SPANS or (start == after and stream.partly_asked)
+        if missing:
+            self._ask(turn, stream, missing, need)
+
+    def _ask(self, turn: Turn, stream: Stream, spans: list[Span], need: Mapping[int, int]) -> None:
+        attachment = self._upstream.get(stream.origin)
+        if attachment is None:
+            return
+        spans = stream.unasked(union(spans), need, turn.now_us - self._nack_us)
+        if spans:
+            stream.asked.append(Asked(spans, {**self._served(stream.origin), **need}, turn.now_us))
+            self._counters["nacks_sent_total"] += 1
+            nack = Nack(pubend=stream.id, spans=tuple(spans), need=dict(need))
+            turn.send(self._neighbours[attachment[0]].connection, encode(nack))
 
     def _served(self, origin: int) -> dict[int, int]:
-        """This broker and those below it in the origin's tree, with the versions known of them."""
+        """Who gets that broker's streams by way of this one, which is among them, and what is known of their
+        interest."""
         versions = self._interest.versions()
         below = self._topology.children(origin).values()
         return {
@@ -456,132 +718,45 @@ class Routing:
             if owner in versions
         }
 
-    # ---- learning and spreading
+    def _look_for_gaps(self, turn: Turn) -> None:
+        """In the streams heard of in this turn, and where a nack is due again."""
+        heard, self._to_look_at = self._to_look_at, {}
+        for pubend, after in heard.items():
+            if pubend in self._streams:
+                self._nack_gaps(turn, self._streams[pubend], after)
+        for stream in list(self._curious.values()):
+            if stream.nack_at is not None and stream.nack_at <= turn.now_us:
+                self._nack_gaps(turn, stream)
 
-    def _learn(self, sender: Neighbour, segment: Segment, pubend: int, now_us: int) -> None:
-        _check_span(segment.start, segment.end)
-        stream = self._streams.get(pubend)
-        origin = pubend >> 32
-        if origin == self._me:
-            raise PeerError("a neighbour claims to know our own stream")
-        self._parents.heard(sender.number, pubend)
-        if stream is None:
-            if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
-                return  # from a former parent, about a stream we do not follow
-            stream = self._create_stream(pubend, 0 if self._parents.follows(pubend) else segment.start)
-        if not stream.announced:
-            stream.announce(segment.end)
-            if segment.start == segment.end:
-                return  # what is up to there follows
-        news = self._table.accumulate(stream, segment)
-        top, stream.top = stream.top, max(stream.top, segment.end)
-        for part in news:
-            if part.batch is not None and not is_history(pubend):
-                self._tracking.routed(stream.origin, sender.number, part.batch.ids(), now_us)
-            groups: list[Group] | None = None
-            for neighbour in self._neighbours.values():
-                feed = neighbour.feeds.get(pubend)
-                if feed is None or neighbour is sender:
-                    continue
-                if part.end > feed.quiet:  # not our own top: we may have heard of more than we knew
-                    if groups is None and part.batch is not None:
-                        groups = self._interest.match(part.batch)
-                    self._feeder.feed(neighbour, feed, stream, part, groups)
-                if feed.wants:
-                    self._feeder.satisfy(neighbour, feed, stream, part)
-        if self.host is not None:
-            self.host.answer(stream, [segment])
-        horizon = stream.horizon
-        self._advance(stream, now_us)
-        # A gap that stays open must not cost a look at all that came after it with every frame.
-        looked = stream.horizon == horizon or not stream.partly_asked
-        self._curiosity.heard(pubend, top if looked else 0)
-        self._table.evict()
+    # ---- credit and time
 
-    def _spread(self, stream: Stream, segment: Segment, now_us: int) -> None:
-        """A new segment of an own pubend: to local subscribers, then to the neighbours."""
-        stream.top = stream.horizon = segment.end
-        if segment.batch is not None:
-            self._silences.spoke(stream)
-        self._deliver(stream, segment, now_us)
-        if self.host is not None:
-            self.host.learn(stream, segment)
-        groups: list[Group] | None = None
-        for neighbour in self._neighbours.values():
-            feed = neighbour.feeds.get(stream.id)
-            if feed is None:
-                continue
-            if groups is None and segment.batch is not None:
-                groups = self._interest.match(segment.batch)
-            self._feeder.feed(neighbour, feed, stream, segment, groups)
-
-    def _advance(self, stream: Stream, now_us: int) -> None:
-        """Hand over to local delivery all that is known without a break from the horizon on."""
-        while (
-            segment := stream.knowledge.after(stream.horizon, self._curiosity.own_need(stream))
-        ) is not None:
-            if segment.lost and segment.end == MAX_TICK:  # over; what was lost of it was told before
-                stream.lost_at = now_us
-                self._out += self._delivery.deliver(stream.id, segment.start, segment.end, None)
-            elif segment.lost:
-                self._counters["lost_spans_total"] += 1
-                stream.lost_at = now_us
-                self._out += self._delivery.lost(stream.id, segment.start, segment.end)
-            else:
-                stream.version = segment.coverage.versions.get(self._me, 0)
-                self._beginnings.in_force(stream, segment.start)
-                self._deliver(stream, segment, now_us)
-            if self.host is not None:
-                self.host.learn(stream, segment)
-            stream.horizon = segment.end
-
-    def _deliver(self, stream: Stream, segment: Segment, now_us: int) -> None:
-        batch = segment.batch
-        if batch is not None and batch.count and not is_history(stream.id):
-            self.delays[is_volatile(stream.id)].observe(now_us - batch.tick(batch.count - 1))
-        self._out += self._delivery.deliver(stream.id, segment.start, segment.end, batch)
-
-    # ---- time
-
-    def credit(self, number: int) -> list[Effect]:
+    def credit(self, turn: Turn, broker: int) -> None:
         """A neighbour took what it was sent: go on with what waits."""
-        neighbour = self._neighbours.get(number)
-        if neighbour is not None:
-            for pubend, feed in neighbour.feeds.items():
-                if feed.blocked and self._links.available(neighbour.connection) > 0:
-                    self._feeder.replay(neighbour, feed, self._streams[pubend])
-                if feed.wants and pubend in self._durable:
-                    self._feeder.serve(neighbour, feed, *self._durable[pubend])
-        return self._take()
+        neighbour = self._neighbours.get(broker)
+        if neighbour is None:
+            return
+        for pubend, feed in neighbour.feeds.items():
+            if feed.blocked and self._links.available(neighbour.connection) > 0:
+                self._feeder.replay(turn, neighbour, feed, self._streams[pubend])
+            if feed.wants and pubend in self._durable:
+                self._feeder.serve(turn, neighbour, feed, *self._durable[pubend])
 
-    def settle(self, now_us: int) -> list[Effect]:
+    def tick(self, turn: Turn) -> None:
         """The end of a turn: new routes, due nacks and silences, subscriptions that waited long enough."""
-        if self._parents.stale:
-            self._reroute(now_us)
-        if self._silences.settle(now_us):
-            self._bury(now_us)
-            self._parents.ask_again(now_us)
+        if self._routed_at != self._topology.generation:
+            self._reroute(turn)
+        if self._silences.tick(turn):
+            self._bury(turn.now_us)
+            self._ask_again(turn)
             self._expect()
             for neighbour in self._neighbours.values():
                 for pubend, feed in neighbour.feeds.items():
                     if not feed.blocked:
-                        self._feeder.tell_quiet(neighbour, feed, self._streams[pubend])
-        self._curiosity.settle(now_us)
-        self._beginnings.tick(now_us)
+                        self._feeder.tell_quiet(turn, neighbour, feed, self._streams[pubend])
+        self._look_for_gaps(turn)
+        self._beginnings.tick(turn)
         for neighbour in self._neighbours.values():
-            self._feeder.flush_silences(neighbour)
-        return self._take()
-
-    def close(self, now_us: int) -> list[Effect]:
-        """The process ends in good order: neighbours hear all there is of its plain pubend."""
-        own = self._streams[self.pubend.id]
-        self._silences.say(now_us)
-        for neighbour in self._neighbours.values():
-            feed = neighbour.feeds.get(own.id)
-            if feed is not None and not feed.blocked:
-                self._feeder.tell_quiet(neighbour, feed, own)
-            self._feeder.flush_silences(neighbour)
-        return self._take()
+            self._feeder.flush_silences(turn, neighbour)
 
     def _bury(self, now_us: int) -> None:
         """Drop the streams of pubends that ended, once those further behind had time to ask."""
@@ -593,14 +768,24 @@ class Routing:
             ):
                 self._drop_stream(stream)
 
-    def next_deadline(self) -> int:
-        others = (self._curiosity.next_deadline(), self._beginnings.next_deadline())
-        return min([self._silences.next_deadline, *(deadline for deadline in others if deadline is not None)])
+    def close(self, turn: Turn) -> None:
+        """The process ends in good order: neighbours hear all there is of its plain pubend, and the next
+        process will know where that ended."""
+        own = self._streams[self.pubend.id]
+        self._silences.say(turn)
+        for neighbour in self._neighbours.values():
+            feed = neighbour.feeds.get(own.id)
+            if feed is not None and not feed.blocked:
+                self._feeder.tell_quiet(turn, neighbour, feed, own)
+            self._feeder.flush_silences(turn, neighbour)
+        if self._disk:
+            turn.save(ENDS, self._ends.rows(), then=None)
 
-    def _take(self) -> list[Effect]:
-        out = self._out[:]
-        self._out.clear()  # the feeder appends to this very list
-        return out if self.host is None else out + self.host.take()
+    def next_deadline(self) -> int:
+        nacks = [stream.nack_at for stream in self._curious.values() if stream.nack_at is not None]
+        unconfirmed_us = self._beginnings.next_deadline()
+        waiting = [] if unconfirmed_us is None else [unconfirmed_us]
+        return min([self._silences.next_deadline, *nacks, *waiting])
 
     # ---- inspection
 
@@ -621,8 +806,7 @@ class Routing:
             **self._counters,
             "events_forwarded_total": self._feeder.events_forwarded,
             "streams": len(self._streams),
-            "nacks_sent_total": self._curiosity.nacks_sent,
-            "streams_with_gaps": len(self._curiosity),
+            "streams_with_gaps": len(self._curious),
             "plain_bytes": self.pubend.size,
             "cache_bytes": self._table.cache_size,
             "subscriptions_unconfirmed": len(self._beginnings),
@@ -632,6 +816,7 @@ class Routing:
         }
 
     def check(self) -> None:
+        self._delivery.check()
         self._table.check()
         for neighbour in self._neighbours.values():
             for pubend in neighbour.feeds:

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from postroad.durable.publisher.pubend import DurablePubend
-from postroad.seam.effects import Effect
+from postroad.seam.turn import Turn
 from postroad.streams.knowledge import Segment
 from postroad.streams.plain_pubend import PlainPubend
 from postroad.streams.spans import Span
-from postroad.streams.streams import Stream
+from postroad.streams.streams import LoggedPubend, Stream
 from postroad.units import SECOND_US
 
 MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarely than this that it is silent
@@ -34,12 +33,11 @@ class Silences:
         stream: Stream,
         pubend: PlainPubend,
         *,
-        durable: Mapping[int, tuple[Stream, DurablePubend]],
+        durable: Mapping[int, tuple[Stream, LoggedPubend]],
         silence_us: int,
         held: Callable[[int], bool],
         owing: Callable[[int], bool],
-        spread: Callable[[Stream, Segment, int], None],
-        out: list[Effect],
+        spread: Callable[[Turn, Stream, Segment], None],
         now_us: int,
     ) -> None:
         self._stream, self._pubend = stream, pubend
@@ -48,7 +46,6 @@ class Silences:
         self._held = held
         self._owing = owing
         self._spread = spread
-        self._out = out
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
         self._rests: dict[int, tuple[int, int]] = {}  # idle ones: when silence is said next, and again after
         self._news = False  # interest or routes changed
@@ -67,22 +64,23 @@ class Silences:
         if stream.id in self._durable and any(end > stream.horizon for _, end in spans):
             self._unsaid[stream.id] = None
 
-    def say(self, now_us: int) -> None:
+    def say(self, turn: Turn) -> None:
         """The plain pubend is silent up to now."""
-        self._spread(self._stream, self._pubend.assert_silence(now_us), now_us)
+        self._spread(turn, self._stream, self._pubend.assert_silence(turn.now_us))
 
-    def settle(self, now_us: int) -> bool:
+    def tick(self, turn: Turn) -> bool:
         """The end of a turn; whether `silence_us` went by."""
+        now_us = turn.now_us
         due = now_us >= self.next_deadline
         if due or self._news:
-            self.say(now_us)
+            self.say(turn)
             if self._news:
                 self._rests.clear()
-            quiet = [one for one in self._durable if self._news or self._is_due(one, now_us)]
+            quiet = [pubend for pubend in self._durable if self._news or self._is_due(pubend, now_us)]
             self._unsaid.update(dict.fromkeys(quiet))
             self._news = False
         if self._unsaid:
-            self._say_durable(now_us)
+            self._say_durable(turn)
         if due:
             self.next_deadline = now_us + self._silence_us
         return due
@@ -97,16 +95,15 @@ class Silences:
         self._rests[pubend] = (now_us + pause_us, min(2 * pause_us, MAX_REST_US))
         return True
 
-    def _say_durable(self, now_us: int) -> None:
+    def _say_durable(self, turn: Turn) -> None:
         """One that cannot, for want of a reservation or because events are on their way to disk, says it with
         those events or as soon as it can."""
         for pubend_id in list(self._unsaid):
             stream, pubend = self._durable[pubend_id]
             owing = self._owing(pubend_id)
-            segment, effects = pubend.assert_silence(now_us, owing=owing)
-            self._out += effects
+            segment = pubend.assert_silence(turn, owing=owing)
             if segment is not None:
                 # Else as far as the reservation reached, and the rest once it can.
-                if owing or segment.end >= now_us:
+                if owing or segment.end >= turn.now_us:
                     del self._unsaid[pubend_id]
-                self._spread(stream, segment, now_us)
+                self._spread(turn, stream, segment)

@@ -1,21 +1,24 @@
 """What a broker holds about one stream, and about one neighbour that it feeds.
 
 A `Stream` is this broker's view of one pubend: the knowledge it has, how far it is contiguous (the doubt
-horizon of the durable paper, section 4.1) and what it has asked upstream. A `Feed` is how far one
-neighbour has been told about one stream. A `Neighbour` is a broker linked to this one.
+horizon of the durable paper, section 4.1) and what it has asked upstream. `StreamTable` has all of them, and
+the memory they take. A `Feed` is how far one neighbour has been told about one stream. A `Neighbour` is a
+broker linked to this one.
 """
 
 from __future__ import annotations
 
+import heapq
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from postroad.durable.publisher.pubend import DurablePubend
 from postroad.errors import BugError, PeerError
 from postroad.ids import is_volatile
 from postroad.overlay.topology import MAX_BROKERS
+from postroad.seam.turn import Turn
+from postroad.streams.delivery import MAX_PUBENDS
 from postroad.streams.knowledge import NOTHING, Coverage, KnowledgeStream, Segment
 from postroad.streams.plain_pubend import PlainPubend
 from postroad.streams.spans import Span, subtract, union
@@ -25,7 +28,12 @@ MAX_STAMPS: Final = 1_024  # the newest stamps of a link that may still be named
 MAX_WANTS: Final = 1_024  # spans one neighbour may wait for in one stream
 MAX_NACK_SPANS: Final = 256
 DURABLE_KEY: Final = 1 << 48  # keys of durable subscriptions lie above those of plain ones
+MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
+MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
+_EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
 _MAX_U32: Final = (1 << 32) - 1
+
+Upstream = dict[int, tuple[int, tuple[int, ...]]]  # origin -> (parent, its pubends)
 
 
 @dataclass(slots=True)
@@ -51,10 +59,10 @@ class Feed:
     wants: list[Want] = field(default_factory=list)
 
     def want(self, spans: list[Span], need: Mapping[int, int]) -> None:
-        self.wants = [held for held in self.wants if held.need != need or held.spans]
-        for held in self.wants:
-            if held.need == need:
-                held.spans = union(held.spans + spans)[:MAX_WANTS]
+        self.wants = [want for want in self.wants if want.need != need or want.spans]
+        for want in self.wants:
+            if want.need == need:
+                want.spans = union(want.spans + spans)[:MAX_WANTS]
                 return
         if len(self.wants) < MAX_WANTS:
             self.wants.append(Want(union(spans)[:MAX_WANTS], dict(need)))
@@ -116,10 +124,10 @@ class Neighbour:
             del self._stamps_in[next(number for number in self._stamps_in if number)]
 
     def coverage(self, number: int) -> Coverage:
-        found = self._stamps_in.get(number)
-        if found is None:
+        coverage = self._stamps_in.get(number)
+        if coverage is None:
             raise PeerError(f"knowledge names stamp {number}, which was not defined on this link")
-        return found
+        return coverage
 
 
 @dataclass(slots=True)
@@ -127,6 +135,30 @@ class Asked:
     spans: list[Span]
     serves: Mapping[int, int]  # owner -> version: whom the answer is expected to serve
     at_us: int
+
+
+class LoggedPubend(Protocol):
+    """An own durable pubend: what memory lacks of it is in the log."""
+
+    id: int
+    last: int  # the highest tick told
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+
+    def answer(
+        self, start: int, end: int, most: int, *, whole: bool = False
+    ) -> tuple[list[Segment], list[Span]]:
+        """What memory knows of (start, end], and what must be read from the log."""
+
+    def read(self, turn: Turn, spans: Sequence[Span]) -> None:
+        """What the log says of these comes to `Routing.log_read`."""
+
+    def assert_silence(self, turn: Turn, *, owing: bool = False) -> Segment | None:
+        """Silence since the last tick told; None: nothing can be said now."""
+
+    def check(self) -> None: ...
 
 
 class Stream:
@@ -140,6 +172,7 @@ class Stream:
         "horizon",
         "id",
         "knowledge",
+        "log",
         "lost_at",
         "nack_at",
         "need",
@@ -152,11 +185,12 @@ class Stream:
     )
 
     def __init__(
-        self, pubend_id: int, *, start: int, pubend: PlainPubend | DurablePubend | None = None
+        self, pubend_id: int, *, start: int, pubend: PlainPubend | LoggedPubend | None = None
     ) -> None:
         self.id = pubend_id
         self.origin = pubend_id >> 32
         self.pubend = pubend
+        self.log = None if isinstance(pubend, PlainPubend) else pubend  # the own pubend, if that is durable
         # Empty for an own pubend, which has its store.
         self.knowledge = KnowledgeStream(joins=not is_volatile(pubend_id))
         self.horizon = start  # everything up to here was handed to local delivery
@@ -189,10 +223,10 @@ class Stream:
         beyond: bool = False,
         whole: bool = False,
     ) -> tuple[list[Segment], list[Span]]:
-        if isinstance(self.pubend, DurablePubend):
-            return self.pubend.answer(start, end, most, whole=whole)
-        if self.pubend is not None:
+        if isinstance(self.pubend, PlainPubend):
             return self.pubend.answer(start, end, most), []
+        if self.log is not None:
+            return self.log.answer(start, end, most, whole=whole)
         return self.knowledge.find(start, end, need, most, beyond=beyond, whole=whole)
 
     def unasked(self, spans: list[Span], need: Mapping[int, int], since_us: int) -> list[Span]:
@@ -209,3 +243,64 @@ class Stream:
             self.pubend.check()
         if self.horizon > self.top:
             raise BugError(f"stream {self.id:016x}: horizon {self.horizon} above top {self.top}")
+
+
+class StreamTable:
+    """The streams that a broker holds, by pubend and by the broker they come from.
+
+    `cache_bytes`: how much knowledge of others' streams is kept.
+    """
+
+    def __init__(self, cache_bytes: int) -> None:
+        self._cache_bytes = cache_bytes
+        self.streams: dict[int, Stream] = {}  # by pubend; changed by `add` and `drop` only
+        self._by_origin: dict[int, dict[int, Stream]] = {}  # the same, by broker; none is empty
+        self.cache_size = 0  # bytes of knowledge in all streams but the own
+
+    def of(self, origin: int) -> dict[int, Stream]:
+        """The streams of one broker, by pubend."""
+        return self._by_origin.get(origin, {})
+
+    def has_room(self, origin: int) -> bool:
+        return len(self.streams) < MAX_STREAMS and len(self.of(origin)) < MAX_STREAMS_PER_ORIGIN
+
+    def add(self, stream: Stream) -> None:
+        self.streams[stream.id] = stream
+        self._by_origin.setdefault(stream.origin, {})[stream.id] = stream
+
+    def drop(self, stream: Stream) -> None:
+        self.cache_size -= stream.knowledge.size
+        del self.streams[stream.id]
+        del self._by_origin[stream.origin][stream.id]
+        if not self._by_origin[stream.origin]:
+            del self._by_origin[stream.origin]
+
+    def accumulate(self, stream: Stream, segment: Segment) -> list[Segment]:
+        """What of the segment was not known."""
+        before = stream.knowledge.size
+        news = stream.knowledge.accumulate(segment)
+        self.cache_size += stream.knowledge.size - before
+        return news
+
+    def evict(self) -> None:
+        """Over the limit, forget what is needed least, from the largest stream, until there is room."""
+        if self.cache_size <= self._cache_bytes:
+            return
+        largest = [(-stream.knowledge.size, stream.id) for stream in self.streams.values()]
+        heapq.heapify(largest)
+        while self.cache_size > self._cache_bytes * _EVICT_TO:
+            stream = self.streams[largest[0][1]]
+            forgotten = stream.knowledge.forget(stream.horizon)
+            if forgotten is None:
+                raise BugError("the cache has a size but no segments")
+            self.cache_size -= forgotten.size
+            heapq.heapreplace(largest, (-stream.knowledge.size, stream.id))
+
+    def check(self) -> None:
+        for stream in self.streams.values():
+            stream.check()
+        size = sum(stream.knowledge.size for stream in self.streams.values())
+        if size != self.cache_size:
+            raise BugError(f"streams: cache size {self.cache_size}, they have {size}")
+        if {pubend for streams in self._by_origin.values() for pubend in streams} != self.streams.keys():
+            raise BugError("streams: those by broker are not those by pubend")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import google_crc32c
@@ -16,12 +17,13 @@ import msgspec
 
 from postroad.tracking.moments import joined
 from postroad.tracking.record import FilterMeta
-from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.units import KIB, MILLISECOND_US, SECOND_US
 
 DISK: Final = "disk"  # the kind of a `lost` that is no crash
 SNAPSHOT: Final = "snapshot"
 MAX_UNTIMELY: Final = 64  # spans of message times that one damage takes along
 PART_BYTES: Final = 1 << 16  # of encoded changes, about a millisecond's work
+MAX_CHANGE_BYTES: Final = 256 * KIB  # of one encoded change that others are told of
 AROUND_BYTES: Final = 128  # of an encoded change without the name in it, at most, if it has no promise
 FOREVER_US: Final = 1 << 62
 _FRAME: Final = struct.Struct("<II")  # length and crc32c of a change
@@ -91,6 +93,16 @@ def encoded_parts(changes: Iterable[Change]) -> Iterator[bytes]:
             yield bytes(out)
             out.clear()
     yield bytes(out)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedParts:
+    """These changes as `encoded_parts`, which are made each time they are gone through, in any thread."""
+
+    changes: Iterable[Change]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return encoded_parts(self.changes)
 
 
 def decode_changes(data: bytes) -> tuple[list[Change], int]:

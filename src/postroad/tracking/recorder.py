@@ -21,6 +21,7 @@ from postroad.tracking.attachment_log import (
     DISK,
     FOREVER_US,
     Change,
+    EncodedParts,
     Promise,
     decode_changes,
     encode_changes,
@@ -43,8 +44,9 @@ MAX_GRAIN_US: Final = LATE_ROUND_US << 33  # longer than all times that an id ca
 MAX_HOLD_US: Final = SECOND_US  # how long notes wait, or a tenth of the persistence interval
 MAX_LOG_BYTES: Final = 4 << 20  # appended to the attachment log, or as much as it had, it is written anew
 
-# When; ids of messages. They were published here if there is no pubend and nobody, else delivered to these.
-Passage = tuple[int, bytes, int, Sequence[str]]
+# What happened to messages: when; their ids. They were published here if there is no pubend and nobody, else
+# delivered to these.
+MessageNote = tuple[int, bytes, int, Sequence[str]]
 
 
 class Recorder(Lookup):
@@ -87,7 +89,7 @@ class Recorder(Lookup):
         )
         super().__init__(config, me=me, shelf=shelf, attachments=restored)
         self._sequence = self._shelf.last_sequence
-        self.noted: list[Passage] = []
+        self.noted: list[MessageNote] = []
         self._hold_us = min(MAX_HOLD_US, config.persist_us // 10)
         self._out: list[TrackingEffect] = []
         self._news = news  # of the attachment map, not stored yet
@@ -208,7 +210,6 @@ class Recorder(Lookup):
         self._stored_filters += 1
         self._out.append(
             StoreFilter(
-                key=meta.key,
                 sequence=meta.sequence,
                 record=record,
                 replaces=meta.replaces,
@@ -294,9 +295,9 @@ class Recorder(Lookup):
         """Ask for these to go, and for those that could not go before."""
         self._map.begin_at((self._shelf.dropped_ms + 1) * MILLISECOND_US)
         lost = [(lo_ms * MILLISECOND_US, (hi_ms + 1) * MILLISECOND_US) for lo_ms, hi_ms in ahead]
-        for again in self._undropped:
-            gone += again.sequences
-            said = decode_changes(again.record)[0]
+        for drop in self._undropped:
+            gone += drop.sequences
+            said = decode_changes(drop.record)[0]
             lost += [(change.at_us, change.until_us) for change in said if change.what == "lost"]
         self._undropped = []
         # All of it, whether or not it was said before: that may not have been kept.
@@ -321,7 +322,7 @@ class Recorder(Lookup):
         self._log_bytes = 0
         self._whole_bytes = self._map.bytes
         # The process goes on: what it recorded before this need not be stored.
-        self._out.append(ReplaceAttachments(changes=self._map.snapshot(self._started_us)))
+        self._out.append(ReplaceAttachments(parts=EncodedParts(self._map.snapshot(self._started_us))))
 
     def not_kept(self, item: NotKept, now_us: int) -> None:
         self._settle_us = None

@@ -1,9 +1,10 @@
 """The one interface behind which a broker records what happens to messages (spec T11).
 
-Three strategies: none; exact, a log of (id, what, who); bloom, the paper's filter histories. The broker tells
-what happened, batch by batch, as concatenated ids; nothing here loops over events. `tick` returns what to
-store. A trace's question is answered in steps, since stored filters are on a disk: `answer` names the records
-to read until there are none. What is in memory, as all that is recent, is not read.
+Three strategies: none; exact, a log of (id, what, who); bloom, the paper's filter histories. A broker with
+the strategy none, the paper's NULL, has no `Tracking` at all. The broker tells what happened, batch by batch,
+as concatenated ids; nothing here loops over events. `tick` returns what to store. A trace's question is
+answered in steps, since stored filters are on a disk: `answer` names the records to read until there are
+none. What is in memory, as all that is recent, is not read.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from postroad.errors import BugError
 from postroad.seam.tracking import NotKept, TrackingEffect
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.exact_strategy import ExactTracking
 from postroad.tracking.query.lookup import Reading
-from postroad.tracking.query.messages import MAX_NEIGHBOURS, Finding, TraceAnswer, TraceQuestion
+from postroad.tracking.query.messages import TraceAnswer, TraceQuestion
 from postroad.tracking.record import FilterMeta
-from postroad.tracking.recorder import Passage
+from postroad.tracking.recorder import MessageNote
 from postroad.tracking.settings import TrackingConfig
 
 
@@ -26,7 +28,7 @@ class Tracking(Protocol):
     """What every strategy does."""
 
     looked: int  # keys, names and KiB gone through so far for questions: the work they were
-    noted: list[Passage]  # to be recorded; rooms append to it where every call counts
+    noted: list[MessageNote]  # to be recorded; rooms append to it where every call counts
     change_bytes: int  # that one change of the attachment map may have, to be told in one bulletin
 
     def record(self) -> None:
@@ -58,7 +60,7 @@ class Tracking(Protocol):
     def next_deadline(self) -> int | None: ...
 
     def not_kept(self, item: NotKept, now_us: int) -> None:
-        """The driver could not do these: what they held is lost, and that is to be known."""
+        """The driver could not do these: what was in them is lost, and a trace must say so."""
 
     def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:
         """The process ends: everything that is not stored yet. Events that are synced since then may not be
@@ -106,97 +108,6 @@ class Tracking(Protocol):
     def check(self) -> None: ...
 
 
-class NoTracking:
-    """Strategy none: the paper's NULL. Traces go on at the neighbours there were since the start."""
-
-    def __init__(self) -> None:
-        self._neighbours: set[int] = set()
-        self.looked = 0
-        self.noted: list[Passage] = []
-        self.change_bytes = 0
-
-    def record(self) -> None:
-        self.noted.clear()
-
-    def published(self, ids: bytes, now_us: int) -> None:
-        pass
-
-    def routed(self, origin: int, neighbour: int, ids: bytes, now_us: int) -> None:
-        pass
-
-    def forwarded(self, origin: int, neighbours: Sequence[int], ids: bytes, now_us: int) -> None:
-        pass
-
-    def delivered(self, origin: int, subscribers: Sequence[str], ids: bytes, now_us: int) -> None:
-        pass
-
-    def attached(self, subscriber: str, now_us: int) -> None:
-        pass
-
-    def detached(self, subscriber: str, now_us: int) -> None:
-        pass
-
-    def linked(self, neighbour: int, now_us: int) -> None:  # noqa: ARG002
-        self._neighbours.add(neighbour)
-
-    def unlinked(self, neighbour: int, now_us: int) -> None:
-        pass
-
-    def tick(self, now_us: int) -> list[TrackingEffect]:  # noqa: ARG002
-        return []
-
-    def next_deadline(self) -> int | None:
-        return None
-
-    def not_kept(self, item: NotKept, now_us: int) -> None:
-        pass
-
-    def close(self, now_us: int, unrecorded_us: int | None = None) -> list[TrackingEffect]:  # noqa: ARG002
-        return []
-
-    def answer(
-        self,
-        question: TraceQuestion,
-        records: Mapping[int, bytes],  # noqa: ARG002
-        reading: Reading | None = None,  # noqa: ARG002
-    ) -> tuple[TraceAnswer, tuple[int, ...]]:
-        neighbours = tuple(sorted(self._neighbours)[:MAX_NEIGHBOURS])
-        nothing = Finding(lost="this broker does not track messages", neighbours=neighbours)
-        return TraceAnswer(findings=(nothing,) * len(question.items)), ()
-
-    @property
-    def last_sequence(self) -> int:
-        return 0
-
-    def resume_after(self, sequence: int) -> None:
-        pass
-
-    def stored_after(self, sequence: int) -> list[int]:  # noqa: ARG002
-        return []
-
-    def stored_at(self, sequence: int) -> tuple[FilterMeta, int] | None:  # noqa: ARG002
-        return None
-
-    @property
-    def unrecorded_us(self) -> int | None:
-        return None
-
-    def recorded_again(self, now_us: int) -> None:
-        pass
-
-    def set_back(self, now_us: int) -> None:
-        pass
-
-    def attachment_parts(self, now_us: int) -> Iterator[bytes]:  # noqa: ARG002
-        return iter(())
-
-    def metrics(self) -> dict[str, int | float]:
-        return {}
-
-    def check(self) -> None:
-        pass
-
-
 def make_tracking(
     config: TrackingConfig,
     *,
@@ -206,12 +117,12 @@ def make_tracking(
     changes: Iterable[Change],
     now_us: int,
 ) -> Tracking:
-    """The strategy of the configuration, going on from what an earlier process stored.
+    """The strategy of the configuration, which is not none, going on from what an earlier process stored.
 
     `sizes`: bytes of those records, by sequence.
     """
     if config.strategy == "none":
-        return NoTracking()
+        raise BugError("the strategy none records nothing")
     if config.strategy == "exact":
         return ExactTracking(config, me=me, stored=stored, sizes=sizes, changes=changes, now_us=now_us)
     return BloomTracking(config, me=me, stored=stored, sizes=sizes, changes=changes, now_us=now_us)

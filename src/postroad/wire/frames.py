@@ -86,6 +86,17 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     subscriptions: int
 
 
+DEFAULT_LIMITS: Final = Limits(
+    event_bytes=1 << 20,
+    batch_bytes=8 << 20,
+    batch_events=16_384,
+    attributes=64,
+    topic_bytes=1 << 10,
+    topic_depth=32,
+    subscriptions=10_000,
+)
+
+
 class Hello(Message, frozen=True, kw_only=True):
     """The dialling side's first frame. `role` is "client" or "broker"."""
 

@@ -18,12 +18,13 @@ import msgspec
 import pytest
 from tests.worlds.durable_brokers import MemoryDisk
 
-from postroad.broker.core import Broker, Closed, Opened, Received
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
 from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder, EventBatch, empty_frame
-from postroad.ids import MessageId
+from postroad.ids import Identity, MessageId
 from postroad.seam.effects import Close, Effect, Send
+from postroad.seam.inputs import Closed, Opened, Received
 from postroad.seam.storage import StorageEffect
 from postroad.seam.tracking import FiltersRead, ReadFilters
 from postroad.tracking.query.messages import TraceAnswer, TraceQuestion
@@ -31,7 +32,7 @@ from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MIB, MILLISECOND_US
 from postroad.wire import frames
-from postroad.wire.frames import BATCH_KINDS, CONTROL, Kind
+from postroad.wire.frames import BATCH_KINDS, CONTROL, DEFAULT_LIMITS, Kind
 
 KINDS = {
     "client": [

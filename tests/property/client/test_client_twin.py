@@ -11,14 +11,13 @@ from postroad.client.core import ClientCore
 from postroad.client.outbox import Outbox
 from postroad.client.settings import ClientSettings
 from postroad.client.streams import Streams
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError
 from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId
 from postroad.seam.effects import Send
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames as wire
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 
 def delivery(start: int, end: int, ticks: list[int]) -> EventBatch:

@@ -9,11 +9,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds.durable_pair import PUBEND, Disk
+from tests.worlds.turns import Turns
 
 from postroad.durable.subscriber import filtering as module
+from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.compact import get_set, get_varint, put_set, put_varint
-from postroad.durable.subscriber.filtering import TABLE, PersistentFiltering, ReadBuffer
-from postroad.seam.storage import Appended, AppendFailed, Read
+from postroad.durable.subscriber.filtering import TABLE, PersistentFiltering, ReadBuffer, read_filtering
+from postroad.seam.storage import Read, StorageInput
+from postroad.seam.turn import Turn
 from postroad.selectors import Group
 from postroad.streams.spans import subtract, union
 
@@ -44,16 +47,42 @@ class Harness:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.disk = Disk()
-        self.tags = 0
-        self.pfs = PersistentFiltering(PUBEND, new_tag=self.tag)
+        self.start()
         self.history: list[tuple[int, int, dict[int, list[int]]]] = []  # spans handed in: subscriber -> ticks
         self.holes: list[tuple[int, int]] = []
         self.durable = 0  # everything up to here is on disk, or needs no record
         self.unsaved = False  # there is a hole that no checkpoint knows
 
-    def tag(self) -> int:
-        self.tags += 1
-        return self.tags
+    def start(self) -> None:
+        """A process begins."""
+        self.turns = Turns()
+        self.turns.board.table(TABLE, read_filtering)
+        self.buffers: list[ReadBuffer] = []  # of batch reads that were answered
+        self.opened = 0  # how often recovery said that it is through
+        self.pfs = PersistentFiltering(
+            PUBEND,
+            backlog=Backlog(),
+            opened=self._open,
+            ready=lambda _turn, buffers: self.buffers.extend(buffers),
+        )
+
+    def _open(self, _turn: Turn) -> None:
+        assert self.pfs.recovered
+        self.opened += 1
+
+    def ask(self, turn: Turn) -> None:
+        for effect in turn.effects:
+            assert self.disk.ask(effect)
+
+    def checkpoint(self) -> None:
+        turn = self.turns.turn()
+        self.pfs.checkpoint(turn)
+        self.ask(turn)
+
+    def chop(self, tick: int) -> None:
+        turn = self.turns.turn()
+        self.pfs.chop(turn, tick)
+        self.ask(turn)
 
     def write(self) -> None:
         start = self.pfs.heard
@@ -73,45 +102,49 @@ class Harness:
         # Sometimes a part of it came before: another upstream, another cut.
         early = max(0, start - self.random.choice([0, 0, 5]))
         first, full = self.pfs._first, self.pfs._pending_bytes >= module.MAX_PENDING_BYTES
-        append = self.pfs.write(early, end, ticks, groups)
-        assert (append is None) == (full or not groups)
+        turn = self.turns.turn()
+        appended = self.pfs.write(turn, early, end, ticks, groups, then=lambda _turn, _error: None)
+        assert appended == (bool(groups) and not full) == bool(turn.effects)
         if full and groups:
             self.holes.append((first, end))
             self.unsaved = True
-        assert self.pfs.write(early, end, ticks, groups) is None, "the same batch again is nothing new"
-        if append is not None:
-            self.disk.ask(append)
+        again = self.pfs.write(turn, early, end, ticks, groups, then=lambda _turn, _error: None)
+        assert not again, "the same batch again is nothing new"
+        self.ask(turn)
         self.history.append((start, end, matched))
 
-    def settle(self, items: list[object]) -> None:
+    def settle(self, items: list[StorageInput]) -> None:
+        turn = self.turns.turn()
         for item in items:
-            if isinstance(item, Appended):
-                self.pfs.appended(item.tag)
-            elif isinstance(item, AppendFailed):
-                self.pfs.append_failed(item.tag)
+            self.turns.unanswered.answer(turn, item)
         if self.unsaved:  # it is saved before others are told how far this is
             self.unsaved = False
-            for effect in self.pfs.checkpoint():
-                self.disk.ask(effect)
+            self.checkpoint()
             self.settle(self.disk.sync())
         self.durable = self.pfs.heard
 
     def restart(self) -> None:
-        for effect in self.pfs.checkpoint():
-            self.disk.ask(effect)
+        self.checkpoint()
         self.disk.crash(self.random)
         stream = self.pfs.stream
-        self.pfs = PersistentFiltering(PUBEND, new_tag=self.tag)
-        reads = self.pfs.recover(
+        self.start()
+        turn = self.turns.turn()
+        self.pfs.recover(
+            turn,
             self.disk.tables.get(TABLE, {}),
             suspect=False,
             delivered=self.durable,
             consumed={},
             **self.disk.state(stream),
         )
-        while reads:
-            reads = self.pfs.tail_done(self.disk.answer(reads[0]))
+        through = int(bool(turn.effects))  # else there is nothing to read
+        while turn.effects:
+            (read,) = turn.effects
+            assert isinstance(read, Read)
+            assert not self.pfs.recovered
+            turn = self.turns.read(self.disk.answer(read))
         assert self.pfs.recovered
+        assert self.opened == through
         # What came after the end of the log comes again, or is forgotten: nobody was told that it is durable.
         heard = self.pfs.heard
         if self.pfs.doubt > self.pfs.last_timestamp:
@@ -122,20 +155,21 @@ class Harness:
     def read(self, positions: dict[int, int], end: int) -> dict[int, ReadBuffer]:
         """The buffers of several subscribers, who read at the same time and may share reads."""
         done: dict[int, ReadBuffer] = {}
-        waiting: list[Read] = []
+        turn = self.turns.turn()
         for subscriber, start in positions.items():
-            buffer, reads = self.pfs.batch_read(subscriber, start, end)
-            waiting += reads
+            buffer = self.pfs.batch_read(turn, subscriber, start, end)
             if buffer is not None:
                 done[subscriber] = buffer
+        waiting = [effect for effect in turn.effects if isinstance(effect, Read)]
         for _ in range(10_000):
             if not waiting:
                 assert set(done) == set(positions)
                 return done
             read = waiting.pop(self.random.randrange(len(waiting)))
-            buffers, reads = self.pfs.read_done(self.disk.answer(read))
-            waiting += reads
-            done |= {buffer.subscriber: buffer for buffer in buffers}
+            turn = self.turns.read(self.disk.answer(read))
+            waiting += [effect for effect in turn.effects if isinstance(effect, Read)]
+            done |= {buffer.subscriber: buffer for buffer in self.buffers}
+            self.buffers.clear()
         raise AssertionError("a batch read does not end")
 
     def compare(self) -> None:
@@ -189,19 +223,15 @@ def test_the_pfs_knows_what_it_was_told(
             elif roll < 15:
                 harness.settle(harness.disk.sync())
             elif roll < 16:
-                for effect in harness.pfs.checkpoint():
-                    harness.disk.ask(effect)
+                harness.checkpoint()
             elif roll < 17:
-                chop = harness.pfs.chop(random.randint(0, harness.durable))
-                if chop is not None:
-                    harness.disk.ask(chop)
+                harness.chop(random.randint(0, harness.durable))
             elif roll < 18 and not any(not hasattr(one, "data") for one in harness.disk.queue):
                 before = harness.disk.last.get(harness.pfs.stream, 0)
                 if harness.disk.queue:
                     harness.holes.append((before, harness.pfs.heard))
                     harness.settle(harness.disk.fail())
-                    for effect in harness.pfs.checkpoint():
-                        harness.disk.ask(effect)
+                    harness.checkpoint()
                     harness.settle(harness.disk.sync())
             elif roll < 19:
                 harness.restart()

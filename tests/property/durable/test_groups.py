@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.worlds.turns import Turns
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.durable.subscriber import dividing
-from postroad.durable.subscriber.groups import TABLE, Assign, AssignGap, SharedSubscription
+from postroad.durable.subscriber.groups import TABLE, Assign, AssignGap, SharedSubscription, read_done
 from postroad.durable.subscriber.outputs import Deliver, DeliverGap
-from postroad.errors import BugError
+from postroad.errors import BugError, PostroadError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
 from postroad.seam.storage import Save
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 P = 7 << 32
 
@@ -35,10 +35,32 @@ def batch(start: int, keys: list[str]) -> EventBatch:
     return made.with_ticks(start + 1, kind=Kind.KNOWLEDGE, pubend=P, start=start, channel=0)
 
 
+def group_turns() -> Turns:
+    turns = Turns()
+    turns.board.table(TABLE, read_done)
+    return turns
+
+
+def flushed(group: SharedSubscription, turns: Turns) -> Save | None:
+    """What the group saves, and the disk has then."""
+    answers: list[PostroadError | None] = []
+    turn = turns.turn()
+    saving = group.flush(turn, lambda _turn, error: answers.append(error))
+    assert saving == bool(turn.effects)
+    for save in turn.effects:
+        assert isinstance(save, Save)
+        assert save.table == TABLE
+        assert group.dirty
+        turns.written(save)
+        assert answers == [None]
+        return save
+    return None
+
+
 class World:
     def __init__(self, random: Random, key: str) -> None:
         self.random, self.key = random, key
-        self.tags = count(1)
+        self.turns = group_turns()
         self.events: list[tuple[int, str]] = []  # (tick, key), as published
         self.held: dict[int, list[int]] = {}  # consumer -> ticks it has and did not acknowledge
         self.done: list[int] = []  # acknowledged, and saved, in order
@@ -56,7 +78,6 @@ class World:
         self.group = SharedSubscription(
             5,
             key=self.key,
-            new_tag=lambda: next(self.tags),
             available=lambda consumer: self.room[consumer],
             saved=lambda pubend: self.token[pubend],
             matched=lambda pubend: self.group.token().get(pubend, self.token[pubend]),
@@ -135,14 +156,12 @@ class World:
         self.group.ack(consumer, P, [tick])
         self.take(self.group.assign())
         # An acknowledgement counts when it is saved; the token is saved later.
-        for save in self.group.flush():
-            assert isinstance(save, Save)
-            assert save.table == TABLE
+        save = flushed(self.group, self.turns)
+        if save is not None:
             for key, value in save.rows:
                 self.rows.pop(key, None)
                 if value is not None:
                     self.rows[key] = value
-            assert self.group.saved(save.tag)
         if self.random.random() < 0.3:
             self.token.update(self.group.token())
 
@@ -242,7 +261,6 @@ def group_with(room: dict[int, int], key: str = "", matched: int | None = None) 
     return SharedSubscription(
         5,
         key=key,
-        new_tag=count(1).__next__,
         available=room.__getitem__,
         saved=lambda _: 0,
         matched=lambda _: matched,
@@ -341,8 +359,8 @@ def test_a_gap_is_told_in_the_parts_that_nobody_was_done_with() -> None:
         return [(one.start, one.end) for one in group.offer(gap) if isinstance(one, AssignGap)]
 
     def save(group: SharedSubscription) -> None:
-        (save,) = group.flush()
-        assert isinstance(save, Save)
+        save = flushed(group, group_turns())
+        assert save is not None
         rows.update({key: value for key, value in save.rows if value is not None})
 
     group = start()
@@ -411,9 +429,8 @@ def test_what_is_saved_of_a_backlog_is_as_small_as_what_was_acknowledged() -> No
         return group, held
 
     def save() -> int:
-        (save,) = group.flush()
-        assert isinstance(save, Save)
-        assert group.saved(save.tag)
+        save = flushed(group, group_turns())
+        assert save is not None
         rows.update({key: value for key, value in save.rows if value is not None})
         return sum(map(len, rows.values()))
 

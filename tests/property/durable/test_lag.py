@@ -31,7 +31,7 @@ def step(world: World, random: Random) -> None:
     elif roll < 66:
         world.sync_host(world.h_disk.sync)
     elif roll < 70:
-        world.perform(world.host.tick(world.now))
+        world.tick_host()
     elif roll < 80:
         world.consume(client, random.randint(1, 5))
     elif roll < 84:

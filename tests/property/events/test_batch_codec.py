@@ -12,12 +12,11 @@ from tests.worlds.batches import (
     build,
 )
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import EventBatch, pattern_matches
 from postroad.events.attributes import Value
 from postroad.ids import MessageId, pubend_id
 from postroad.kernel import reference
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 PUBEND = pubend_id(7, 0)
 

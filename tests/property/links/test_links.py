@@ -7,10 +7,10 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.worlds.links import LinksAlone
 
-from postroad.config import DEFAULT_LIMITS, Identity
-from postroad.links.access import AuthConfig
-from postroad.links.links import Links, LinkSettings
+from postroad.ids import Identity
+from postroad.links.links import LinkSettings
 from postroad.seam.effects import Close, Dial, Effect, Send
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import Kind, decode, frame_kind
@@ -36,16 +36,10 @@ class Net:
             for door in range(1 + (a + b) % 2):  # some brokers are known by two addresses
                 self.brokers[a].dial(f"{b}:{door}", self.now_us)
 
-    def broker(self, n: int) -> Links:
-        return Links(
-            me=Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1, starts=1),
-            limits=DEFAULT_LIMITS,
-            settings=LinkSettings(),
-            auth=AuthConfig(),
-            new_publisher=lambda: 1,
-            new_key=lambda: b"k",
+    def broker(self, n: int) -> LinksAlone:
+        return LinksAlone(
+            Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1, starts=1),
             draw=self.chance.randrange,
-            conflict=lambda _number, _node: False,
         )
 
     def perform(self, at: int, effects: list[Effect]) -> None:
@@ -180,15 +174,10 @@ def test_credit_never_runs_over_and_never_stalls(seed: int, window: int, sizes: 
     chance = random.Random(seed)
     net = Net(2, {(0, 1)}, chance)
     net.brokers = [
-        Links(
-            me=Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1, starts=1),
-            limits=DEFAULT_LIMITS,
+        LinksAlone(
+            Identity(number=n, node=bytes(15) + bytes((n,)), name=f"b{n}", boot=1, starts=1),
             settings=LinkSettings(broker_window=window),
-            auth=AuthConfig(),
-            new_publisher=lambda: 1,
-            new_key=lambda: b"k",
             draw=chance.randrange,
-            conflict=lambda _number, _node: False,
         )
         for n in range(2)
     ]

@@ -9,13 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector, covers
 from postroad.selectors import cover_index as covering
-from postroad.wire.frames import InterestUpdate
+from postroad.wire.frames import DEFAULT_LIMITS, InterestUpdate
 
 BROKERS = (1, 2, 3, 4)
 LINKS = {1: (2, 3), 2: (1, 3), 3: (1, 2, 4), 4: (3,)}

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad import kernel
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.selectors import MatchIndex, Selector
+from postroad.wire.frames import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.skipif(not kernel.wanted("match"), reason="nothing compiled")
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroad import kernel
-from postroad.config import DEFAULT_LIMITS
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.kernel import match_reference
 from postroad.selectors import MatchIndex, Selector
+from postroad.wire.frames import DEFAULT_LIMITS
 
 ENGINES: list[Callable[[], Any]] = [match_reference.Index]
 if kernel.wanted("match"):

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.worlds.turns import Turns
 
-from postroad.config import DEFAULT_LIMITS, DeliveryConfig
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
-from postroad.seam.effects import Close, Effect, Send
+from postroad.seam.effects import Close, Effect, Note, Send
 from postroad.selectors import Selector
 from postroad.streams.delivery import Delivery
-from postroad.wire.frames import Ended, Kind, decode, frame_kind
+from postroad.streams.settings import DeliveryConfig
+from postroad.wire.frames import DEFAULT_LIMITS, Ended, Kind, Subscribe, decode, frame_kind
 
 PUBENDS = (1 << 32, 2 << 32, 2 << 32 | 5)
 CONNECTIONS = (1, 2, 3)
@@ -88,8 +89,12 @@ class Delivering(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.credit = dict.fromkeys(CONNECTIONS, PLENTY)
+        self.turns = Turns()
         self.core = Delivery(
-            DeliveryConfig(buffer_bytes=BUFFER_BYTES), available=self.credit.__getitem__, spend=self.spend
+            self.turns.board,
+            config=DeliveryConfig(buffer_bytes=BUFFER_BYTES),
+            available=self.credit.__getitem__,
+            spend=self.spend,
         )
         self.ends = dict.fromkeys(PUBENDS, 10)
         self.readers: dict[int, Reader] = {}  # by key
@@ -105,6 +110,8 @@ class Delivering(RuleBasedStateMachine):
         for effect in effects:
             if isinstance(effect, Close):
                 self.ended.add(effect.connection)
+                continue
+            if isinstance(effect, Note):  # for the log: why it was closed
                 continue
             assert isinstance(effect, Send)
             assert effect.connection not in self.ended
@@ -138,9 +145,8 @@ class Delivering(RuleBasedStateMachine):
         ):
             return
         selector = Selector.parse(topic, where)
-        key = self.core.subscribe(
-            connection=connection, number=number, selector=selector, overflow=overflow, buffer=buffer
-        )
+        asked = Subscribe(number=number, topic=topic, where=where, overflow=overflow, buffer=buffer)
+        key = self.core.subscribe(connection, asked, selector, "")
         begins = {}
         for pubend, delay in zip(PUBENDS, delays, strict=True):
             if delay is not None:
@@ -182,13 +188,14 @@ class Delivering(RuleBasedStateMachine):
                 if tick > reader.begins.get(pubend, tick) and reader.selector.matches(topic, attributes):
                     reader.expected[pubend].append(tick)
         self.ends[pubend] = tick + silence
-        self.take(self.core.deliver(pubend, start, tick + silence, EventBatch.concatenate(pieces)))
+        batch = EventBatch.concatenate(pieces)
+        self.take(self.turns.effects(self.core.deliver, pubend, start, tick + silence, batch))
 
     @rule(pubend=pubends, step=st.integers(1, 8))
     def silence(self, pubend: int, step: int) -> None:
         start = self.ends[pubend]
         self.ends[pubend] += step
-        assert self.core.deliver(pubend, start, start + step, None) == []
+        assert self.turns.effects(self.core.deliver, pubend, start, start + step, None) == []
 
     @rule(pubend=pubends, step=st.integers(1, 8))
     def lose(self, pubend: int, step: int) -> None:
@@ -198,7 +205,7 @@ class Delivering(RuleBasedStateMachine):
             begin = max(start, reader.begins.get(pubend, end))
             if begin < end:
                 reader.lost_upstream[pubend].append((begin, end))
-        self.take(self.core.lost(pubend, start, end))
+        self.take(self.turns.effects(self.core.lost, pubend, start, end))
 
     @rule(connection=connections)
     def starve(self, connection: int) -> None:
@@ -207,7 +214,7 @@ class Delivering(RuleBasedStateMachine):
     @rule(connection=connections, size=st.sampled_from((1, 150, 300, 1000, PLENTY)))
     def give(self, connection: int, size: int) -> None:
         self.credit[connection] += size
-        self.take(self.core.credit(connection))
+        self.take(self.turns.effects(self.core.credit, connection))
 
     @invariant()
     def within_limits(self) -> None:
@@ -221,7 +228,7 @@ class Delivering(RuleBasedStateMachine):
             return
         for connection in CONNECTIONS:
             self.credit[connection] = PLENTY
-            self.take(self.core.credit(connection))
+            self.take(self.turns.effects(self.core.credit, connection))
         assert self.core.metrics()["delivery_buffered_bytes"] == 0
         for key, row in zip(self.readers, self.core.status(), strict=True):
             reader = self.readers[key]

@@ -8,14 +8,13 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.streams import knowledge
 from postroad.streams.knowledge import EVERYTHING, Coverage, KnowledgeStream, Segment
 from postroad.streams.plain_pubend import PlainPubend
 from postroad.streams.spans import Span, intersect, subtract, union
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 LAST = 40
 SPAN = st.tuples(st.integers(0, LAST), st.integers(0, LAST)).map(lambda pair: (min(pair), max(pair)))

@@ -14,6 +14,7 @@ from postroad.tracking.history import FilterHistory, Pace, Window
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.moments import Times
 from postroad.tracking.query.messages import TraceItem, TraceQuestion
+from postroad.tracking.query.untracked import Untracked
 from postroad.tracking.settings import TrackingConfig
 from postroad.tracking.strategies import make_tracking
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -124,9 +125,14 @@ def test_full_buffers(row: Row) -> None:
 @pytest.mark.parametrize("row", [row for row in TABLE_2 if row.strategy != "bloom"], ids=str)
 def test_rows_without_filters(row: Row) -> None:
     """NULL knows nothing; ASYNC is never wrong, and stores a full buffer when it fills before Tp ends."""
-    config = TrackingConfig(
-        strategy=row.strategy, log_bytes=row.buffer or 1, persist_us=(row.tp_s or 1) * SECOND_US
-    )
+    items = [TraceItem(id=ids_of(1, 200, first=first), origin=7) for first in (0, 777, 9_999, 20_000, 90_000)]
+    question = TraceQuestion(items=tuple(items))
+    if row.strategy == "none":
+        answer, wanted = Untracked().answer(question, {})
+        assert [finding.published for finding in answer.findings] == [None] * 5
+        assert wanted == ()
+        return
+    config = TrackingConfig(strategy="exact", log_bytes=row.buffer, persist_us=row.tp_s * SECOND_US)
     now_us = NOW_MS * MILLISECOND_US
     tracking = make_tracking(config, me=7, stored=(), changes=(), now_us=now_us)
     stored = 0
@@ -135,8 +141,6 @@ def test_rows_without_filters(row: Row) -> None:
         tracking.published(ids_of(40, 200, first=step * 40), now_us)
         stored += len(tracking.tick(now_us))
         tracking.check()
-    items = [TraceItem(id=ids_of(1, 200, first=first), origin=7) for first in (0, 777, 9_999, 20_000, 90_000)]
-    answer, _ = tracking.answer(TraceQuestion(items=tuple(items)), {})
-    claims = [finding.published for finding in answer.findings]
-    assert claims == ([0.0, 0.0, 0.0, None, None] if row.strategy == "exact" else [None] * 5)
-    assert bool(stored) == (row.strategy == "exact")
+    answer, _ = tracking.answer(question, {})
+    assert [finding.published for finding in answer.findings] == [0.0, 0.0, 0.0, None, None]
+    assert stored

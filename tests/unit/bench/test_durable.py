@@ -15,11 +15,10 @@ from postroad.bench.durable_systems import DURABLE_SYSTEMS
 from postroad.bench.load import Task
 from postroad.bench.sessions import Session, payload_of
 from postroad.bench.systems import serving
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError
 from postroad.events.batch import EventBatch
 from postroad.wire import frames
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 SIZE = 40
 PUBEND = 7 << 32

@@ -12,11 +12,10 @@ import pytest
 from postroad.bench.amqp import Amqp
 from postroad.bench.native import Native
 from postroad.bench.sessions import Mqtt, Nats, Resp, Session, payload_of
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError
 from postroad.events.batch import EventBatch
 from postroad.wire import frames
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 SIZE = 40
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from tests.worlds.brokers import SECOND_US, Client, Net, numbers
 
-from postroad.broker.core import Broker, Received
-from postroad.config import BrokerConfig, Identity
-from postroad.ids import IdSource
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
+from postroad.ids import Identity, IdSource
+from postroad.seam.inputs import Received
 from postroad.wire.frames import (
     Accepted,
     Ping,

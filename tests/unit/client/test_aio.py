@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import postroad
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import BatchBuilder, EventBatch
 from postroad.events.batch import empty_frame
 from postroad.ids import MessageId
 from postroad.wire import frames as wire
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 
 class FakeBroker:

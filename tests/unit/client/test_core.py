@@ -10,7 +10,6 @@ from tests.worlds.client_scripts import START, Script, delivery, ticks
 from postroad.client import effects as fx
 from postroad.client.core import State
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -27,7 +26,7 @@ from postroad.ids import pubend_text
 from postroad.seam.effects import Close, Dial
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames as wire
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 # --- connecting
 

@@ -11,7 +11,8 @@ import pytest
 from tests.worlds.brokers import Client, Net, numbers
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, DurableConfig
+from postroad.config import BrokerConfig
+from postroad.durable.settings import DurableConfig
 from postroad.errors import StorageError
 from postroad.events.batch import EventBatch
 from postroad.events.token import CheckpointToken
@@ -23,7 +24,7 @@ from postroad.seam.storage import (
 )
 from postroad.streams.ends import STEP_US
 from postroad.units import SECOND_US
-from postroad.wire.frames import Ack, Reply, Request, Subscribe, Subscribed, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Ack, Reply, Request, Subscribe, Subscribed, encode
 
 
 def test_an_event_is_acknowledged_and_told_only_when_it_is_synced() -> None:

@@ -325,8 +325,8 @@ def test_an_acknowledgement_of_a_group_that_is_deleted_leaves_nothing_behind() -
     net.wait(1)
     broker = net.brokers[0]
     assert broker is not None
-    assert broker._host is not None
-    assert broker._host._acking == {}
+    assert broker._rooms.subscribers is not None
+    assert broker._rooms.subscribers._acking == {}
 
 
 def test_a_referral_to_a_broker_that_does_not_have_it_any_more() -> None:
@@ -339,12 +339,12 @@ def test_a_referral_to_a_broker_that_does_not_have_it_any_more() -> None:
     other = net.brokers[1]
     assert broker is not None
     assert other is not None
-    assert broker._host is not None
-    assert other._host is not None
+    assert broker._rooms.subscribers is not None
+    assert other._rooms.subscribers is not None
     first.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
     net.wait(1)
-    broker._host.hosting.subscriptions.claims.hear("s", 1 << 60, 2, 1)
-    other._host.hosting.subscriptions.claims.hear("s", 1 << 60, 3, 1)
+    broker._rooms.subscribers.hosting.subscriptions.claims.hear("s", 1 << 60, 2, 1)
+    other._rooms.subscribers.hosting.subscriptions.claims.hear("s", 1 << 60, 3, 1)
     second = Reader(net, 0)
     second.begin("s", ack="auto")
     net.wait(1)

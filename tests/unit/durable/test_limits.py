@@ -8,16 +8,16 @@ from msgspec.structs import replace
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Reader
 
-from postroad.config import DEFAULT_LIMITS, BrokerConfig
+from postroad.config import BrokerConfig
 from postroad.durable.publisher.pubend import TABLE
-from postroad.durable.publisher.pubend_rows import LIMITS, refuse_lower_limits
+from postroad.durable.publisher.pubend_rows import LIMITS, read_facts, refuse_lower_limits
 from postroad.errors import UsageError
-from postroad.wire.frames import Limits
+from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
 
 def restart(net: DurableNet, limits: Limits) -> None:
     stored = net.disks[0].stored()
-    refuse_lower_limits(stored.tables[TABLE], stored.streams, limits)
+    refuse_lower_limits(stored.load(TABLE, read_facts), stored.streams, limits)
     net.kill(0)
     net.config = BrokerConfig(limits=limits)
     net.start(0)

@@ -10,15 +10,15 @@ from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import retire
 from tests.worlds.history_brokers import HistoryNet
 
-from postroad.broker.core import Closed
-from postroad.config import DEFAULT_LIMITS
 from postroad.durable.publisher import pubend as durable_pubend
 from postroad.durable.subscriber.catchup import ASK_AGAIN_US
 from postroad.durable.subscriber.reading import PATIENCE_US
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY, pubend_text
+from postroad.seam.inputs import Closed
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     Credit,
     Ended,
     Kind,

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from tests.worlds.brokers import Net
 from tests.worlds.durable_brokers import DurableClient, DurableNet
+from tests.worlds.turns import Turns
 
-from postroad.broker.core import Closed
-from postroad.config import DEFAULT_LIMITS
 from postroad.durable.publisher.refusals import Refusals
 from postroad.events.batch import EventBatch
 from postroad.ids import IdSource
 from postroad.links.access import AuthConfig, Rule
 from postroad.seam.effects import Send
-from postroad.wire.frames import Hello, Kind, Ping, Pong, Welcome, decode, encode
+from postroad.seam.inputs import Closed
+from postroad.wire.frames import DEFAULT_LIMITS, Hello, Kind, Ping, Pong, Welcome, decode, encode
 
 
 class Publisher(DurableClient):
@@ -187,7 +187,7 @@ def test_a_frame_that_is_not_staged_yet_when_an_earlier_one_fails_waits_too() ->
     publisher.deaf = True
     first, second = publisher.durable("t", "one"), publisher.durable("t", "two")
     publisher.send(first)
-    room = net.brokers[0]._durable._pubends[0]
+    room = net.brokers[0]._rooms.durable._pubends[0]
     room.has_room = lambda _size: False  # type: ignore[method-assign]
     publisher.send(second)
     del room.has_room
@@ -300,7 +300,7 @@ def test_a_connection_that_closes_leaves_nothing_behind() -> None:
 
 def pings(refusals: Refusals[str]) -> list[int]:
     found = []
-    for effect in refusals.take():
+    for effect in Turns().effects(refusals.flush):
         assert isinstance(effect, Send)
         message = decode(effect.data)
         assert isinstance(message, Ping)

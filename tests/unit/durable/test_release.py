@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from tests.worlds.brokers import SECOND_US, Client, numbers
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Reader
 from tests.worlds.neighbours import Fake
+from tests.worlds.turns import Turns, peer
 
-from postroad.broker.core import Closed
 from postroad.durable.publisher import release
-from postroad.durable.publisher.release import ReleaseRoot, Report, RetentionPolicy
+from postroad.durable.publisher.release import TABLE, ReleaseRoot, Report, RetentionPolicy, read_owner
 from postroad.durable.subscriber import hosting
 from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.errors import UnavailableError
+from postroad.seam.inputs import Closed
 from postroad.seam.storage import Save
 from postroad.wire.frames import (
     Advertisement,
@@ -281,7 +281,9 @@ def test_hostile_reports_cost_only_their_sender() -> None:
         broker = net.brokers[0]
         assert broker is not None
         with pytest.raises(Exception, match="a report"):
-            broker._releasing.received(Release(reports=(row,)))
+            broker._board.brokers[Release](
+                Turns().turn(), peer(1, "broker", broker=2), Release(reports=(row,))
+            )
     assert Kind.RELEASE == 38
 
 
@@ -298,7 +300,7 @@ def check_is_held_for(net: DurableNet, at: int) -> None:
     publisher.send(publisher.durable("t", "a"))
     net.wait(20)
     assert reader.got() == ["a"]
-    holding = net.brokers[0]._releasing._pubends[P][1]._holding()
+    holding = net.brokers[0]._rooms.releasing._pubends[P][1]._holding()
     assert list(holding) == [at + 1]
     assert chopped(net) < last_tick(net)
 
@@ -335,7 +337,7 @@ def test_reports_go_with_the_broker_that_they_are_of(monkeypatch: pytest.MonkeyP
         peer.advertise(broker=broker)
     peer.say(reports(range(9, 13), range(1)))
     net.wait(1)
-    assert net.brokers[0]._releasing._pubends[P][1].owners == 4
+    assert net.brokers[0]._rooms.releasing._pubends[P][1].owners == 4
     del net.ends[1, peer.connection]
     net.give(1, [Closed(peer.connection)])
     for _ in range(900):
@@ -352,23 +354,23 @@ class Root:
         self.begin()
 
     def begin(self) -> None:
-        self.tags = count(1)
-        policy = RetentionPolicy(grace_us=0)
-        self.root = ReleaseRoot(P, policy, new_tag=lambda: next(self.tags), now_us=0)
-        self.root.recover(self.rows)
+        self.turns = Turns({TABLE: self.rows})
+        self.root = ReleaseRoot(P, RetentionPolicy(grace_us=0), now_us=0)
+        self.root.recover(self.turns.board.table(TABLE, read_owner))
 
     def report(self, owner: int, released: int, *, serial: int = 1, ended: bool = False) -> bool:
         report = Report(owner=owner, serial=serial, released=released, latest_delivered=released, ended=ended)
         return self.root.report(report)
 
     def save(self) -> None:
-        for effect in self.root.close(0):
+        for effect in self.turns.effects(self.root.close):
             assert isinstance(effect, Save)
             for key, value in effect.rows:
                 if value is None:
                     self.rows.pop(key, None)
                 else:
                     self.rows[key] = value
+            self.turns.written(effect)
 
     @property
     def floor(self) -> int:
@@ -413,7 +415,7 @@ def test_nothing_is_released_while_somebody_holds_who_cannot_be_remembered(
 
 
 def owners(net: DurableNet, at: int = 0) -> list[object]:
-    return [one["owners"] for one in net.brokers[at]._releasing.status()]
+    return [one["owners"] for one in net.brokers[at]._rooms.releasing.status()]
 
 
 def delete(reader: Reader, name: str) -> None:
@@ -526,7 +528,7 @@ def test_who_never_had_a_durable_subscription_reports_nothing() -> None:
     publisher = DurableClient(net, 0)
     publisher.send(publisher.durable("t", *numbers(0, 5)))
     net.wait(30)
-    assert net.brokers[0]._releasing._pubends[P][1].owners == 0
+    assert net.brokers[0]._rooms.releasing._pubends[P][1].owners == 0
 
 
 def test_a_clock_that_was_ahead_does_not_hold_storage() -> None:

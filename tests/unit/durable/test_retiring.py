@@ -3,6 +3,7 @@ other orders of claims, failures and partitions: nobody begins one anew in silen
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -10,10 +11,15 @@ from tests.worlds.brokers import numbers
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Consumer, Reader, names, reasons, retire
 
-from postroad.broker.core import Broker, Received
-from postroad.config import Identity
+from postroad.broker.core import Broker
+from postroad.durable.publisher.release import read_owner
+from postroad.durable.retiring import read_retired
 from postroad.durable.subscriber import claims
-from postroad.wire.frames import Request, Subscribe, encode
+from postroad.durable.subscriber.claims import read_claims
+from postroad.ids import Identity
+from postroad.seam.inputs import Received
+from postroad.seam.storage import Save
+from postroad.wire.frames import Reply, Request, Subscribe, encode
 
 
 class Mesh(DurableNet):
@@ -449,3 +455,61 @@ def test_a_broker_without_a_disk_is_not_waited_for() -> None:
     reader.begin("s", ack="auto")
     net.wait(1)
     assert reader.start
+
+
+def retired(net: Mesh, at: int) -> dict[str, list[str]]:
+    """Who has retired b1 and who has not, as an administrator is told who asks at that broker."""
+    code, body = retire(net, at, "b1")
+    answer = json.loads(body)
+    assert (code, answer.pop("retired")) == ("", "b1")
+    return answer
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+@pytest.mark.parametrize("harm", ["hangs", "fails"])
+def test_a_broker_has_retired_another_when_that_is_on_its_disk(asked: int, harm: str) -> None:
+    """Else a crash would undo what the administrator was told; the same at the broker that was asked."""
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    if harm == "hangs":
+        net.slow.add(0)
+    net.disks[0].full = harm == "fails"
+    assert retired(net, asked) == {"done": ["b2", "b3"], "missing": ["b0"]}
+    net.kill(0)
+    net.slow.clear()
+    net.disks[0].full = False
+    net.back(0)
+    assert "retired" not in net.disks[0].tables
+    assert retired(net, asked) == {"done": ["b0", "b2", "b3"], "missing": []}
+    net.restart(0)
+    assert goes_on(net, 2) == numbers(0, 5)
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_follows_from_a_retirement_is_on_disk_before_it_is_said_to_be_done(
+    asked: int, busy: bool
+) -> None:
+    """Also where a save that is on its way holds it back."""
+    net = Mesh()
+    moved_to_a_broker_that_died(net)
+    net.slow.add(0)
+    if busy:
+        Reader(net, 2).begin("other", ack="auto")
+        net.wait(6)
+        assert "durable.owners" in [one.table for one in net.disks[0].waiting if isinstance(one, Save)]
+    client = DurableClient(net, asked)
+    client.send(encode(Request(number=1, what="subs.retire", arguments={"broker": "b1"})))
+    while not replies(client):
+        assert net.disks[0].waiting, "nothing is under way"
+        net.sync(0)
+    tables = net.disks[0].tables
+    assert [json.loads(reply.body)["done"] for reply in replies(client)] == [["b0", "b2", "b3"]]
+    assert [read_retired(*row) for row in tables["retired"].items()] == [2]
+    owners = {key[8:]: read_owner(key, value) for key, value in tables["durable.owners"].items()}
+    assert owners[(2).to_bytes(4, "big")].ended
+    assert all(one.broker != 2 for row in tables["durable.claims"].items() for one in read_claims(*row)[1])
+
+
+def replies(client: DurableClient) -> list[Reply]:
+    return [message for message in client.messages if isinstance(message, Reply)]

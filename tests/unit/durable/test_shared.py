@@ -9,14 +9,13 @@ from tests.worlds.brokers import numbers
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Consumer
 
-from postroad.broker.core import Input
-from postroad.config import DEFAULT_LIMITS
 from postroad.durable.subscriber import groups
 from postroad.durable.subscriber.dividing import MAX_WINDOW
 from postroad.events.batch import BatchBuilder
 from postroad.seam.effects import Effect, Note
+from postroad.seam.inputs import Input
 from postroad.seam.storage import Save, StorageEffect
-from postroad.wire.frames import Ack, Ended, Reply, Request, Subscribed, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Ack, Ended, Reply, Request, Subscribed, encode
 
 
 def keyed(client: DurableClient, *pairs: tuple[str, str]) -> bytes:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.worlds.brokers import numbers
+from tests.worlds.brokers import Client, Net, numbers
 from tests.worlds.durable_brokers import DurableClient, DurableNet
 from tests.worlds.durable_subscribers import Reader
 
-from postroad.broker.core import Input, Received
-from postroad.config import DEFAULT_LIMITS
 from postroad.durable.subscriber import filtering, hosting
 from postroad.durable.subscriber import following as durable_following
 from postroad.durable.subscriber import subscribers as durable_hosting
@@ -18,13 +16,19 @@ from postroad.durable.subscriber.following import Following
 from postroad.events.batch import EventBatch
 from postroad.events.token import CheckpointToken
 from postroad.seam.effects import Effect, Send
+from postroad.seam.inputs import Input, Received
 from postroad.seam.storage import Save, StorageEffect
+from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     Ack,
+    Acked,
     Credit,
     Kind,
     Nack,
+    Ping,
+    Pong,
     Refuse,
     Reply,
     Request,
@@ -276,7 +280,7 @@ def test_a_subscription_that_could_not_be_saved_is_not_there() -> None:
     subscriber.begin("s")
     net.wait(1)
     assert subscriber.ended() == ["storage"]
-    host = net.brokers[0]._host
+    host = net.brokers[0]._rooms.subscribers
     assert host is not None
     assert list(host.hosting.subscriptions) == []
     net.disks[0].full = False
@@ -321,7 +325,7 @@ def test_a_time_before_1970_is_refused() -> None:
     reader.begin("s", ack="auto", since_us=-5)
     net.wait(1)
     assert reader.ended() == ["usage"]
-    host = net.brokers[0]._host
+    host = net.brokers[0]._rooms.subscribers
     assert host is not None
     assert list(host.hosting.subscriptions) == []
 
@@ -361,7 +365,7 @@ def test_a_new_subscription_costs_the_same_however_many_there_are(monkeypatch: p
     first.begin("first", ack="auto")
     net.wait(1)
     walks: list[int] = []
-    monkeypatch.setattr(Following, "_begin_late", lambda _, stream: walks.append(stream.id))
+    monkeypatch.setattr(Following, "_begin_late", lambda _self, _turn, stream: walks.append(stream.id))
     readers = [Reader(net, 0) for _ in range(20)]
     for number, reader in enumerate(readers):
         reader.begin(f"s{number}", ack="auto")
@@ -891,7 +895,9 @@ def test_a_pubend_that_is_met_again_before_its_records_are_read_is_followed_once
     net.start(1)
     broker = net.brokers[1]
     assert broker is not None
-    broker._routing.forget_origin(1, net.now_us)
+    turn = Turn(net.now_us, broker._unanswered)
+    broker._rooms.routing.forget_origin(turn, 1)
+    net.perform(1, turn.effects)
     net.link(0, 1)
     net.wait(1)
     net.slow.clear()
@@ -910,3 +916,12 @@ def test_a_reader_with_a_large_token_is_answered() -> None:
     reader.send(encode(Subscribe(number=1, topic="t", where="", token=tokens(0, 20_479), until="{}")))
     net.wait(1)
     assert len(reader.begun) == 1
+
+
+def test_an_acknowledgement_at_a_broker_without_a_disk_is_ignored() -> None:
+    """As one of a subscription that ended meanwhile is."""
+    net = Net(1)
+    client = Client(net, 0)
+    client.send(encode(Ack(number=1, token="{}", ticket=1)), encode(Ping(time_us=7)))
+    assert [message for message in client.messages if isinstance(message, Acked | Refuse)] == []
+    assert [message.time_us for message in client.messages if isinstance(message, Pong)] == [7]

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.worlds.turns import Turns
 
-from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, Report, RetentionPolicy
+from postroad.durable.publisher.release import TABLE as OWNERS
+from postroad.durable.publisher.release import ReleaseMerger, ReleaseRoot, Report, RetentionPolicy, read_owner
 from postroad.durable.subscriber import cursor as cursor_module
+from postroad.durable.subscriber.backlog import Backlog
+from postroad.durable.subscriber.claims import TABLE as CLAIMS
+from postroad.durable.subscriber.claims import read_claims
 from postroad.durable.subscriber.cursor import Cursor, Told
-from postroad.durable.subscriber.subscriptions import HOLD_US, SAVE_US, Attached, Subscription, Subscriptions
+from postroad.durable.subscriber.subscriptions import (
+    HOLD_US,
+    RELEASED,
+    SAVE_US,
+    SUBSCRIPTIONS,
+    Answered,
+    Attached,
+    Attachment,
+    Subscription,
+    Subscriptions,
+    read_released,
+    read_subscription,
+)
 from postroad.errors import BugError, PeerError, StorageError, UsageError
 from postroad.events.token import CheckpointToken
 from postroad.seam.storage import Save
@@ -21,16 +37,34 @@ P, Q = 7 << 32, 8 << 32
 ANY = Selector.parse("#", "")
 
 
-def tags() -> Callable[[], int]:
-    counter = count(1)
-    return lambda: next(counter)
+class Kept(Subscriptions):
+    """Subscriptions of a broker, with turns and what the disk answered."""
+
+    def __init__(self, broker: int) -> None:
+        self.turns = Turns()
+        self.answers: list[Answered] = []
+        for table, reader in (
+            (SUBSCRIPTIONS, read_subscription),
+            (RELEASED, read_released),
+            (CLAIMS, read_claims),
+        ):
+            self.turns.board.table(table, reader)
+        super().__init__(
+            broker=broker, backlog=Backlog(), answered=lambda _turn, answer: self.answers.append(answer)
+        )
+
+    def saves(self, now_us: int) -> list[Save]:
+        """What a turn at this time saves."""
+        turn = self.turns.turn(now_us)
+        self.flush(turn)
+        return [effect for effect in turn.effects if isinstance(effect, Save)]
 
 
 def attach(
     held: Subscriptions, name: str = "billing", session: int = 1, now_us: int = 10, **rest: object
 ) -> Attached:
-    options = {"selector": ANY, "ack": "", "token": None, **rest}
-    return held.attach(name=name, session=session, now_us=now_us, **options)  # type: ignore[arg-type]
+    options = {"selector": ANY, "ack": "", **rest}
+    return held.attach(Attachment(name=name, session=session, **options), now_us)  # type: ignore[arg-type]
 
 
 def hosted(held: Subscriptions, **rest: object) -> Subscription:
@@ -77,7 +111,7 @@ def test_tokens_are_vector_clocks() -> None:
 
 
 def test_the_same_name_with_another_selector_is_refused() -> None:
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     attach(held)
     with pytest.raises(UsageError, match="delete it first"):
         attach(held, session=2, selector=Selector.parse("orders/#", ""))
@@ -85,7 +119,7 @@ def test_the_same_name_with_another_selector_is_refused() -> None:
 
 
 def test_a_second_connection_takes_the_name_over() -> None:
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     first = attach(held)
     second = attach(held, session=2)
     assert second.subscription is first.subscription
@@ -98,7 +132,7 @@ def test_a_second_connection_takes_the_name_over() -> None:
 @pytest.mark.parametrize(("name", "ack"), [("", ""), ("x" * 256, ""), ("a\nb", ""), ("ok", "sometimes")])
 def test_bad_names_and_modes_are_refused(name: str, ack: str) -> None:
     with pytest.raises(UsageError):
-        attach(Subscriptions(broker=1, new_tag=tags()), name=name, ack=ack)
+        attach(Kept(1), name=name, ack=ack)
 
 
 def always(_broker: int) -> bool:
@@ -107,7 +141,7 @@ def always(_broker: int) -> bool:
 
 def test_at_two_brokers_the_higher_epoch_has_it_and_the_other_lets_go_later() -> None:
     """D10: the old broker holds what is not acknowledged until the new one has had time to report."""
-    old, new = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
+    old, new = Kept(1), Kept(2)
     one = hosted(old)
     old.begin(one, P, 50, since=50, matched=0)
     moved = attach(new, token=one.token(), now_us=1000).subscription
@@ -125,7 +159,7 @@ def test_at_two_brokers_the_higher_epoch_has_it_and_the_other_lets_go_later() ->
 
 
 def test_what_moved_away_is_over_when_it_is_deleted_there_and_back_when_that_broker_is_retired() -> None:
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held)
     assert held.claimed("billing", one.epoch + 5, 2, 1, 1000) is one
     assert held.retired(2) == [one]
@@ -139,15 +173,14 @@ def test_what_moved_away_is_over_when_it_is_deleted_there_and_back_when_that_bro
 
 def test_heard_claims_survive_a_restart() -> None:
     """A subscription that moved while its disk had not heard of it has moved after a restart as well."""
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held)
     held.claimed("billing", one.epoch + 5, 2, 1, 1000)
     held.claimed("other", 7, 3, 1, 1000)
     tables: dict[str, dict[bytes, bytes]] = {}
-    for save in held.flush(10**9):
-        assert isinstance(save, Save)
+    for save in held.saves(10**9):
         tables.setdefault(save.table, {}).update({k: v for k, v in save.rows if v is not None})
-    back = Subscriptions(broker=1, new_tag=tags())
+    back = Kept(1)
     back.recover(
         tables["durable.subscriptions"], tables["durable.released"], tables["durable.claims"], now_us=2000
     )
@@ -158,7 +191,7 @@ def test_heard_claims_survive_a_restart() -> None:
 
 
 def test_equal_epochs_go_to_the_higher_broker() -> None:
-    low, high = Subscriptions(broker=1, new_tag=tags()), Subscriptions(broker=2, new_tag=tags())
+    low, high = Kept(1), Kept(2)
     epochs = attach(low).subscription.epoch, attach(high).subscription.epoch
     assert epochs[0] == epochs[1]
     assert high.claimed("billing", epochs[0], 1, 1, 20) is None
@@ -170,28 +203,25 @@ def test_equal_epochs_go_to_the_higher_broker() -> None:
 
 def test_acknowledgements_are_confirmed_by_one_save_and_reported_when_saved() -> None:
     """D11: auto-acknowledge of many events shares group commits."""
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held, ack="auto")
     held.begin(one, P, 10, since=10, matched=0)
     one.cursors[P].sent(30, Told.at(np.array([15, 20, 30])))
     for ticket, tick in enumerate((15, 20, 25)):
         held.ack(one, {P: tick}, ticket)
-    saves = held.flush(100)
-    assert [save.table for save in saves if isinstance(save, Save)] == [
-        "durable.subscriptions",
-        "durable.released",
-    ]
-    assert held.flush(100) == []
+    saves = held.saves(100)
+    assert [save.table for save in saves] == ["durable.subscriptions", "durable.released"]
+    assert held.saves(100) == []
     assert held.released(P) == 10
-    assert isinstance(saves[1], Save)
-    assert held.saved(saves[1].tag) == [(one.id, 0), (one.id, 1), (one.id, 2)]
+    held.turns.written(saves[1])
+    assert held.answers == [Answered(tickets=[(one.id, 0), (one.id, 1), (one.id, 2)], firm=[], error=None)]
     assert held.released(P) == 25
     held.check()
 
 
 def test_what_was_told_on_another_connection_is_acknowledged_and_counted_once() -> None:
     """A client says its acknowledgements again after a reconnect, before it is told the same again."""
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held)
     held.begin(one, P, 10, since=10, matched=0)
     held.ack(one, {P: 20, Q: 5})
@@ -211,29 +241,27 @@ def test_what_was_told_on_another_connection_is_acknowledged_and_counted_once() 
 
 
 def test_a_failed_save_is_told_and_made_again() -> None:
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held, ack="manual")
     held.begin(one, P, 10, since=10, matched=0)
     held.confirm(one.id, 5)
-    names, rows = held.flush(0)
+    names, rows = held.saves(0)
     error = StorageError("full")
-    assert isinstance(names, Save)
-    assert isinstance(rows, Save)
-    assert held.save_failed(names.tag, error) is None
-    assert held.save_failed(rows.tag, error) == [(one.id, 5, error)]
-    again = held.flush(SAVE_US)
-    assert [save.rows for save in again if isinstance(save, Save)] == [names.rows, rows.rows]
+    held.turns.written(names, error=error)
+    assert held.answers == []
+    held.turns.written(rows, error=error)
+    assert held.answers == [Answered(tickets=[(one.id, 5)], firm=[], error=error)]
+    assert [save.rows for save in held.saves(SAVE_US)] == [names.rows, rows.rows]
 
 
 def test_a_restart_finds_subscriptions_and_never_reuses_ids() -> None:
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held, ack="batch", selector=Selector.parse("orders/#", "price > 100"))
     held.begin(one, P, 10, since=10, matched=4)
     hosted(held, name="gone", session=2)
     tables: dict[str, dict[bytes, bytes]] = {}
     for at in range(2):
-        for save in held.flush(at * SAVE_US):
-            assert isinstance(save, Save)
+        for save in held.saves(at * SAVE_US):
             for key, value in save.rows:
                 table = tables.setdefault(save.table, {})
                 table.pop(key, None)
@@ -241,7 +269,7 @@ def test_a_restart_finds_subscriptions_and_never_reuses_ids() -> None:
                     table[key] = value
         if not at:
             held.delete("gone")
-    back = Subscriptions(broker=1, new_tag=tags())
+    back = Kept(1)
     back.recover(tables["durable.subscriptions"], tables["durable.released"], {}, now_us=0)
     found = back.get("billing")
     assert found is not None
@@ -252,7 +280,7 @@ def test_a_restart_finds_subscriptions_and_never_reuses_ids() -> None:
 
 
 def test_lag_counts_events_and_time() -> None:
-    held = Subscriptions(broker=1, new_tag=tags())
+    held = Kept(1)
     one = hosted(held)
     held.begin(one, P, 1_000_000, since=1_000_000, matched=0)
     assert held.lag(one, 4_000_000, lambda _s, _p: 5) == (5, 3_000_000)
@@ -285,7 +313,7 @@ def report(owner: int, serial: int, released: int, delivered: int, **rest: bool)
 
 
 def root(**policy: int) -> ReleaseRoot:
-    return ReleaseRoot(P, RetentionPolicy(**{"grace_us": 0, **policy}), new_tag=tags(), now_us=0)
+    return ReleaseRoot(P, RetentionPolicy(**{"grace_us": 0, **policy}), now_us=0)
 
 
 def test_the_policy_of_section_3() -> None:
@@ -332,7 +360,11 @@ def test_an_unreachable_owner_holds_until_it_is_retired() -> None:
     held = root()
     held.report(report(1, 1, 20, 20))
     held.report(report(2, 1, 90, 95))
-    (save,) = held.flush(0)
+    turns = Turns()
+    turns.board.table(OWNERS, read_owner)
+    turn = turns.turn()
+    held.flush(turn)
+    (save,) = turn.effects
     assert isinstance(save, Save)
     again = root()
     again.recover({key: value for key, value in save.rows if value is not None})

@@ -13,8 +13,9 @@ from tests.worlds.durable_subscribers import Reader, stop
 from tests.worlds.tracking import Disk, trace
 
 from postroad.broker.core import Broker
-from postroad.config import BrokerConfig, Identity
+from postroad.config import BrokerConfig
 from postroad.durable.subscriber.subscriptions import SUBSCRIPTIONS
+from postroad.ids import Identity
 from postroad.seam.tracking import FiltersRead, Keep, ReadFilters, TrackingEffect
 from postroad.tracking.attachment_log import Change
 from postroad.tracking.record import FilterMeta

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from postroad import kernel
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError, TooLargeError, UsageError
 from postroad.events import BatchBuilder, Event, EventBatch, Gap, empty_frame, topic_number
 from postroad.events.batch import HEADER_DTYPE, checksum
@@ -22,7 +21,7 @@ from postroad.ids import MessageId, pubend_id, volatile_pubend
 from postroad.kernel import layout, reference
 from postroad.kernel.layout import RULE_TEXT, Rule
 from postroad.streams.knowledge import NOTHING, Segment
-from postroad.wire.frames import BATCH_KINDS, Kind, Limits
+from postroad.wire.frames import BATCH_KINDS, DEFAULT_LIMITS, Kind, Limits
 
 PUBEND = pubend_id(7, 3)
 FUNCTIONS = [name for name in kernel.__all__ if hasattr(reference, name)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import TooLargeError, UsageError
 from postroad.events.topics import check_pattern, check_topic, pattern_matches, topic_number
+from postroad.wire.frames import DEFAULT_LIMITS
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.worlds.turns import Turns
 
 from postroad.errors import StorageError
 from postroad.history import filter_shipping
-from postroad.history.bulletin_writer import Press, Settled
+from postroad.history.bulletin_writer import BulletinWriter, Settled
 from postroad.history.bulletins import Author, Bulletin, join_parts
 from postroad.history.filter_shipping import RETRY_US, FilterShipping
 from postroad.history.history import TABLE, read_row
 from postroad.ids import MessageId
 from postroad.seam.effects import Effect
-from postroad.seam.storage import Save, Saved, SaveFailed
-from postroad.seam.tracking import FiltersRead, ReadFilters, StoreFilter
+from postroad.seam.storage import Save
+from postroad.seam.tracking import ReadFilters, StoreFilter
+from postroad.seam.turn import Turn
 from postroad.storage.metadata import Metadata
 from postroad.tracking.keys import ENTRY
 from postroad.tracking.record import decode_meta, decode_record
@@ -30,19 +32,19 @@ NOW_US = 1_700_000_000 * SECOND_US
 PART_BYTES = 1000
 
 
-class PaperPress:
-    """Prints everything in one frame, which is accepted when the test says so."""
+class PaperWriter:
+    """Writes everything into one frame, which is accepted when the test says so."""
 
     part_bytes = PART_BYTES
 
     def __init__(self) -> None:
-        self.printed: list[tuple[bytes, Bulletin]] = []
+        self.written: list[tuple[bytes, Bulletin]] = []
         self.waiting: list[Settled] = []
         self.lost: list[tuple[int, str]] = []
 
-    def publish(self, bulletins: Iterable[tuple[bytes, Bulletin]], settled: Settled, _now_us: int) -> int:
+    def publish(self, _turn: Turn, bulletins: Iterable[tuple[bytes, Bulletin]], settled: Settled) -> int:
         made = list(bulletins)
-        self.printed += made
+        self.written += made
         if made:
             self.waiting.append(settled)
         return bool(made)
@@ -67,27 +69,23 @@ class Shipped:
         self.tracking = make_tracking(config, me=ME, stored=(), changes=(), now_us=NOW_US)
         self.folder: dict[int, bytes] = {}
         self.rows: dict[bytes, bytes] = {}
-        self.press = PaperPress()
+        self.writer = PaperWriter()
+        self.turns = Turns()
+        self.turns.board.table(TABLE, read_row)
         self.now_us = NOW_US
-        self.tags = 0
         self.serial = 0
         self.shipping = self.start()
 
     def start(self) -> FilterShipping:
         return FilterShipping(
-            table="history",
+            table=TABLE,
             author=Author(broker=ME, name="b7"),
             boot=0,
             publisher=9,
-            press=cast(Press, self.press),
+            writer=cast(BulletinWriter, self.writer),
             tracking=self.tracking,
-            new_tag=self.tag,
             rows=self.rows,
         )
-
-    def tag(self) -> int:
-        self.tags += 1
-        return self.tags
 
     def fill(self, filters: int) -> None:
         """So many filters are stored."""
@@ -102,25 +100,25 @@ class Shipped:
                     self.folder[effect.sequence] = effect.record
 
     def step(self) -> list[Effect]:
-        return self.shipping.step(self.now_us)
+        turn = self.turns.turn(self.now_us)
+        self.shipping.tick(turn)
+        return turn.effects
 
     def read(self, effects: list[Effect], folder: Mapping[int, bytes] | None = None) -> list[Effect]:
         (asked,) = effects
         assert isinstance(asked, ReadFilters)
-        assert self.shipping.reads(asked.tag)
-        records = {one: (folder or self.folder).get(one, b"") for one in asked.sequences}
-        return self.shipping.read(FiltersRead(tag=asked.tag, records=records), self.now_us)
+        return self.turns.filters_read(asked, folder or self.folder, self.now_us).effects
 
     def save(self, effects: list[Effect]) -> None:
         (saved,) = effects
         assert isinstance(saved, Save)
         self.rows = dict(cast(Any, saved.rows))
-        self.shipping.stored(Saved(tag=saved.tag), self.now_us)
+        assert self.turns.written(saved, self.now_us).effects == []
 
     def settle(self, accepted: bool = True) -> None:
-        for settled in self.press.waiting:
-            settled(accepted, 1)
-        self.press.waiting.clear()
+        for settled in self.writer.waiting:
+            settled(self.turns.turn(self.now_us), accepted, 1)
+        self.writer.waiting.clear()
         self.shipping.check()
 
     def ship(self) -> None:
@@ -130,16 +128,16 @@ class Shipped:
             self.settle()
 
     def records(self) -> dict[int, bytes]:
-        """What was printed."""
+        """What was written."""
         parts: dict[int, list[bytes]] = {}
-        for _, one in self.press.printed:
+        for _, one in self.writer.written:
             held = parts.setdefault(int(cast(int, one.attributes["sequence"])), [])
             assert one.attributes["part"] == len(held)
             held.append(one.payload)
         return {sequence: join_parts(payloads) for sequence, payloads in parts.items()}
 
     def sequences(self) -> list[int]:
-        """Of the records that were printed, which must be whole."""
+        """Of the records that were written, which must be whole."""
         found = self.records()
         assert [decode_record(record)[0].sequence for record in found.values()] == list(found)
         return list(found)
@@ -166,8 +164,8 @@ def test_what_is_stored_from_the_beginning_on_is_published_in_order() -> None:
     net.fill(1)
     net.ship()
     assert net.sequences() == [3, 4, 5, 6]
-    assert net.press.lost == []
-    assert len({identity for identity, _ in net.press.printed}) == len(net.press.printed)
+    assert net.writer.lost == []
+    assert len({identity for identity, _ in net.writer.written}) == len(net.writer.written)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -234,7 +232,7 @@ def test_of_a_record_that_is_too_large_it_is_told_what_it_was(
     assert list(net.records()) == [1, 2]
     assert net.is_described(1)
     assert net.is_described(2)
-    assert [count for count, why in net.press.lost if "too large" in why] == [1, 1]
+    assert [count for count, why in net.writer.lost if "too large" in why] == [1, 1]
 
 
 def test_a_group_that_may_have_been_published_is_so_again_under_the_same_ids() -> None:
@@ -242,13 +240,13 @@ def test_a_group_that_may_have_been_published_is_so_again_under_the_same_ids() -
     net = Shipped()
     net.fill(3)
     net.save(net.read(net.step()))
-    first = list(net.press.printed)
+    first = list(net.writer.written)
     assert first
-    net.press.printed.clear()
-    net.press.waiting.clear()
+    net.writer.written.clear()
+    net.writer.waiting.clear()
     net.shipping = net.start()
     assert net.read(net.step()) == [], "its mark is saved already"
-    assert net.press.printed == first
+    assert net.writer.written == first
     net.settle()
     net.fill(1)
     net.ship()
@@ -273,22 +271,22 @@ def test_after_a_failure_it_is_tried_again_but_not_at_once(fails: str) -> None:
     if fails == "mark":
         (saved,) = effects
         assert isinstance(saved, Save)
-        net.shipping.stored(SaveFailed(tag=saved.tag, error=StorageError("full")), net.now_us)
-        assert net.press.printed == []
+        net.turns.written(saved, net.now_us, StorageError("full"))
+        assert net.writer.written == []
     else:
         net.save(effects)
         net.settle(accepted=False)
-    ids = [identity for identity, _ in net.press.printed]
+    ids = [identity for identity, _ in net.writer.written]
     assert net.step() == []
     assert net.shipping.next_deadline() == net.now_us + RETRY_US
     net.now_us += RETRY_US
-    net.press.printed.clear()
+    net.writer.written.clear()
     again = net.read(net.step())
     if fails == "mark":
         net.save(again)
     else:
         assert again == []
-        assert [identity for identity, _ in net.press.printed] == ids
+        assert [identity for identity, _ in net.writer.written] == ids
     net.settle()
     assert net.sequences() == [1, 2]
     assert net.step() == []
@@ -301,7 +299,7 @@ def test_of_what_cannot_be_read_it_is_told_what_it_was_and_of_what_was_dropped_n
     net.save(net.read(net.step(), damaged))
     net.settle()
     assert [net.is_described(sequence) for sequence in (1, 2, 3)] == [False, True, False]
-    assert net.press.lost == [(1, "their stored filters cannot be read")]
+    assert net.writer.lost == [(1, "their stored filters cannot be read")]
     net.fill(1)
     asked = net.step()
     net.tracking.tick(net.now_us + 31 * 86_400 * SECOND_US)
@@ -309,7 +307,7 @@ def test_of_what_cannot_be_read_it_is_told_what_it_was_and_of_what_was_dropped_n
     assert net.read(asked, {0: b""}) == []
     assert net.step() == [], "nothing is left of a group: it goes on with the next"
     assert list(net.records()) == [1, 2, 3]
-    assert len(net.press.lost) == 1
+    assert len(net.writer.lost) == 1
 
 
 @pytest.mark.parametrize("readable_first", [True, False])
@@ -319,16 +317,16 @@ def test_what_can_be_read_only_once_has_its_parts_all_the_same(readable_first: b
     net.fill(1)
     folders = [net.folder, {1: b""}]
     net.save(net.read(net.step(), folders[not readable_first]))
-    first = list(net.press.printed)
+    first = list(net.writer.written)
     net.settle(accepted=False)
-    net.press.printed.clear()
+    net.writer.written.clear()
     net.now_us += RETRY_US
     assert net.step() == []
     net.now_us += RETRY_US
     net.read(net.step(), folders[readable_first])
-    assert [identity for identity, _ in net.press.printed] == [identity for identity, _ in first]
+    assert [identity for identity, _ in net.writer.written] == [identity for identity, _ in first]
     assert net.is_described(1)
-    mixed = join_parts([first[0][1].payload, *(one.payload for _, one in net.press.printed[1:])])
+    mixed = join_parts([first[0][1].payload, *(one.payload for _, one in net.writer.written[1:])])
     assert decode_meta(mixed) == decode_meta(net.folder[1])
     net.settle()
     assert net.step() == []

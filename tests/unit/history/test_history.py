@@ -14,8 +14,6 @@ from tests.worlds.durable_brokers import DurableClient
 from tests.worlds.durable_subscribers import Reader
 from tests.worlds.history_brokers import PERSIST_S, HistoryNet, events, links
 
-from postroad.broker.core import Closed
-from postroad.config import DEFAULT_LIMITS
 from postroad.durable.publisher.pubend import RESERVE_US
 from postroad.events.batch import Event, EventBatch
 from postroad.history import history
@@ -32,12 +30,14 @@ from postroad.history.bulletins import (
 from postroad.ids import HISTORY, MessageId, is_history, pubend_text
 from postroad.overlay.topology import EXPIRE_US
 from postroad.seam.effects import Effect
+from postroad.seam.inputs import Closed
 from postroad.seam.storage import StorageEffect
 from postroad.seam.tracking import (
     FiltersRead,
     Keep,
     ReadFilters,
 )
+from postroad.seam.turn import Turn
 from postroad.tracking import attachment_log
 from postroad.tracking.attachment import GROUP, SUBSCRIBER, AttachmentMap
 from postroad.tracking.attachment_log import Change, Promise, decode_changes, encode_changes
@@ -47,7 +47,7 @@ from postroad.tracking.query import lookup
 from postroad.tracking.record import FilterMeta, decode_meta, decode_record, filter_of
 from postroad.tracking.settings import TrackingConfig
 from postroad.units import KIB
-from postroad.wire.frames import Rejected, Reply, Request, Subscribed, encode
+from postroad.wire.frames import DEFAULT_LIMITS, Rejected, Reply, Request, Subscribed, encode
 
 ALL = "$postroad/#"
 
@@ -237,9 +237,7 @@ def test_a_large_map_is_published_in_portions(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attachment_log, "PART_BYTES", 1000)
     monkeypatch.setattr(history, "MAX_PENDING_BYTES", 20_000)
     net = HistoryNet(1)
-    broker = net.brokers[0]
-    assert broker is not None
-    tracking = broker._tracer.tracking
+    tracking = net.recording[0]
     for number in range(1000):
         tracking.attached(f"s{number}", net.now_us)
         if number % 2:
@@ -247,9 +245,9 @@ def test_a_large_map_is_published_in_portions(monkeypatch: pytest.MonkeyPatch) -
     made = [0]  # parts, by turn
     tick, encoded = history.History.tick, lookup.encoded_parts
 
-    def ticked(self: history.History, kept: list[Effect], now_us: int) -> list[Effect]:
+    def ticked(self: history.History, turn: Turn) -> None:
         made.append(0)
-        return tick(self, kept, now_us)
+        tick(self, turn)
 
     def counted(changes: Iterable[Change]) -> Iterator[bytes]:
         for part in encoded(changes):
@@ -284,9 +282,7 @@ def test_sets_of_receivers_are_told_however_many_they_are(event_bytes: int) -> N
     net.start(0)
     reader = Reader(net, 0)
     reader.begin("lake", topic=ATTACHMENTS)
-    broker = net.brokers[0]
-    assert broker is not None
-    tracking = broker._tracer.tracking
+    tracking = net.recording[0]
     names = [f"{number:0200}" for number in range(event_bytes // 200 + 1)]
     for name in names:
         tracking.attached(name, net.now_us)
@@ -345,9 +341,7 @@ def test_a_set_that_does_not_fit_a_bulletin_is_told_as_lost_from_when_it_is_used
     net.start(0)
     reader = Reader(net, 0)
     reader.begin("lake", topic=ATTACHMENTS)
-    broker, began_us = net.brokers[0], net.now_us
-    assert broker is not None
-    tracking = broker._tracer.tracking
+    tracking, began_us = net.recording[0], net.now_us
     for name in MANY:
         tracking.attached(name, net.now_us)
     net.wait(10)
@@ -531,6 +525,25 @@ def test_interest_lapses() -> None:
     Client(net, 0).publish("t", "y")
     net.wait(5)
     assert history_records(net, 0) == lapsed
+
+
+def test_filters_that_nobody_wants_any_more_are_no_reason_to_wake_up() -> None:
+    """Found: a broker whose disk had failed to take some went on waking up for them without a pause."""
+    net = HistoryNet(1)
+    reader, other = Client(net, 0), Client(net, 0)
+    reader.subscribe(1, FILTERS)
+    other.subscribe(1, TOPOLOGY)
+    net.wait(1)
+    net.ends.pop((0, reader.connection))
+    net.give(0, [Closed(reader.connection)])
+    net.disks[0].full = True
+    Client(net, 0).publish("t", "x")
+    net.wait(5)
+    net.now_us += history.LINGER_US
+    net.wait(1)
+    broker = net.brokers[0]
+    assert broker is not None
+    assert broker.next_deadline() > net.now_us
 
 
 def test_a_restart_begins_anew_and_says_what_is_acknowledged() -> None:

@@ -7,18 +7,21 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.worlds.links import LinksAlone
 
-from postroad.config import DEFAULT_LIMITS, Identity
 from postroad.errors import BugError, DeniedError, PeerError, RedundantError, UnavailableError, UsageError
+from postroad.ids import Identity
 from postroad.links import resuming as module
 from postroad.links.access import AuthConfig, Rule, hash_token
 from postroad.links.connection import TAKES, Phase
-from postroad.links.links import MAX_DUE, Links, LinkSettings, Peer
+from postroad.links.links import MAX_DUE, LinkSettings
 from postroad.seam.effects import Close, Dial, Effect, Send
+from postroad.seam.peers import Peer
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
     CONTROL,
+    DEFAULT_LIMITS,
     Credit,
     Hello,
     Kind,
@@ -46,17 +49,15 @@ def make(
     settings: LinkSettings | None = None,
     auth: AuthConfig | None = None,
     conflict: Callable[[int, bytes], bool] = lambda _number, _node: False,
-) -> Links:
+) -> LinksAlone:
     publishers = iter(range(1, 1_000_000))
     keys = iter(range(1, 1_000_000))
-    return Links(
-        me=identity(number),
-        limits=DEFAULT_LIMITS,
-        settings=settings or LinkSettings(),
-        auth=auth or AuthConfig(),
+    return LinksAlone(
+        identity(number),
+        settings=settings,
+        auth=auth,
         new_publisher=lambda: next(publishers),
-        new_key=lambda: next(keys).to_bytes(16, "big"),
-        draw=lambda n: n - 1,  # always the longest wait
+        draw=lambda n: next(keys) if n == 1 << 128 else n - 1,  # always the longest wait
         conflict=conflict,
     )
 
@@ -94,7 +95,7 @@ def refusal(effects: list[Effect]) -> tuple[str, str]:
 
 
 def accept(
-    links: Links,
+    links: LinksAlone,
     connection: int,
     message: Hello,
     *,
@@ -112,7 +113,7 @@ def accept(
     return effects, peer
 
 
-def dial(links: Links, connection: int, address: str = "there:1", *, now_us: int = NOW) -> Hello:
+def dial(links: LinksAlone, connection: int, address: str = "there:1", *, now_us: int = NOW) -> Hello:
     (message,) = sent(
         links.opened(connection, dialled=address, certificate=None, loopback=True, now_us=now_us)
     )
@@ -120,7 +121,9 @@ def dial(links: Links, connection: int, address: str = "there:1", *, now_us: int
     return message
 
 
-def connect(a: Links, b: Links, connection: int, address: str = "there:1", *, now_us: int = NOW) -> Peer:
+def connect(
+    a: LinksAlone, b: LinksAlone, connection: int, address: str = "there:1", *, now_us: int = NOW
+) -> Peer:
     """`a` dials `b`; both know the connection by the same number. The peer that `a` sees."""
     effects, seen = accept(b, connection, dial(a, connection, address, now_us=now_us), now_us=now_us)
     assert seen is not None
@@ -543,7 +546,7 @@ def test_a_link_that_is_being_closed_is_no_rival() -> None:
 # -- dialling --------------------------------------------------------------------------------------
 
 
-def dials(links: Links, until_us: int) -> list[int]:
+def dials(links: LinksAlone, until_us: int) -> list[int]:
     """When an address that never answers is dialled."""
     times: list[int] = []
     while True:

@@ -26,7 +26,7 @@ from postroad.seam.tracking import (
 )
 from postroad.storage.tracking_store import SPARE_BYTES, TrackingStore
 from postroad.tracking.attachment import AttachmentMap
-from postroad.tracking.attachment_log import SNAPSHOT, encode_changes
+from postroad.tracking.attachment_log import SNAPSHOT, EncodedParts, encode_changes
 from postroad.tracking.keys import PUBLISH, HistoryKey
 from postroad.tracking.query.messages import Finding, TraceItem, TraceQuestion
 from postroad.tracking.record import FilterMeta, encode_record
@@ -57,7 +57,7 @@ def effect(sequence: int, replaces: int | None = None) -> StoreFilter:
         final=True,
     )
     record = encode_record(meta, bytes([sequence % 256]) * RECORD_BYTES)
-    return StoreFilter(key=KEY, sequence=sequence, record=record, replaces=replaces)
+    return StoreFilter(sequence=sequence, record=record, replaces=replaces)
 
 
 async def read(keeper: Historian, *sequences: int) -> Mapping[int, bytes]:
@@ -295,7 +295,7 @@ def test_a_map_that_is_written_anew_is_that_of_its_moment(tmp_path: Path) -> Non
     async def test() -> None:
         keeper = Historian(opened(tmp_path))
         keeper.keep((StoreAttachments(record=encode_changes(news)),), refused.append)
-        keeper.keep((ReplaceAttachments(changes=held.snapshot(now_us)),), refused.append)
+        keeper.keep((ReplaceAttachments(parts=EncodedParts(held.snapshot(now_us))),), refused.append)
         changes = held.attached("subscriber", "ann", now_us)
         changes += held.detached("subscriber", "bob", now_us + 9)
         changes += held.late("subscriber", "bob", 10**6, 10**6, now_us)

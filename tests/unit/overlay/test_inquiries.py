@@ -5,12 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.worlds.turns import Turns
 
 from postroad.overlay import inquiries
 from postroad.overlay.inquiries import MAX_HOPS, Answered, Inquiries
 from postroad.overlay.topology import Topology
 from postroad.seam.effects import Effect, Send
-from postroad.wire.frames import Answer, Query, decode
+from postroad.seam.peers import Peer
+from postroad.seam.turn import Turn
+from postroad.wire.frames import DEFAULT_LIMITS, Answer, Query, decode
+
+PEER = Peer(
+    connection=1,
+    role="broker",
+    name="a neighbour",
+    broker=9,
+    node=bytes(16),
+    boot=1,
+    cost=1,
+    publisher=0,
+    principal="",
+    limits=DEFAULT_LIMITS,
+    dialled=None,
+)
+
+
+def ignore(_turn: Turn, _body: bytes) -> None:
+    pass
 
 
 def topologies(count: int) -> dict[int, Topology]:
@@ -35,9 +56,10 @@ class Line:
     def __init__(self, count: int) -> None:
         self.topologies = topologies(count)
         self.cut: set[int] = set()  # connections that are gone
+        self.turns = {broker: Turns() for broker in self.topologies}
         self.brokers = {
-            broker: Inquiries(me=broker, topology=self.topologies[broker], link=self.link(broker))
-            for broker in self.topologies
+            broker: Inquiries(self.turns[broker].board, me=broker, topology=topology, link=self.link(broker))
+            for broker, topology in self.topologies.items()
         }
 
     def link(self, broker: int) -> Callable[[int], int | None]:
@@ -48,11 +70,26 @@ class Line:
         while effects:
             effect = effects.pop(0)
             assert isinstance(effect, Send)
-            target = effect.connection % 100
             message = decode(effect.data)
             assert isinstance(message, Query | Answer)
-            there = self.brokers[target]
-            effects += there.query(message, 0) if isinstance(message, Query) else there.answer(message, 0)
+            effects += self.receive(effect.connection % 100, message)
+
+    def receive(self, broker: int, message: Query | Answer) -> list[Effect]:
+        """A neighbour sends it."""
+        turn = self.turns[broker].turn()
+        self.turns[broker].board.brokers[type(message)](turn, PEER, message)
+        return turn.effects
+
+    def ask(self, broker: int, other: int, what: str, body: bytes, answered: Answered) -> list[Effect]:
+        """Nothing is sent where there is no way, and only there."""
+        turn = self.turns[broker].turn()
+        assert self.brokers[broker].ask(turn, other, what, body, answered) == bool(turn.effects)
+        return turn.effects
+
+    def respond(self, broker: int, other: int, number: int, body: bytes) -> list[Effect]:
+        turn = self.turns[broker].turn()
+        self.brokers[broker].respond(turn, other, number, body)
+        return turn.effects
 
 
 def test_a_question_goes_hop_by_hop_and_so_does_its_answer() -> None:
@@ -60,38 +97,35 @@ def test_a_question_goes_hop_by_hop_and_so_does_its_answer() -> None:
     asked: list[tuple[int, int, bytes]] = []
     answers: list[bytes] = []
 
-    def serve(broker: int, number: int, body: bytes, _now_us: int) -> list[Effect]:
+    def serve(turn: Turn, broker: int, number: int, body: bytes) -> None:
         asked.append((broker, number, body))
-        return line.brokers[4].respond(broker, number, b"answer")
+        line.brokers[4].respond(turn, broker, number, b"answer")
 
-    def answered(body: bytes, _now_us: int) -> list[Effect]:
+    def answered(_turn: Turn, body: bytes) -> None:
         answers.append(body)
-        return []
 
-    line.brokers[4].serve("trace", serve)
-    sent = line.brokers[1].ask(4, "trace", b"question", answered)
-    assert sent is not None
-    line.carry(sent)
+    line.turns[4].board.query("trace", serve)
+    line.carry(line.ask(1, 4, "trace", b"question", answered))
     assert asked == [(1, 1, b"question")]
     assert answers == [b"answer"]
-    line.carry(line.brokers[4].respond(1, 1, b"again"))
+    line.carry(line.respond(4, 1, 1, b"again"))
     assert answers == [b"answer"], "a question is answered once"
 
 
 def test_nobody_is_asked_where_there_is_no_way() -> None:
     line = Line(2)
-    assert line.brokers[1].ask(99, "trace", b"", lambda _body, _now: []) is None
+    assert line.ask(1, 99, "trace", b"", ignore) == []
     line.cut.add(102)
-    assert line.brokers[1].ask(2, "trace", b"", lambda _body, _now: []) is None
+    assert line.ask(1, 2, "trace", b"", ignore) == []
     line.cut = {201}
-    assert line.brokers[2].respond(1, 1, b"") == [], "who asked is gone"
+    assert line.respond(2, 1, 1, b"") == [], "who asked is gone"
 
 
 def test_what_nobody_serves_is_not_answered() -> None:
     line = Line(2)
-    sent = line.brokers[1].ask(2, "of a later version", b"", lambda _body, _now: [])
-    assert sent is not None
-    line.carry(sent)
+    sent = line.ask(1, 2, "of a later version", b"", ignore)
+    assert len(sent) == 1
+    assert line.receive(2, decode(sent[0].data)) == []
 
 
 def test_only_the_broker_that_was_asked_can_answer() -> None:
@@ -99,28 +133,27 @@ def test_only_the_broker_that_was_asked_can_answer() -> None:
     line = Line(3)
     answers: list[bytes] = []
 
-    def answered(body: bytes, _now_us: int) -> list[Effect]:
+    def answered(_turn: Turn, body: bytes) -> None:
         answers.append(body)
-        return []
 
-    assert line.brokers[1].ask(3, "trace", b"", answered) is not None
+    assert line.ask(1, 3, "trace", b"", answered)
     for source, body in ((2, b"forged"), (3, b"true"), (3, b"late")):
         message = Answer(source=source, target=1, number=1, hops=MAX_HOPS, body=body)
-        assert line.brokers[1].answer(message, 0) == []
+        assert line.receive(1, message) == []
     assert answers == [b"true"]
 
 
 def test_what_travels_in_circles_ends() -> None:
     line = Line(3)
     query = Query(source=1, target=3, number=1, hops=1, what="trace", body=b"")
-    (passed,) = line.brokers[2].query(query, 0)
+    (passed,) = line.receive(2, query)
     assert isinstance(passed, Send)
     message = decode(passed.data)
     assert isinstance(message, Query)
     assert message.hops == 0
-    assert line.brokers[2].query(message, 0) == []
+    assert line.receive(2, message) == []
     absurd = Query(source=1, target=3, number=1, hops=MAX_HOPS + 1, what="trace", body=b"")
-    assert line.brokers[2].query(absurd, 0) == []
+    assert line.receive(2, absurd) == []
 
 
 def test_questions_without_an_answer_are_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +162,10 @@ def test_questions_without_an_answer_are_forgotten_oldest_first(monkeypatch: pyt
     answers: list[int] = []
 
     def answered(number: int) -> Answered:
-        def note(_body: bytes, _now_us: int) -> list[Effect]:
-            answers.append(number)
-            return []
-
-        return note
+        return lambda _turn, _body: answers.append(number)
 
     for number in (1, 2, 3):
-        line.brokers[1].ask(2, "trace", b"", answered(number))
+        line.ask(1, 2, "trace", b"", answered(number))
     for number in (1, 2, 3):
-        line.brokers[1].answer(Answer(source=2, target=1, number=number, hops=1, body=b""), 0)
+        line.receive(1, Answer(source=2, target=1, number=number, hops=1, body=b""))
     assert answers == [2, 3]

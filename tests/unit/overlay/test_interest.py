@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import PeerError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId
@@ -12,7 +11,14 @@ from postroad.overlay import interest
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector
 from postroad.selectors import cover_index as covering
-from postroad.wire.frames import MAX_CONTROL_BYTES, InterestClaim, InterestEntry, InterestUpdate, encode
+from postroad.wire.frames import (
+    DEFAULT_LIMITS,
+    MAX_CONTROL_BYTES,
+    InterestClaim,
+    InterestEntry,
+    InterestUpdate,
+    encode,
+)
 
 ME, OTHER = 1, 2
 BOOT = 3

@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import UsageError
 from postroad.events.topics import check_pattern, pattern_matches
 from postroad.selectors import Selector, covers
 from postroad.selectors.covering import pattern_covers
+from postroad.wire.frames import DEFAULT_LIMITS
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import SelectorError, TooLargeError, UsageError
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector, tree
 from postroad.selectors.index import MatchIndex
 from postroad.selectors.parse import MAX_DEPTH, MAX_IN, MAX_LIKE, MAX_TEXT, parse
 from postroad.selectors.predicate import like_matcher
+from postroad.wire.frames import DEFAULT_LIMITS
 
 EVENT: dict[str, Any] = {
     "price": 120,

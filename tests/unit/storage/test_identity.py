@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from postroad.config import Identity
 from postroad.errors import StorageError, UsageError
+from postroad.ids import Identity
 from postroad.seam.storage import Save
 from postroad.storage.commit import Storage
 from postroad.storage.identity import DATABASE, EPOCH_S, LAST_CLOCK, LOG_FOLDER, DataFolder

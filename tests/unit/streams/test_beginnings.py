@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from postroad.config import DeliveryConfig
+from tests.worlds.turns import Turns
+
 from postroad.ids import volatile_pubend
 from postroad.overlay.topology import Topology
-from postroad.seam.effects import Effect, Note
+from postroad.seam.effects import Note
+from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.streams.beginnings import Beginnings
 from postroad.streams.delivery import Delivery
 from postroad.streams.ends import MAX_ENDS, STEP_US, Ends
 from postroad.streams.knowledge import MAX_TICK
 from postroad.streams.plain_pubend import PlainPubend
+from postroad.streams.settings import DeliveryConfig
 from postroad.streams.streams import DURABLE_KEY, Stream
-from postroad.wire.frames import Advertisement
+from postroad.wire.frames import Advertisement, Subscribe
 
 WAIT_US = 5_000_000
 FAR, FURTHER = 2, 3  # the brokers behind this one
@@ -27,13 +30,16 @@ class World:
         self.topology.link_up(FAR, 1, 0)
         self.advertise(FAR, (1, FURTHER))
         self.advertise(FURTHER, (FAR,))
-        self.delivery = Delivery(DeliveryConfig(), available=lambda _: 1, spend=lambda *_: None)
+        self.turns = Turns()
+        self.turn = self.turns.turn()
+        self.delivery = Delivery(
+            self.turns.board, config=DeliveryConfig(), available=lambda _: 1, spend=lambda *_: None
+        )
         self.streams: dict[int, Stream] = {}
         self.upstream = {origin: (FAR, (volatile_pubend(origin, 1),)) for origin in (FAR, FURTHER)}
         self.told: list[tuple[int, tuple[str, ...]]] = []
         self.hosted: list[tuple[int, int]] = []
         self.ready = True  # the host of durable subscriptions
-        self.out: list[Effect] = []
         self.beginnings = Beginnings(
             me=1,
             wait_us=WAIT_US,
@@ -43,7 +49,6 @@ class World:
             upstream=self.upstream,
             begin_durable=self.begin,
             confirmed=self.confirmed,
-            out=self.out,
         )
 
     def advertise(self, broker: int, neighbours: tuple[int, ...], sequence: int = 1) -> None:
@@ -60,14 +65,14 @@ class World:
             0,
         )
 
-    def begin(self, key: int, stream: Stream) -> bool:
+    def begin(self, _turn: Turn, key: int, stream: Stream) -> bool:
         if self.ready:
             self.hosted.append((key, stream.id))
         return self.ready
 
-    def confirmed(self, key: int, missing: tuple[str, ...]) -> list[Effect]:
+    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
         self.told.append((key, missing))
-        return [Note("info", "confirmed")]
+        turn.note("info", "confirmed")
 
     def stream(self, origin: int, *, start: int = 100, version: int = 0) -> Stream:
         stream = self.streams[volatile_pubend(origin, 1)] = Stream(volatile_pubend(origin, 1), start=start)
@@ -75,14 +80,9 @@ class World:
         return stream
 
     def subscribe(self, version: int, now_us: int = 0) -> int:
-        key = self.delivery.subscribe(
-            connection=1,
-            number=len(self.delivery.status()) + 1,
-            selector=Selector.parse("a", ""),
-            overflow="drop",
-            buffer=0,
-        )
-        self.beginnings.subscribe(key, version, now_us)
+        asked = Subscribe(number=len(self.delivery.status()) + 1, topic="a", where="")
+        key = self.delivery.subscribe(1, asked, Selector.parse("a", ""), "")
+        self.beginnings.subscribe(self.turns.turn(now_us), key, version)
         return key
 
 
@@ -93,15 +93,15 @@ def test_it_is_confirmed_once_all_brokers_that_can_be_reached_filter_with_it() -
     assert world.told == []
     assert world.beginnings.next_deadline() == WAIT_US
     near.version = 7
-    world.beginnings.in_force(near, 100)
+    world.beginnings.in_force(world.turn, near, 100)
     assert (near.need, far.need, len(world.beginnings)) == (7, 0, 1)
     far.version = 6
-    world.beginnings.in_force(far, 100)
+    world.beginnings.in_force(world.turn, far, 100)
     assert world.told == []  # of a version that has not heard of it
     far.version = 8
-    world.beginnings.in_force(far, 120)
+    world.beginnings.in_force(world.turn, far, 120)
     assert world.told == [(key, ())]
-    assert len(world.out) == 1
+    assert world.turn.effects == [Note("info", "confirmed")]
     assert world.beginnings.next_deadline() is None
 
 
@@ -120,15 +120,15 @@ def test_who_does_not_answer_in_time_is_named() -> None:
     world = World()
     world.stream(FAR, version=7)  # of the other one not even a stream is known
     key = world.subscribe(7, now_us=10)
-    world.beginnings.tick(10 + WAIT_US - 1)
+    world.beginnings.tick(world.turns.turn(10 + WAIT_US - 1))
     assert world.told == []
-    world.beginnings.tick(10 + WAIT_US)
+    world.beginnings.tick(world.turns.turn(10 + WAIT_US))
     assert world.told == [(key, ("b3",))]
     assert len(world.beginnings) == 0
     late = world.stream(FURTHER)
-    world.beginnings.created(late, None)
+    world.beginnings.created(world.turn, late, None)
     late.version = 7
-    world.beginnings.in_force(late, 100)  # it begins there nevertheless, and nobody is told twice
+    world.beginnings.in_force(world.turn, late, 100)  # it begins there nevertheless, and nobody is told twice
     assert (late.need, late.waiting, len(world.told)) == (7, {}, 1)
 
 
@@ -142,8 +142,8 @@ def test_a_broker_that_came_within_reach_meanwhile_is_named_too() -> None:
     world.stream(FAR)
     key = world.subscribe(7)
     world.advertise(FAR, (1, FURTHER), sequence=3)
-    world.beginnings.rerouted()
-    world.beginnings.tick(WAIT_US)
+    world.beginnings.rerouted(world.turn)
+    world.beginnings.tick(world.turns.turn(WAIT_US))
     assert world.told == [(key, ("b2", "b3"))]
 
 
@@ -152,10 +152,10 @@ def test_nobody_waits_for_brokers_that_are_gone() -> None:
     world.stream(FAR, version=7)
     world.stream(FURTHER)
     key = world.subscribe(7)
-    world.beginnings.rerouted()
+    world.beginnings.rerouted(world.turn)
     assert world.told == []
     world.advertise(FAR, (1,), sequence=2)
-    world.beginnings.rerouted()
+    world.beginnings.rerouted(world.turn)
     assert world.told == [(key, ())]
 
 
@@ -167,7 +167,7 @@ def test_a_new_process_goes_on_with_those_in_force_at_the_last_one() -> None:
     world.subscribe(8)  # not in force there yet
     later = Stream(volatile_pubend(FAR, 2), start=0)
     world.streams[later.id] = later
-    world.beginnings.created(later, former)
+    world.beginnings.created(world.turn, later, former)
     assert (later.need, later.waiting) == (7, {2: 8})
 
 
@@ -177,7 +177,7 @@ def test_one_that_ended_waits_for_nothing_and_needs_nothing() -> None:
     key = world.subscribe(7)
     world.beginnings.unsubscribe(key)
     assert (near.need, far.need, far.waiting, far.floors) == (0, 0, {}, {})
-    world.beginnings.tick(WAIT_US)
+    world.beginnings.tick(world.turns.turn(WAIT_US))
     assert world.told == []
 
 
@@ -185,11 +185,11 @@ def test_a_durable_one_begins_when_its_host_has_caught_up() -> None:
     world = World()
     near, far = world.stream(FAR, version=7), world.stream(FURTHER, version=7)
     world.ready = False
-    world.beginnings.subscribe(DURABLE_KEY, 7, 0)
+    world.beginnings.subscribe(world.turn, DURABLE_KEY, 7)
     assert (world.hosted, world.told, near.waiting) == ([], [], {DURABLE_KEY: 7})
     world.ready = True
     for stream in (near, far):
-        world.beginnings.activate_waiting(stream)
+        world.beginnings.activate_waiting(world.turn, stream)
     assert world.hosted == [(DURABLE_KEY, near.id), (DURABLE_KEY, far.id)]
     assert world.told == [(DURABLE_KEY, ())]
 

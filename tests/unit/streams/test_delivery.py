@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.worlds.turns import Turns
 
-from postroad.config import DEFAULT_LIMITS, DeliveryConfig
 from postroad.errors import BugError, PeerError, SlowConsumerError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import HISTORY, MessageId
@@ -12,7 +12,8 @@ from postroad.seam.effects import Close, Effect, Note, Send
 from postroad.selectors import Selector
 from postroad.streams import delivery as delivery_module
 from postroad.streams.delivery import CONNECTION_BUFFERS, Delivery
-from postroad.wire.frames import Ended, Kind, decode
+from postroad.streams.settings import DeliveryConfig
+from postroad.wire.frames import DEFAULT_LIMITS, Ended, Kind, Subscribe, decode
 
 PUBEND, OTHER = 7 << 32, 8 << 32
 PLENTY = 1 << 30
@@ -26,8 +27,10 @@ class World:
 
     def __init__(self, buffer_bytes: int = 1 << 20) -> None:
         self.credit: dict[int, int] = {}
+        self.turns = Turns()
         self.core = Delivery(
-            DeliveryConfig(buffer_bytes=buffer_bytes),
+            self.turns.board,
+            config=DeliveryConfig(buffer_bytes=buffer_bytes),
             available=lambda connection: self.credit.get(connection, PLENTY),
             spend=self._spend,
         )
@@ -46,24 +49,23 @@ class World:
         buffer: int = 0,
         at: int | None = 0,
     ) -> int:
-        key = self.core.subscribe(
-            connection=connection,
-            number=number,
-            selector=Selector.parse(topic, where),
-            overflow=overflow,
-            buffer=buffer,
-        )
+        asked = Subscribe(number=number, topic=topic, where=where, overflow=overflow, buffer=buffer)
+        key = self.core.subscribe(connection, asked, Selector.parse(topic, where), "")
         if at is not None:
-            self.core.activate_all(key, {PUBEND: at, OTHER: at})
+            for pubend in (PUBEND, OTHER):
+                self.core.activate(key, pubend, at)
         return key
 
     def deliver(self, start: int, end: int, *events: tuple[int, str], pubend: int = PUBEND) -> list[Said]:
         batch = stream_batch(pubend, start, end, [(tick, topic, {}) for tick, topic in events])
-        return self.said(self.core.deliver(pubend, start, end, batch))
+        return self.said(self.turns.effects(self.core.deliver, pubend, start, end, batch))
+
+    def lose(self, start: int, end: int, pubend: int = PUBEND) -> list[Said]:
+        return self.said(self.turns.effects(self.core.lost, pubend, start, end))
 
     def more(self, connection: int, size: int = PLENTY) -> list[Said]:
         self.credit[connection] = size
-        return self.said(self.core.credit(connection))
+        return self.said(self.turns.effects(self.core.credit, connection))
 
     def said(self, effects: list[Effect]) -> list[Said]:
         self.core.check()
@@ -102,7 +104,8 @@ class TestSharing:
             world.subscribe(connection, "a/#")
         world.subscribe(4, "a/#", number=9)
         batch = stream_batch(PUBEND, 0, 20, [(5, "a/x", {}), (6, "b", {}), (7, "a", {})])
-        effects = [effect for effect in world.core.deliver(PUBEND, 0, 20, batch) if isinstance(effect, Send)]
+        sent = world.turns.effects(world.core.deliver, PUBEND, 0, 20, batch)
+        effects = [effect for effect in sent if isinstance(effect, Send)]
         assert [said(effect) for effect in effects] == [
             (1, 1, PUBEND, 0, 20, [5, 7]),
             (2, 1, PUBEND, 0, 20, [5, 7]),
@@ -132,17 +135,15 @@ class TestSharing:
         world = World()
         world.subscribe(1, "a")
         world.credit[1] = 1
-        (frame,) = (
-            effect
-            for effect in world.core.deliver(PUBEND, 0, 1, stream_batch(PUBEND, 0, 1, [(1, "a", {})]))
-            if isinstance(effect, Send)
-        )
+        batch = stream_batch(PUBEND, 0, 1, [(1, "a", {})])
+        (frame,) = world.turns.effects(world.core.deliver, PUBEND, 0, 1, batch)
+        assert isinstance(frame, Send)
         assert world.credit[1] == 1 - len(frame.data)
 
     def test_silence_sends_nothing(self) -> None:
         world = World()
         world.subscribe(1, "a")
-        assert world.core.deliver(PUBEND, 0, 100, None) == []
+        assert world.turns.effects(world.core.deliver, PUBEND, 0, 100, None) == []
         assert world.deliver(100, 110, (105, "a")) == [(1, 1, PUBEND, 100, 110, [105])]
 
 
@@ -201,7 +202,7 @@ class TestActivation:
         world.subscribe(1, "a")
         world.deliver(0, 10, (5, "a"))
         with pytest.raises(BugError):
-            world.core.deliver(PUBEND, 9, 20, None)
+            world.turns.effects(world.core.deliver, PUBEND, 9, 20, None)
 
     def test_retired_pubends_make_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(delivery_module, "MAX_PUBENDS", 2)
@@ -231,9 +232,8 @@ class TestSubscriptions:
     @pytest.mark.parametrize("wrong", [{"overflow": "explode"}, {"buffer": -1}])
     def test_bad_arguments(self, wrong: dict[str, object]) -> None:
         world = World()
-        arguments: dict[str, object] = {"number": 1, "overflow": "drop", "buffer": 0} | wrong
         with pytest.raises(UsageError):
-            world.core.subscribe(connection=1, selector=Selector.parse("a", ""), **arguments)  # type: ignore[arg-type]
+            world.subscribe(1, "a", **wrong)  # type: ignore[arg-type]
         world.core.check()
         assert world.core.count(1) == 0
 
@@ -333,7 +333,7 @@ class TestSlowConsumers:
         world.subscribe(4, "a", at=10)
         world.subscribe(5, "a", at=None)
         world.credit[2] = 0
-        assert world.said(world.core.lost(PUBEND, 0, 10)) == [
+        assert world.lose(0, 10) == [
             (1, 1, PUBEND, 0, 10, "lost"),
             (3, 1, PUBEND, 5, 10, "lost"),
         ]
@@ -346,8 +346,8 @@ class TestSlowConsumers:
         for connection, topic in enumerate(("a", "#", "", "$postroad/links"), 1):
             key = world.subscribe(connection, topic)
             world.core.activate(key, history, 0)
-        assert [said[0] for said in world.said(world.core.lost(history, 0, 10))] == [3, 4]
-        assert [said[0] for said in world.said(world.core.lost(PUBEND, 0, 10))] == [1, 2, 3]
+        assert [said[0] for said in world.lose(0, 10, history)] == [3, 4]
+        assert [said[0] for said in world.lose(0, 10)] == [1, 2, 3]
 
     def test_connection_limit(self) -> None:
         size = len(stream_batch(PUBEND, 0, 1, [(1, "a", {})]).data)
@@ -371,7 +371,7 @@ class TestSlowConsumers:
         world.credit[1] = 0
         world.deliver(0, 1, (1, "b"))
         batch = stream_batch(PUBEND, 1, 2, [(2, "a", {})])
-        told, close, note = world.core.deliver(PUBEND, 1, 2, batch)
+        told, close, note = world.turns.effects(world.core.deliver, PUBEND, 1, 2, batch)
         world.core.check()
         assert isinstance(told, Send)
         ended = decode(told.data)

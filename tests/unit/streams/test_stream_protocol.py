@@ -10,15 +10,18 @@ import pytest
 from tests.worlds.brokers import Client, Net
 from tests.worlds.neighbours import Fake, wants
 
-from postroad.broker.core import Broker, Closed, Opened, Received
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity, StreamConfig
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
 from postroad.events.batch import BatchBuilder, empty_frame
-from postroad.ids import IdSource, volatile_pubend
+from postroad.ids import Identity, IdSource, volatile_pubend
 from postroad.overlay.topology import MAX_SEQUENCE
+from postroad.seam.inputs import Closed, Opened, Received
 from postroad.streams.ends import STEP_US
 from postroad.streams.knowledge import MAX_TICK, Segment
+from postroad.streams.settings import StreamConfig
 from postroad.units import KIB, SECOND_US
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     MAX_CONTROL_BYTES,
     Advertisement,
     Attach,
@@ -206,7 +209,7 @@ def test_advertisements_before_one_that_is_refused_are_passed_on() -> None:
 def test_more_pubends_than_streams_are_followed_do_not_end_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("postroad.streams.stream_table.MAX_STREAMS", 50)
+    monkeypatch.setattr("postroad.streams.streams.MAX_STREAMS", 50)
     net = Net(1)
     fake = Fake(net, 0, 2)
     fake.advertise()
@@ -222,7 +225,7 @@ def test_pubends_that_are_not_its_own_are_not_taken_from_a_broker() -> None:
     fake.say(Silence(spans=((fake.pubend, 5, 9, 0),)))
     subscriber = Client(net, 0)
     subscriber.subscribe(1, "t")
-    version = core(net, 0)._interest.own_version
+    version = core(net, 0)._rooms.interest.own_version
     fake.say(Stamp(number=1, versions={1: version}), Silence(spans=((fake.pubend, 9, 12, 1),)))
     assert [message.missing for message in subscriber.messages if isinstance(message, Subscribed)] == [()]
 
@@ -469,7 +472,7 @@ def test_a_pubend_that_ended_is_asked_about_until_its_end_is_known() -> None:
     net = Net(1)
     subscriber = Client(net, 0)
     subscriber.subscribe(1, "t")
-    version = core(net, 0)._interest.own_version
+    version = core(net, 0)._rooms.interest.own_version
     fake = Fake(net, 0, 2)
     fake.advertise()
     then = net.now_us
@@ -516,9 +519,9 @@ def test_a_broker_that_one_has_forgotten_and_another_has_not_comes_back() -> Non
     near_publisher.publish("t", "a")
     far_publisher.publish("t", "b")
     net.cut(1, 2)
-    while len(core(net, 0)._topology.advertisements()) == 3:
+    while len(core(net, 0)._rooms.topology.advertisements()) == 3:
         leap(net, 10)
-    assert len(core(net, 1)._topology.advertisements()) == 3
+    assert len(core(net, 1)._rooms.topology.advertisements()) == 3
     net.link(1, 2)
     net.wait(3)
     near_publisher.publish("t", "c")
@@ -543,7 +546,7 @@ def test_we_do_not_vouch_for_a_filter_of_our_own_subscribers() -> None:
     """What only they want is not among the rows for others, so nobody may take it for silence."""
     net = Net(1)
     Client(net, 0).subscribe(1, "here")
-    version = core(net, 0)._interest.own_version
+    version = core(net, 0)._rooms.interest.own_version
     asker = Fake(net, 0, 3)
     asker.advertise()
     asker.say(wants(3), Attach(origin=1, known={}))

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.worlds.tracking import HOUR_US, NOW_US, Disk, identity
 
 from postroad.errors import BugError, PeerError, UsageError
-from postroad.ids import MessageId
-from postroad.overlay.topology import MAX_NAME, check_name
+from postroad.ids import MAX_NAME, MessageId, check_name
 from postroad.seam.tracking import (
     NotKept,
     ReplaceAttachments,

@@ -13,8 +13,9 @@ from tests.worlds.tracking import trace
 
 from postroad.broker.core import Broker
 from postroad.clients.intake import MAX_PUT_OFF
-from postroad.config import DEFAULT_LIMITS, BrokerConfig, Identity
+from postroad.config import BrokerConfig
 from postroad.events.batch import EventBatch
+from postroad.ids import Identity
 from postroad.seam.tracking import Keep, StoreFilter
 from postroad.tracking.bloom_strategy import BloomTracking
 from postroad.tracking.exact_strategy import ExactTracking
@@ -25,6 +26,7 @@ from postroad.tracking.settings import PUT_OFF_US, TrackingConfig
 from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import KIB, MIB
 from postroad.wire.frames import (
+    DEFAULT_LIMITS,
     Credit,
     Kind,
     Query,

@@ -155,12 +155,12 @@ def test_histories_in_memory_are_bounded_and_idle_ones_leave() -> None:
         tracking.routed(origin, 9, identity(origin), NOW_US)
     effects = tracking.tick(NOW_US + GATHER_US)
     stored = [effect for effect in effects if isinstance(effect, StoreFilter)]
-    assert [effect.key.origin for effect in stored] == [11]
+    assert [decode_meta(effect.record).key.origin for effect in stored] == [11]
     assert any(isinstance(effect, StoreAttachments) for effect in effects)
     assert tracking.metrics()["tracking_histories"] == 2
     later_us = NOW_US + 60 * SECOND_US
     final = [effect for effect in tracking.tick(later_us) if isinstance(effect, StoreFilter)]
-    assert [effect.key.origin for effect in final] == [12, 13]
+    assert [decode_meta(effect.record).key.origin for effect in final] == [12, 13]
     assert tracking.metrics()["tracking_histories"] == 0
     tracking.check()
     for origin in (11, 12, 13):

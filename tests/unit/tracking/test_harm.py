@@ -262,14 +262,13 @@ def stored_at(sequence: int, at_s: int, *, final: bool = True) -> StoreFilter:
         stored_us=at_s * SECOND_US,
         final=final,
     )
-    return StoreFilter(key=meta.key, sequence=sequence, record=encode_record(meta, bytes(100)), final=final)
+    return StoreFilter(sequence=sequence, record=encode_record(meta, bytes(100)), final=final)
 
 
 def replace_in(effect: StoreFilter, *, replaces: int) -> StoreFilter:
     meta = replace(decode_meta(effect.record), replaces=replaces)
-    return StoreFilter(
-        key=meta.key, sequence=meta.sequence, record=encode_record(meta, bytes(100)), replaces=replaces
-    )
+    record = encode_record(meta, bytes(100))
+    return StoreFilter(sequence=meta.sequence, record=record, replaces=replaces)
 
 
 @pytest.mark.parametrize("final", [True, False])
@@ -379,7 +378,7 @@ def test_a_filter_that_could_not_be_written_leaves_no_torn_one(tmp_path: Path) -
     for refused in (
         stored_at(2, 200),
         stored_at(2, 200, final=False),
-        ReplaceAttachments(changes=[start(1)]),
+        ReplaceAttachments(parts=[encode_changes([start(1)])]),
     ):
         with pytest.raises(StorageError, match="No space left"):
             store.apply([refused])

@@ -21,10 +21,10 @@ from postroad.clocks import BOUNDS_US, SkewCheck
 from postroad.errors import UsageError
 from postroad.ids import IdSource, MessageId
 from postroad.net.configure import configure
-from postroad.seam.tracking import StoreAttachments
+from postroad.seam.tracking import ReplaceAttachments, StoreAttachments
 from postroad.storage.tracking_store import TrackingStore
 from postroad.tracking.attachment import NEIGHBOUR, SUBSCRIBER, AttachmentMap
-from postroad.tracking.attachment_log import Change, decode_changes, encode_changes
+from postroad.tracking.attachment_log import Change, EncodedParts, decode_changes, encode_changes
 from postroad.tracking.planner import (
     MAX_MATCHING,
     MAX_PERSIST_US,
@@ -615,3 +615,14 @@ def test_a_link_lasts_as_long_as_the_messages_that_went_over_it(strategy: str, e
     question = TraceQuestion(items=(TraceItem(id=ahead, origin=1),))
     (finding,) = tracking.answer(question, {})[0].findings
     assert finding.neighbours == (2,)
+
+
+def test_a_whole_map_can_be_written_more_than_once() -> None:
+    """Its parts are made when they are taken: whoever takes them first leaves nothing out for the next."""
+    changes = [
+        Change(what="attach", at_us=number, kind="subscriber", who=f"s{number}") for number in range(5000)
+    ]
+    effect = ReplaceAttachments(parts=EncodedParts(changes))
+    assert len(list(effect.parts)) > 1
+    for _ in range(2):
+        assert decode_changes(effect.record)[0] == changes

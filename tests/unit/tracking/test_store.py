@@ -48,7 +48,7 @@ def effect(
         final=final,
     )
     record = encode_record(meta, bytes([sequence % 256]) * size)
-    return StoreFilter(key=KEY, sequence=sequence, record=record, replaces=replaces, final=final)
+    return StoreFilter(sequence=sequence, record=record, replaces=replaces, final=final)
 
 
 def files(folder: Path) -> list[str]:
@@ -274,7 +274,7 @@ def test_a_torn_attachment_log_is_cut(tmp_path: Path) -> None:
     again = opened(tmp_path)
     again.apply([StoreAttachments(record=encode_changes([second]))])
     assert TrackingStore(tmp_path).load().changes == [first, torn, second]
-    again.apply([ReplaceAttachments(changes=[first])])
+    again.apply([ReplaceAttachments(parts=[encode_changes([first])])])
     assert TrackingStore(tmp_path).load().changes == [first]
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import msgspec
 import pytest
+from tests.worlds.topologies import linked
+from tests.worlds.turns import Turns, peer
 
 from postroad.errors import UnavailableError
 from postroad.ids import MessageId
+from postroad.overlay.inquiries import Inquiries
+from postroad.seam.effects import Send
 from postroad.seam.tracking import ReadFilters, StoreAttachments, StoreFilter
+from postroad.seam.turn import Turn
 from postroad.tracking.attachment_log import decode_changes
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.keys import DELIVERY, ROUTING, HistoryKey
 from postroad.tracking.query import desk, lookup
-from postroad.tracking.query.desk import WORK_A_TURN, WORK_AN_ID, Inquire, Output, Report, Respond, TraceDesk
+from postroad.tracking.query.desk import TRACE, WORK_A_TURN, WORK_AN_ID, Asker, TraceDesk
 from postroad.tracking.query.lookup import Reading
 from postroad.tracking.query.messages import (
     MAX_RECEIVERS,
@@ -24,25 +32,103 @@ from postroad.tracking.query.messages import (
     TraceQuestion,
 )
 from postroad.tracking.query.trace import NO_ANSWER, NOT_REACHABLE
+from postroad.tracking.query.untracked import Untracked
+from postroad.tracking.query.verdict import TraceResult
 from postroad.tracking.record import FilterMeta, decode_record, encode_record
 from postroad.tracking.settings import TrackingConfig
-from postroad.tracking.strategies import NoTracking, Tracking, make_tracking
+from postroad.tracking.strategies import Tracking, make_tracking
 from postroad.units import KIB, SECOND_US
-from postroad.wire.frames import MAX_BODY_BYTES
+from postroad.wire.frames import MAX_BODY_BYTES, Answer, Query, decode
 
 ME, OTHER = 7, 8
+LINK = 100  # the connection to the other one
 NOW_US = 1_700_000_000 * SECOND_US
 NAMES = {ME: "here", OTHER: "there"}
+
+
+@dataclass
+class Report:
+    asker: Asker
+    results: Sequence[TraceResult]
+
+
+Output = ReadFilters | Query | Answer | Report  # asked of the disk or of the other, answered, or done
+
+
+class Desk:
+    """A desk and its turns. The two brokers know each other; once `cut`, there is no way between them."""
+
+    def __init__(self, tracking: Tracking | None, reachable: Sequence[int]) -> None:
+        self.turns = Turns()
+        self.cut = False
+        self._asked = 0
+        self._reports: list[Output] = []
+        inquiries = Inquiries(
+            self.turns.board, me=ME, topology=linked(ME, OTHER), link=lambda _: None if self.cut else LINK
+        )
+        self.desk = TraceDesk(
+            tracking or Untracked(),
+            me=ME,
+            reachable=lambda: reachable,
+            names=lambda: NAMES,
+            inquiries=inquiries,
+            report=self._report,
+        )
+        self.turns.board.query(TRACE, self.desk.asked)
+
+    def _report(self, _turn: Turn, asker: Asker, results: Sequence[TraceResult]) -> None:
+        self._reports.append(Report(asker, results))
+
+    def _outputs(self, turn: Turn) -> list[Output]:
+        out, self._reports = self._reports, []
+        for effect in turn.effects:
+            if isinstance(effect, Send):
+                assert effect.connection == LINK
+                message = decode(effect.data)
+                assert isinstance(message, Query | Answer)
+                assert message.target == OTHER
+                out.append(message)
+            else:
+                assert isinstance(effect, ReadFilters)
+                out.append(effect)
+        return out
+
+    def begin(self, ids: Sequence[bytes], now_us: int) -> list[Output]:
+        """A client asks, each time another."""
+        self._asked += 1
+        turn = self.turns.turn(now_us)
+        self.desk.begin(turn, ids, Asker(self._asked, 1))
+        return self._outputs(turn)
+
+    def asked(self, number: int, body: bytes, now_us: int) -> list[Output]:
+        """The other broker asks."""
+        turn = self.turns.turn(now_us)
+        query = Query(source=OTHER, target=ME, number=number, hops=1, what=TRACE, body=body)
+        self.turns.board.brokers[Query](turn, peer(LINK, "broker", broker=OTHER), query)
+        return self._outputs(turn)
+
+    def answered(self, query: Query, body: bytes, now_us: int) -> list[Output]:
+        """The other broker answers."""
+        turn = self.turns.turn(now_us)
+        answer = Answer(source=OTHER, target=ME, number=query.number, hops=1, body=body)
+        self.turns.board.brokers[Answer](turn, peer(LINK, "broker", broker=OTHER), answer)
+        return self._outputs(turn)
+
+    def read(self, wanted: ReadFilters, records: Mapping[int, bytes], now_us: int) -> list[Output]:
+        return self._outputs(self.turns.filters_read(wanted, records, now_us))
+
+    def tick(self, now_us: int) -> list[Output]:
+        turn = self.turns.turn(now_us)
+        self.desk.tick(turn)
+        return self._outputs(turn)
 
 
 def identity(number: int, *, origin: int = ME) -> bytes:
     return bytes(MessageId(number, origin, NOW_US // 1000, 0))
 
 
-def desk_of(tracking: Tracking | None = None, *reachable: int) -> TraceDesk:
-    return TraceDesk(
-        tracking or NoTracking(), me=ME, reachable=lambda: reachable or (ME, OTHER), names=lambda: NAMES
-    )
+def desk_of(tracking: Tracking | None = None, *reachable: int) -> Desk:
+    return Desk(tracking, reachable or (ME, OTHER))
 
 
 def question(*ids: bytes) -> bytes:
@@ -69,20 +155,19 @@ def stored(count: int = 1) -> tuple[Tracking, dict[int, bytes]]:
 
 def test_a_trace_asks_its_own_broker_and_others_and_reports() -> None:
     made = desk_of()
-    ticket, out = made.begin([identity(1, origin=OTHER)], NOW_US)
-    (ask,) = the(Inquire, out)
-    assert isinstance(ask, Inquire)
-    assert ask.broker == OTHER
+    out = made.begin([identity(1, origin=OTHER)], NOW_US)
+    (ask,) = the(Query, out)
+    assert isinstance(ask, Query)
     finding = Finding(published=0.001)
     body = msgspec.msgpack.encode(TraceAnswer(findings=(finding,)))
-    out = made.answered(ask.number, body, NOW_US)
+    out = made.answered(ask, body, NOW_US)
     (report,) = the(Report, out)
     assert isinstance(report, Report)
-    assert report.ticket == ticket
+    assert report.asker == Asker(1, 1)
     assert [one.origin for one in report.results] == ["there"]
-    assert made.traces == {}
-    assert made.next_deadline() is None
-    assert made.answered(ask.number, body, NOW_US) == []  # nobody waits for it any more
+    assert made.desk.metrics()["traces"] == 0
+    assert made.desk.next_deadline() is None
+    assert made.answered(ask, body, NOW_US) == []  # nobody waits for it any more
 
 
 def test_an_answer_that_cannot_be_read_is_none() -> None:
@@ -103,10 +188,9 @@ def test_an_answer_that_cannot_be_read_is_none() -> None:
     deep = b"\x92\x91\x90" + b"\x91" * 5_000
     for body in (b"nonsense", no_text, deep, two, absurd, *texts):
         made = desk_of()
-        _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
-        (ask,) = the(Inquire, out)
-        assert isinstance(ask, Inquire)
-        (report,) = the(Report, made.answered(ask.number, body, NOW_US))
+        (ask,) = the(Query, made.begin([identity(1, origin=OTHER)], NOW_US))
+        assert isinstance(ask, Query)
+        (report,) = the(Report, made.answered(ask, body, NOW_US))
         assert isinstance(report, Report)
         ((broker, why),) = [row for row in report.results[0].missing if row[0] == "there"]
         assert "cannot be read" in why, broker
@@ -115,26 +199,23 @@ def test_an_answer_that_cannot_be_read_is_none() -> None:
 def test_silence_and_failures_end_a_trace_too() -> None:
     made = desk_of()
     made.begin([identity(1, origin=OTHER)], NOW_US)
-    deadline = made.next_deadline()
+    deadline = made.desk.next_deadline()
     assert deadline is not None
     assert made.tick(deadline - 1) == []
     (late,) = the(Report, made.tick(deadline))
     assert isinstance(late, Report)
     assert ("there", NO_ANSWER) in late.results[0].missing
-    _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
-    (ask,) = the(Inquire, out)
-    assert isinstance(ask, Inquire)
-    (gone,) = the(Report, made.failed(ask.number, "went away", NOW_US))
+    made.cut = True
+    (gone,) = made.begin([identity(1, origin=OTHER)], NOW_US)
     assert isinstance(gone, Report)
-    assert ("there", "went away") in gone.results[0].missing
-    assert made.failed(ask.number, "went away", NOW_US) == []
+    assert ("there", NOT_REACHABLE) in gone.results[0].missing
+    assert made.desk.next_deadline() is None
 
 
 def test_a_broker_known_and_away_may_have_what_nobody_knows() -> None:
     made = desk_of(make_tracking(TrackingConfig(), me=ME, stored=(), changes=(), now_us=NOW_US), ME)
     later_us = NOW_US + 60 * SECOND_US
-    _, out = made.begin([bytes(MessageId(1, ME, later_us // 1000, 0))], later_us)
-    (report,) = the(Report, out)
+    (report,) = the(Report, made.begin([bytes(MessageId(1, ME, later_us // 1000, 0))], later_us))
     assert isinstance(report, Report)
     assert (report.results[0].verdict, report.results[0].missing) == ("partial", (("there", NOT_REACHABLE),))
 
@@ -142,35 +223,32 @@ def test_a_broker_known_and_away_may_have_what_nobody_knows() -> None:
 def test_traces_under_way_are_bounded_and_can_be_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "MAX_TRACES", 2)
     made = desk_of()
-    tickets = [made.begin([identity(n, origin=OTHER)], NOW_US) for n in (1, 2)]
+    asked = [made.begin([identity(n, origin=OTHER)], NOW_US) for n in (1, 2)]
     with pytest.raises(UnavailableError, match="try again"):
         made.begin([identity(3, origin=OTHER)], NOW_US)
-    ticket, out = tickets[0]
-    made.abandon(ticket)
-    assert made.metrics()["traces"] == 1
-    (ask,) = the(Inquire, out)
-    assert isinstance(ask, Inquire)
-    assert made.answered(ask.number, b"", NOW_US) == []
+    assert made.desk.under_way() == {1: 1, 2: 1}
+    made.desk.abandon(1)
+    assert made.desk.metrics()["traces"] == 1
+    (ask,) = the(Query, asked[0])
+    assert isinstance(ask, Query)
+    assert made.answered(ask, b"", NOW_US) == []
     made.begin([identity(3, origin=OTHER)], NOW_US)
 
 
 def test_a_question_of_another_broker_is_answered_once_its_records_are_read() -> None:
     tracking, disk = stored()
     made = desk_of(tracking)
-    out = made.asked(OTHER, 99, question(identity(0)), NOW_US + 200 * SECOND_US)
+    out = made.asked(99, question(identity(0)), NOW_US + 200 * SECOND_US)
     for _ in range(10):
         if not isinstance(out[0], ReadFilters):
             break
-        records = {sequence: disk[sequence] for sequence in out[0].sequences}
-        tag = out[0].tag
-        out = made.read(tag, records, NOW_US + 200 * SECOND_US)
-        assert made.read(tag, records, NOW_US) == []
+        out = made.read(out[0], disk, NOW_US + 200 * SECOND_US)
     (respond,) = out
-    assert isinstance(respond, Respond)
-    assert (respond.broker, respond.number) == (OTHER, 99)
+    assert isinstance(respond, Answer)
+    assert respond.number == 99
     (finding,) = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
     assert finding.published is not None
-    assert made.metrics()["trace_questions_waiting"] == 0
+    assert made.desk.metrics()["trace_questions_waiting"] == 0
 
 
 def test_questions_that_wait_for_the_disk_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +257,13 @@ def test_questions_that_wait_for_the_disk_are_bounded(monkeypatch: pytest.Monkey
     tracking, _ = stored()
     made = desk_of(tracking, ME)
     later_us = NOW_US + 200 * SECOND_US
-    (first,) = made.asked(OTHER, 1, question(identity(0)), later_us)
+    (first,) = made.asked(1, question(identity(0)), later_us)
     assert isinstance(first, ReadFilters)
-    (refused,) = made.asked(OTHER, 2, question(identity(0), identity(1)), later_us)
-    assert isinstance(refused, Respond)
+    (refused,) = made.asked(2, question(identity(0), identity(1)), later_us)
+    assert isinstance(refused, Answer)
     said = msgspec.msgpack.decode(refused.body, type=TraceAnswer).findings
     assert [one.lost for one in said] == ["has too many questions to answer"] * 2
-    _, out = made.begin([identity(0)], later_us)
-    (report,) = out
+    (report,) = made.begin([identity(0)], later_us)
     assert isinstance(report, Report)
     assert ("here", "has too many questions to answer") in report.results[0].missing
 
@@ -198,8 +275,8 @@ def test_a_question_that_makes_no_sense_has_no_answer() -> None:
     no_text, deep = b"\x91\x91\x92\xa1\xff\x00", b"\x92\x90" + b"\x91" * 5_000
     absurd_ones = (b"", b"nonsense", no_text, deep, question(), question(b"short"), many)
     for absurd in (*absurd_ones, question(*[b""] * 200_000)):
-        for made in (desk_of(tracking), desk_of(NoTracking())):
-            assert made.asked(OTHER, 1, absurd, NOW_US) == []
+        for made in (desk_of(tracking), desk_of()):
+            assert made.asked(1, absurd, NOW_US) == []
 
 
 def test_who_asks_is_named_as_many_receivers_as_it_takes() -> None:
@@ -214,8 +291,8 @@ def test_who_asks_is_named_as_many_receivers_as_it_takes() -> None:
     for takes, named in ((None, 4096), (MAX_RECEIVERS, 5000), (7, 7), (-1, 0)):
         made = desk_of(tracking, ME)
         said = [[[item.id, 0]]] if takes is None else [[[item.id, 0]], takes]
-        (response,) = made.asked(OTHER, 5, msgspec.msgpack.encode(said), NOW_US)
-        assert isinstance(response, Respond)
+        (response,) = made.asked(5, msgspec.msgpack.encode(said), NOW_US)
+        assert isinstance(response, Answer)
         (finding,) = msgspec.msgpack.decode(response.body, type=TraceAnswer).findings
         assert (len(finding.delivered), finding.more) == (named, 5000 - named)
 
@@ -229,16 +306,15 @@ def test_an_answer_that_is_too_long_names_fewer_receivers() -> None:
     tracking.published(identity(1), NOW_US)
     tracking.delivered(ME, names, identity(1), NOW_US)
     made = desk_of(tracking, ME)
-    _, out = made.begin([identity(1)], NOW_US)
-    (report,) = the(Report, out)
+    (report,) = the(Report, made.begin([identity(1)], NOW_US))
     assert isinstance(report, Report)
     (result,) = report.results
     assert (result.verdict, [step.broker for step in result.route]) == ("partial", ["here"])
     named = len(result.receivers)
     assert 3000 < named < 4096
     assert result.missing == (("here", f"{len(names) - named} more receivers"),)
-    (response,) = made.asked(OTHER, 5, question(identity(1)), NOW_US)
-    assert isinstance(response, Respond)
+    (response,) = made.asked(5, question(identity(1)), NOW_US)
+    assert isinstance(response, Answer)
     assert len(response.body) <= MAX_BODY_BYTES
     (finding,) = msgspec.msgpack.decode(response.body, type=TraceAnswer).findings
     told = len(finding.delivered)
@@ -248,8 +324,7 @@ def test_an_answer_that_is_too_long_names_fewer_receivers() -> None:
 
 def test_why_the_broker_in_the_id_said_nothing_is_told() -> None:
     made = desk_of()
-    _, out = made.begin([identity(1, origin=OTHER)], NOW_US)
-    assert the(Inquire, out)
+    assert the(Query, made.begin([identity(1, origin=OTHER)], NOW_US))
     (report,) = the(Report, made.tick(NOW_US + 3 * SECOND_US))
     assert isinstance(report, Report)
     assert report.results[0].verdict == "unreachable"
@@ -278,39 +353,39 @@ def test_a_long_question_is_worked_on_over_turns() -> None:
     made = desk_of(tracking)
     turns: list[list[Output]] = []
     before = tracking.looked
-    out = made.asked(OTHER, 1, question(*ids), NOW_US)
-    out += made.asked(OTHER, 2, question(ids[0]), NOW_US)
-    out += made.begin([ids[1]], NOW_US)[1]
+    out = made.asked(1, question(*ids), NOW_US)
+    out += made.asked(2, question(ids[0]), NOW_US)
+    out += made.begin([ids[1]], NOW_US)
     most = 0
-    while made.busy and len(turns) < 100:
+    while made.desk.busy and len(turns) < 100:
         out += made.tick(NOW_US)
         most = max(most, tracking.looked - before)
         before = tracking.looked
-        assert (made.next_deadline() == 0) == (made.metrics()["trace_questions_waiting"] > 0)
+        assert (made.desk.next_deadline() == 0) == (made.desk.metrics()["trace_questions_waiting"] > 0)
         turns.append(out)
-        for ask in the(Inquire, out):
-            assert isinstance(ask, Inquire)
-            made.failed(ask.number, "away", NOW_US)
+        for ask in the(Query, out):
+            assert isinstance(ask, Query)
+            made.answered(ask, NOTHING, NOW_US)
         out = []
     assert most <= WORK_A_TURN + each
     assert 10 <= len(turns) <= 20
-    said = {one.number: at for at, turn in enumerate(turns) for one in turn if isinstance(one, Respond)}
+    said = {one.number: at for at, turn in enumerate(turns) for one in turn if isinstance(one, Answer)}
     assert said[2] <= 2 < said[1]
-    (last,) = [one for turn in turns for one in turn if isinstance(one, Respond) and one.number == 1]
+    (last,) = [one for turn in turns for one in turn if isinstance(one, Answer) and one.number == 1]
     assert msgspec.msgpack.decode(last.body, type=TraceAnswer) == whole
 
 
 def test_what_nobody_waits_for_any_more_is_not_looked_up() -> None:
     tracking, ids = crowded(2)
     made = desk_of(tracking, ME)
-    made.asked(OTHER, 1, question(*ids * 20), NOW_US)
-    ticket, _ = made.begin([ids[0]], NOW_US)
-    made.abandon(ticket)
+    made.asked(1, question(*ids * 20), NOW_US)
+    made.begin([ids[0]], NOW_US)
+    made.desk.abandon(1)
     done = 0
-    while made.busy:
-        done += len(the(Respond, made.tick(NOW_US)))
+    while made.desk.busy:
+        done += len(the(Answer, made.tick(NOW_US)))
     assert done == 1
-    assert made.next_deadline() is None
+    assert made.desk.next_deadline() is None
 
 
 def test_the_records_for_all_ids_of_a_question_are_read_together() -> None:
@@ -318,21 +393,22 @@ def test_the_records_for_all_ids_of_a_question_are_read_together() -> None:
     made = desk_of(tracking)
     later_us = NOW_US + 200 * SECOND_US
     ids = [identity(number) for number in range(40)]
-    out = made.asked(OTHER, 1, question(*ids), later_us)
+    out = made.asked(1, question(*ids), later_us)
     reads = 0
-    while not the(Respond, out):
+    while not the(Answer, out):
         for one in the(ReadFilters, out):
             assert isinstance(one, ReadFilters)
             reads += 1
-            out = made.read(one.tag, {sequence: disk[sequence] for sequence in one.sequences}, later_us)
+            out = made.read(one, disk, later_us)
         out += made.tick(later_us)
     assert reads == 1
-    (respond,) = the(Respond, out)
-    assert isinstance(respond, Respond)
+    (respond,) = the(Answer, out)
+    assert isinstance(respond, Answer)
     findings = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
     assert [one.published is not None for one in findings] == [True] * 40
 
 
+NOTHING = msgspec.msgpack.encode(TraceAnswer(findings=(Finding(),)))
 SIZE = 10_000  # bytes of each of the filters below
 
 
@@ -369,7 +445,7 @@ def test_stored_filters_are_read_and_looked_into_a_few_at_a_time(monkeypatch: py
     made = desk_of(tracking)
     out: list[Output] = []
     for number in range(1, 6):
-        out += made.asked(OTHER, number, question(identity(10 * number)), NOW_US)
+        out += made.asked(number, question(identity(10 * number)), NOW_US)
     reads: list[ReadFilters] = []
     answers: dict[int, Finding] = {}
     while len(answers) < 5:
@@ -378,19 +454,19 @@ def test_stored_filters_are_read_and_looked_into_a_few_at_a_time(monkeypatch: py
         assert tracking.looked - before <= 2 * 3 * SIZE // KIB
         reads += [one for one in out if isinstance(one, ReadFilters)]
         for one in out:
-            if isinstance(one, Respond):
+            if isinstance(one, Answer):
                 (answers[one.number],) = msgspec.msgpack.decode(one.body, type=TraceAnswer).findings
         assert max((len(one.sequences) for one in reads), default=0) <= 3
         assert sum(len(one.sequences) for one in reads) <= 7
         if reads:
             done = reads.pop(0)
-            out = made.read(done.tag, {sequence: disk[sequence] for sequence in done.sequences}, NOW_US)
+            out = made.read(done, disk, NOW_US)
         else:
             out = []
     for number, finding in answers.items():
         assert [one.origin for one in finding.routed] == [100 + 10 * number]
         assert "read" not in finding.lost
-    assert made.metrics()["trace_questions_waiting"] == 0
+    assert made.desk.metrics()["trace_questions_waiting"] == 0
 
 
 @pytest.mark.parametrize(("few", "read"), [(1, 20), (30, 30)])
@@ -400,13 +476,13 @@ def test_what_a_question_does_not_read_is_said(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(lookup, "FEW_READS", few)
     tracking, disk = routed(50)
     made = desk_of(tracking)
-    out = made.asked(OTHER, 1, question(identity(1)), NOW_US)
-    while not the(Respond, out):
+    out = made.asked(1, question(identity(1)), NOW_US)
+    while not the(Answer, out):
         (wanted,) = out
         assert isinstance(wanted, ReadFilters)
-        out = made.read(wanted.tag, {sequence: disk[sequence] for sequence in wanted.sequences}, NOW_US)
+        out = made.read(wanted, disk, NOW_US)
     (respond,) = out
-    assert isinstance(respond, Respond)
+    assert isinstance(respond, Answer)
     (finding,) = msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings
     assert [one.origin for one in finding.routed] == [101]
     assert finding.lost == f"stored filters that could not be read: {50 - read}"
@@ -416,23 +492,16 @@ def test_who_gives_up_makes_room_for_others_who_want_to_read(monkeypatch: pytest
     monkeypatch.setattr(desk, "MAX_HELD_BYTES", SIZE)
     tracking, disk = routed(1)
     made = desk_of(tracking, ME)
-    tickets = []
-    out: list[Output] = []
-    for _ in range(2):
-        ticket, more = made.begin([identity(1)], NOW_US)
-        tickets.append(ticket)
-        out += more
-    (first,) = out
+    (first,) = [*made.begin([identity(1)], NOW_US), *made.begin([identity(1)], NOW_US)]
     assert isinstance(first, ReadFilters)
-    out = made.asked(OTHER, 1, question(identity(1)), NOW_US)
-    assert out == []
-    for ticket in tickets:
-        made.abandon(ticket)
-    (second,) = made.read(first.tag, disk, NOW_US)
+    assert made.asked(1, question(identity(1)), NOW_US) == []
+    for connection in (1, 2):
+        made.desk.abandon(connection)
+    (second,) = made.read(first, disk, NOW_US)
     assert isinstance(second, ReadFilters)
-    (respond,) = made.read(second.tag, disk, NOW_US)
-    assert isinstance(respond, Respond)
-    assert made.metrics()["trace_questions_waiting"] == 0
+    (respond,) = made.read(second, disk, NOW_US)
+    assert isinstance(respond, Answer)
+    assert made.desk.metrics()["trace_questions_waiting"] == 0
 
 
 def delivered() -> tuple[Tracking, dict[int, bytes]]:
@@ -457,16 +526,16 @@ def test_a_record_is_read_again_for_another_message_of_the_question(monkeypatch:
     monkeypatch.setattr(lookup, "PORTION_BYTES", 1)
     tracking, disk = delivered()
     made = desk_of(tracking)
-    out = made.asked(OTHER, 1, question(identity(1), identity(2)), NOW_US)
+    out = made.asked(1, question(identity(1), identity(2)), NOW_US)
     reads: list[int] = []
-    while not the(Respond, out):
+    while not the(Answer, out):
         (wanted,) = out
         assert isinstance(wanted, ReadFilters)
         reads += wanted.sequences
-        out = made.read(wanted.tag, {sequence: disk[sequence] for sequence in wanted.sequences}, NOW_US)
+        out = made.read(wanted, disk, NOW_US)
     assert len(reads) == len(disk) + 1
     (respond,) = out
-    assert isinstance(respond, Respond)
+    assert isinstance(respond, Answer)
     for finding in msgspec.msgpack.decode(respond.body, type=TraceAnswer).findings:
         assert [one.subscriber for one in finding.delivered] == ["ann"]
         assert "read" not in finding.lost

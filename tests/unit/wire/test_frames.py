@@ -7,13 +7,13 @@ import struct
 import msgspec
 import pytest
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import empty_frame
 from postroad.wire import frames
 from postroad.wire.frames import (
     BATCH_KINDS,
     CONTROL,
+    DEFAULT_LIMITS,
     FRAME_PREFIX_BYTES,
     HANDSHAKE_BYTES,
     MAX_CONTROL_BYTES,

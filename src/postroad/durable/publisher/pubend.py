@@ -20,15 +20,18 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from postroad.clients.publishing import Waiting
 from postroad.durable.publisher.pubend_rows import Checkpoint, Facts, read_checkpoint, read_facts, widest
-from postroad.errors import BugError, PeerError, StorageError
+from postroad.errors import BugError, PeerError, PostroadError, StorageError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
-from postroad.seam.storage import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.seam.storage import ReadDone
+from postroad.seam.turn import Turn
 from postroad.streams.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.streams.spans import Span, intersect, subtract, union
 from postroad.units import KIB, MIB, SECOND_US
@@ -51,18 +54,45 @@ MARKS_WITHIN: Final = 16  # and at least as finely as this part of what early re
 MAX_MARKS: Final = 1_024
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    segment: Segment  # starts at the tick before it in the log
+Settled = Callable[[Turn, bool], None]  # whether the frame was accepted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """A publish frame that is not answered yet."""
+
+    batch: EventBatch
+    size: int  # of the frame as it came, which is given back as credit
+    receipt: Waiting | None  # None: the broker's own
+    principal: str = ""  # "" for anonymous ones
+    given: bool = False  # its ids are those that this broker gave to its connection
+    settled: Settled | None = None  # who is told of the broker's own
+
+    @property
+    def connection(self) -> int | None:
+        return None if self.receipt is None else self.receipt.connection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Record:
+    """Events on their way to the log."""
+
+    end: int  # the last of their ticks
+    batch: EventBatch
     prefixes: dict[bytes, bytes]  # publisher -> its last id in this record
+    frames: list[Frame]  # that are answered when it is on disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """`tags[i]` is what batch i waits for; None: all of it was durable before."""
+class PubendPort:
+    """Who hears what became of what a pubend asked of the disk."""
 
-    effects: list[StorageEffect]
-    tags: list[int | None]
+    logged: Callable[[Turn, DurablePubend, Segment, list[Frame]], None]  # what to spread, whom to answer
+    failed: Callable[[Turn, list[Frame], PostroadError], None]  # these are in no log
+    reserved: Callable[[Turn, DurablePubend, PostroadError | None], None]  # whether silence may be asserted
+    read: Callable[[Turn, DurablePubend, list[Segment]], None]  # what the log says of spans that were asked
+    # The next piece of what recovery reads: events that were wanted again.
+    recovered: Callable[[Turn, DurablePubend, list[EventBatch]], None]
 
 
 class DurablePubend:
@@ -74,7 +104,7 @@ class DurablePubend:
         *,
         limits: Limits,
         cache_bytes: int,
-        new_tag: Callable[[], int],
+        port: PubendPort,
         now_us: int,
         max_bytes: int = 0,
     ) -> None:
@@ -85,29 +115,29 @@ class DurablePubend:
         self.floor = now_us  # ticks in (start, floor] are L
         self._limits = limits
         self._cache_bytes = cache_bytes
-        self._new_tag = new_tag
+        self._port = port
         self._assigned = now_us  # the highest tick given to an event or asserted silent
         self._logged = 0  # the end of the last record asked for that has not failed
         self._synced = 0  # the end of the last record on disk; the first one reaches back to 0
         self._cache = KnowledgeStream(joins=True)  # the newest knowledge, contiguous up to `last`
         self._hole: Span = (0, 0)  # behind the last readable record lay a damaged one: L
-        self._staged: OrderedDict[int, _Staged] = OrderedDict()  # by tag, in order of ticks
+        self._staged: deque[_Record] = deque()  # on their way to disk, in order of ticks
         self._staged_bytes = 0
         self._reserved = now_us  # saved: silence may be asserted up to here
-        self._reserving: dict[int, int] = {}  # tag -> reservation on its way
+        self._reserving: list[int] = []  # reservations on their way to disk
         self._reserve_us = 0  # not before this is another one asked for
         self._publishers: OrderedDict[bytes, bytes] = OrderedDict()  # prefix -> last id on disk, oldest first
         self._owners: dict[bytes, str] = {}  # prefix -> whose ids these are, the longest known first
-        # Of what is staged, by prefix: the last ids, and the tags of their records, in order.
-        self._coming: dict[bytes, deque[tuple[bytes, int]]] = {}
+        # Of what is staged, by prefix: the last ids, and their records, in order.
+        self._coming: dict[bytes, deque[tuple[bytes, _Record]]] = {}
         self._dirty: dict[bytes, None] = {}  # prefixes that changed since the last checkpoint
-        self._saving: dict[int, tuple[int, tuple[bytes, ...]]] = {}  # tag -> checkpoint on its way
+        self._saving = 0  # checkpoints on their way to disk
         self._checkpoint = now_us  # saved: what a restart need not read again
         self._size = self._saved_size = 0  # bytes ever logged, and at the last checkpoint asked for
         self._marks: deque[tuple[int, int]] = deque()  # (tick, bytes ever logged up to it)
         self._mark_bytes = min(MARK_BYTES, max(KIB, max_bytes // MARKS_WITHIN)) if max_bytes else MARK_BYTES
-        self._reads: dict[int, Span] = {}  # by tag: what is being read
-        self._recovering: int | None = None
+        self._reads: list[Span] = []  # what is being read
+        self._tail: int | None = None  # recovery has read the log up to here; None: it need not, or has done
         self._again: int | None = None  # recovery also hands out the events above this tick
         self._fresh = True  # `start` is not saved yet
         self._widest = widest(limits, {})  # under which what is kept was written
@@ -115,31 +145,38 @@ class DurablePubend:
 
     # ---- publishing
 
-    def stage(self, batches: Sequence[EventBatch], now_us: int) -> Staged:
-        """Give these events, which fit one frame together, their ticks and send them to the log."""
-        effects: list[StorageEffect] = self.reserve(now_us) if self._fresh else []
-        fresh: list[EventBatch] = []
-        waits: list[int | bool | None] = []
-        prefixes: dict[bytes, bytes] = {}
-        size = self._staged_bytes + sum(len(batch.data) for batch in batches)
+    def stage(self, turn: Turn, frames: Sequence[Frame]) -> list[Frame]:
+        """Give these events, which fit one frame together, their ticks and send them to the log.
+
+        Returns the frames of which all was durable before; the others are answered by way of the port.
+        """
+        size = self._staged_bytes + sum(len(frame.batch.data) for frame in frames)
         if size > MAX_STAGED_BYTES:
             raise StorageError(f"{self._staged_bytes} bytes wait for the disk")
-        for batch in batches:
-            prefix, last = batch.last_id[:8], batch.last_id[8:]
-            kept = self._without_repeats(batch, prefix, prefixes)
+        if self._fresh:
+            self.reserve(turn)
+        durable: list[Frame] = []
+        waiting: list[Frame] = []  # for the record of this turn
+        fresh: list[EventBatch] = []
+        prefixes: dict[bytes, bytes] = {}
+        for frame in frames:
+            prefix, last = frame.batch.last_id[:8], frame.batch.last_id[8:]
+            kept = self._without_repeats(frame.batch, prefix, prefixes)
             if kept is not None:
                 fresh.append(kept)
                 prefixes[prefix] = last
-                waits.append(True)
-            else:
-                waits.append(self._holder(prefix, last))
-        tag = None
+                waiting.append(frame)
+            elif last <= self._publishers.get(prefix, b""):
+                durable.append(frame)
+            else:  # a repetition waits for the record that has the original
+                coming = self._coming.get(prefix, ())
+                others = (record.frames for newest, record in coming if last <= newest)
+                next(others, waiting).append(frame)
         if fresh:
-            tag = self._new_tag()
-            effects.append(self._log(fresh, prefixes, tag, now_us))
+            self._log(turn, fresh, prefixes, waiting)
             if self._hole[1] > self._synced:  # the log notes with it that there is a record behind the hole
-                effects.append(self._save_facts(now_us, now_us))
-        return Staged(effects=effects, tags=[tag if wait is True else wait for wait in waits])
+                self._save_facts(turn, turn.now_us)
+        return durable
 
     def claim(self, prefix: bytes, principal: str, *, given: bool = False) -> bool:
         """Whether ids that begin so are this principal's: it was given them by this broker, or came with them
@@ -157,71 +194,62 @@ class DurablePubend:
         return self._staged_bytes + size <= MAX_STAGED_BYTES
 
     def _without_repeats(
-        self, batch: EventBatch, prefix: bytes, turn: Mapping[bytes, bytes]
+        self, batch: EventBatch, prefix: bytes, newer: Mapping[bytes, bytes]
     ) -> EventBatch | None:
-        """A publisher's ids only increase: what is not above the last one came before."""
-        held = turn.get(prefix) or self.newest(prefix)
-        if batch.id(0)[8:] > held:
+        """A publisher's ids only increase: what is not above the last one came before. `newer`: the last ids
+        of this turn."""
+        last = newer.get(prefix) or self.newest(prefix)
+        if batch.id(0)[8:] > last:
             return batch
-        repeats = sum(batch.id(row)[8:] <= held for row in range(batch.count))
+        repeats = sum(batch.id(row)[8:] <= last for row in range(batch.count))
         self._counters["duplicate_events_total"] += repeats
         return None if repeats == batch.count else batch.slice(repeats, batch.count)
 
-    def _holder(self, prefix: bytes, last: bytes) -> int | bool | None:
-        """The record that a repetition with this last id waits for, which has the original. True: it is of
-        this turn; None: it is on disk."""
-        if last <= self._publishers.get(prefix, b""):
-            return None
-        return next((tag for held, tag in self._coming.get(prefix, ()) if last <= held), True)
-
-    def _log(self, batches: list[EventBatch], prefixes: dict[bytes, bytes], tag: int, now_us: int) -> Append:
+    def _log(
+        self, turn: Turn, batches: list[EventBatch], prefixes: dict[bytes, bytes], frames: list[Frame]
+    ) -> None:
         merged = batches[0] if len(batches) == 1 else EventBatch.concatenate(batches)
-        first = max(self._assigned + 1, now_us)
+        first = max(self._assigned + 1, turn.now_us)
         batch = merged.with_ticks(first, kind=Kind.KNOWLEDGE, pubend=self.id, start=self._assigned, channel=0)
         end = first + batch.count - 1
-        append = Append(stream=self.id, first=self._logged, last=end, data=batch.data, tag=tag)
-        self._staged[tag] = _Staged(Segment(self._logged, end, EVERYTHING, batch), prefixes)
+        record = _Record(end, batch, prefixes, frames)
+        turn.append(self.id, self._logged, end, batch.data, then=partial(self._appended, record))
+        self._staged.append(record)
         self._staged_bytes += len(batch.data)
         for prefix, last in prefixes.items():
-            self._coming.setdefault(prefix, deque()).append((last, tag))
+            self._coming.setdefault(prefix, deque()).append((last, record))
         self._assigned = self._logged = end
-        return append
 
-    def appended(self, tag: int) -> Segment | None:
-        """The record is on disk: its segment, to be spread; then its publishers may be told.
-
-        None if the tag is not one of ours.
-        """
-        if tag not in self._staged:
-            return None
-        oldest, staged = self._staged.popitem(last=False)
-        if oldest != tag:
+    def _appended(self, record: _Record, turn: Turn, error: PostroadError | None) -> None:
+        """The record is on disk: it is spread, and then its publishers may be told."""
+        if error is not None:
+            self._append_failed(record, turn, error)
+            return
+        if not self._staged or self._staged.popleft() is not record:
             raise BugError(f"pubend {pubend_text(self.id)}: records became durable out of order")
-        batch = staged.segment.batch
-        if batch is None:
-            raise BugError("a staged segment without events")
-        self._staged_bytes -= len(batch.data)
-        self._synced = staged.segment.end
-        self._remember(staged.prefixes)
-        for prefix in staged.prefixes:
+        self._staged_bytes -= len(record.batch.data)
+        self._synced = record.end
+        self._remember(record.prefixes)
+        for prefix in record.prefixes:
             coming = self._coming[prefix]
             coming.popleft()
             if not coming:
                 del self._coming[prefix]
-        self._grow(staged.segment.end, len(batch.data))
-        return self._tell(Segment(self.last, staged.segment.end, EVERYTHING, batch))
+        self._grow(record.end, len(record.batch.data))
+        segment = self._tell(Segment(self.last, record.end, EVERYTHING, record.batch))
+        self._port.logged(turn, self, segment, record.frames)
 
-    def append_failed(self, tag: int) -> list[int]:
-        """The record is not in the log, nor is any staged after it. Tags whose publishers must be told."""
-        if tag not in self._staged:
-            return []
+    def _append_failed(self, record: _Record, turn: Turn, error: PostroadError) -> None:
+        """The record is not in the log, nor is any staged after it: all their publishers must be told."""
+        if record not in self._staged:
+            return  # it failed with an earlier one
         self._counters["failed_appends_total"] += 1
-        failed = list(self._staged)
+        frames = [frame for staged in self._staged for frame in staged.frames]
         self._staged.clear()
         self._coming.clear()
         self._staged_bytes = 0
         self._logged = max(self._synced, self._hole[1])
-        return failed
+        self._port.failed(turn, frames, error)
 
     def newest(self, prefix: bytes) -> bytes:
         """Time and counter of the last id of this publisher, on disk or not; b"" if none is remembered."""
@@ -251,44 +279,44 @@ class DurablePubend:
 
     # ---- silence
 
-    def assert_silence(
-        self, now_us: int, *, owing: bool = False
-    ) -> tuple[Segment | None, list[StorageEffect]]:
+    def assert_silence(self, turn: Turn, *, owing: bool = False) -> Segment | None:
         """Silence since the last tick told, as far as the reservation reaches; None: nothing can be said.
 
         `owing`: events of that time are still to come. One tick is silent then, for those who wait to hear
         with which interest it was filtered.
         """
-        until_us = min(self.last + 1, now_us) if owing else now_us
-        effects = self.reserve(now_us, until_us=until_us)
+        until_us = min(self.last + 1, turn.now_us) if owing else turn.now_us
+        self.reserve(turn, until_us=until_us)
         end = min(max(self.last + 1, until_us), self._reserved)
         if self._staged or end <= self.last:
-            return None, effects
+            return None
         self._assigned = max(self._assigned, end)  # which an append that failed may have left above
-        return self._tell(Segment(self.last, end, EVERYTHING)), effects
+        return self._tell(Segment(self.last, end, EVERYTHING))
 
-    def reserve(self, now_us: int, *, until_us: int | None = None) -> list[StorageEffect]:
+    def reserve(self, turn: Turn, *, until_us: int | None = None) -> None:
         """Save a later bound for silence, up to now or until then, when half of the last one is used up."""
-        until_us = now_us if until_us is None else until_us
+        until_us = turn.now_us if until_us is None else until_us
         used = max(until_us + RESERVE_US // 2, self.last + AHEAD_US // 2)
         if (self._reserving or self._reserved >= used) and not self._fresh:
-            return []
-        if now_us < self._reserve_us:  # a disk that fails is not asked with every turn
-            return []
-        return [self._save_facts(now_us, until_us)]
+            return
+        if turn.now_us >= self._reserve_us:  # a disk that fails is not asked with every turn
+            self._save_facts(turn, until_us)
 
-    @property
-    def _bound(self) -> int:
-        return max([self._reserved, *self._reserving.values()])
-
-    def _save_facts(self, now_us: int, until_us: int) -> Save:
-        self._reserve_us = now_us + RESERVE_RETRY_US
+    def _save_facts(self, turn: Turn, until_us: int) -> None:
+        self._reserve_us = turn.now_us + RESERVE_RETRY_US
         self._fresh = False
-        tag = self._new_tag()
-        bound = max(self._bound, until_us + RESERVE_US, self.last + AHEAD_US)
-        self._reserving[tag] = bound
+        bound = max(self._reserved, *self._reserving, until_us + RESERVE_US, self.last + AHEAD_US)
+        self._reserving.append(bound)
         row = msgspec.msgpack.encode(Facts(self.start, bound, self._hole, self._widest))
-        return Save(table=TABLE, rows=((self._key, row),), tag=tag)
+        turn.save(TABLE, ((self._key, row),), then=partial(self._facts_saved, bound))
+
+    def _facts_saved(self, bound: int, turn: Turn, error: PostroadError | None) -> None:
+        self._reserving.remove(bound)
+        if error is None:
+            self._reserved = max(self._reserved, bound)
+        else:
+            self._fresh = self._fresh or self._reserved == self.start
+        self._port.reserved(turn, self, error)
 
     # ---- answering
 
@@ -310,23 +338,32 @@ class DurablePubend:
         start = max(start, self.floor, self.start)
         if start >= end:
             return segments, []
-        found, missing = self._cache.find(start, end, {}, most, whole=whole)
+        known, missing = self._cache.find(start, end, {}, most, whole=whole)
         if whole:  # but what was released is L, though memory may have it still
-            found = [one.cut(self.floor, one.end) if one.start < self.floor else one for one in found]
+            known = [
+                segment.cut(self.floor, segment.end) if segment.start < self.floor else segment
+                for segment in known
+            ]
         for gap_start, gap_end in intersect([self._hole], start, end):
             segments.append(Segment(gap_start, gap_end, NOTHING, lost=True))
         missing = subtract(missing, [self._hole])
         # Above the last record there is nothing to read: it was asserted silent, or skipped by a restart.
-        above = [span for one in missing for span in intersect([one], self._synced, end)]
+        above = [span for gap in missing for span in intersect([gap], self._synced, end)]
         segments += [Segment(*span, EVERYTHING) for span in above]
-        segments = sorted(segments + found, key=lambda one: one.start)
+        segments = sorted(segments + known, key=lambda segment: segment.start)
         return segments, subtract(missing, [(self._synced, end)] if self._synced < end else [])
 
-    def read(self, spans: Sequence[Span]) -> list[StorageEffect]:
+    def read(self, turn: Turn, spans: Sequence[Span]) -> None:
         """Read these spans from the log, but for what is being read already. Spans that lie close together
-        are one read, since a subscriber that catches up wants many single ticks."""
-        wanted = subtract(self._near(union(spans)), union(self._reads.values()))
-        return [self._read(*span) for span in wanted[: max(0, MAX_READS - len(self._reads))]]
+        are one read, since a subscriber that catches up wants many single ticks.
+
+        The port hears what the log says. Whoever wants more than fits one read asks again.
+        """
+        wanted = subtract(self._near(union(spans)), union(self._reads))
+        for span in wanted[: max(0, MAX_READS - len(self._reads))]:
+            self._counters["log_reads_total"] += 1
+            self._reads.append(span)
+            turn.read(self.id, *span, READ_BYTES, then=partial(self._was_read, span))
 
     def _near(self, spans: list[Span]) -> list[Span]:
         """Joined where little of the log lies between them, into pieces of at most half a read."""
@@ -352,52 +389,33 @@ class DurablePubend:
         part = min(max(tick - low[0], 0) / max(high[0] - low[0], 1), 1.0)
         return low[1] + int(part * (high[1] - low[1]))
 
-    def _read(self, start: int, end: int) -> Read:
-        tag = self._new_tag()
-        self._reads[tag] = (start, end)
-        self._counters["log_reads_total"] += 1
-        return Read(stream=self.id, start=start, end=end, limit_bytes=READ_BYTES, tag=tag)
-
-    def reads(self, tag: int) -> bool:
-        """Whether this read is one of ours."""
-        return tag in self._reads
-
-    def read_done(self, done: ReadDone, *, go_on: bool = True) -> tuple[list[Segment], list[StorageEffect]]:
-        """Records as segments, what the log no longer has as L; and the next read if there is more.
-
-        Without `go_on` whoever wants the rest asks for it again.
-        """
-        span = self._reads.pop(done.tag, None)
-        if span is None:
-            return [], []
+    def _was_read(self, span: Span, turn: Turn, done: ReadDone) -> None:
+        """Records as segments, what the log no longer has as L."""
+        self._reads.remove(span)
         start, end = span
         segments = [Segment(*gap, NOTHING, lost=True) for gap in intersect(done.missing, start, end)]
         for first, last, data in done.records:
             segments.append(self._segment(first, last, data).cut(start, end))
-        segments = [one for one in segments if one.start < one.end]
-        segments.sort(key=lambda one: one.start)
-        reached = segments[-1].end if segments else end
-        more: list[StorageEffect] = (
-            [self._read(reached, end)] if go_on and done.more and reached < end else []
-        )
-        return self._join(segments), more
+        segments = [segment for segment in segments if segment.start < segment.end]
+        segments.sort(key=lambda segment: segment.start)
+        self._port.read(turn, self, self._join(segments))
 
     def _join(self, segments: list[Segment]) -> list[Segment]:
         """Small neighbours as one: whoever catches up pays per segment and subscriber, not per event."""
         together: list[Segment] = []
         run: list[Segment] = []
         size = count = 0
-        for one in segments:
-            batch = one.batch
+        for segment in segments:
+            batch = segment.batch
             events, length = (0, 0) if batch is None else (batch.count, len(batch.data))
             fits = size + length <= JOIN_BYTES and count + events <= self._limits.batch_events
-            if batch is None or not fits or (run and run[-1].end != one.start):
+            if batch is None or not fits or (run and run[-1].end != segment.start):
                 together += [joined(run)] if run else []
                 run, size, count = [], 0, 0
             if batch is None:
-                together.append(one)
+                together.append(segment)
             else:
-                run.append(one)
+                run.append(segment)
                 size, count = size + length, count + events
         return together + ([joined(run)] if run else [])
 
@@ -410,30 +428,28 @@ class DurablePubend:
 
     # ---- release
 
-    def release(self, tick: int) -> list[StorageEffect]:
+    def release(self, turn: Turn, tick: int) -> None:
         """Everything up to `tick` may become L. The floor moves as far as the last checkpoint allows; not
         over the silence before the first record, since who asks for that has lost nothing."""
-        effects: list[StorageEffect] = []
         tick = min(tick, self._synced)
         if tick > self._checkpoint and not self._saving:
-            effects += self._save_checkpoint()
+            self._save_checkpoint(turn)
         tick = min(tick, self._checkpoint)
         if tick > self.floor and self._marks and tick >= self._marks[0][0]:
             self.floor = tick
             while len(self._marks) > 1 and self._marks[1][0] <= tick:
                 self._marks.popleft()
-            effects.append(Chop(stream=self.id, tick=tick))
-        return effects
+            turn.chop(self.id, tick)
 
     def floor_for_size(self, limit: int) -> int:
         """The lowest tick above which at most `limit` bytes are kept, as finely as sizes are remembered."""
         excess = self._size - limit
-        found = 0
+        floor = 0
         for tick, size in self._marks:
             if size > excess:
                 break
-            found = tick
-        return found
+            floor = tick
+        return floor
 
     @property
     def kept_bytes(self) -> int:
@@ -453,51 +469,38 @@ class DurablePubend:
 
     # ---- checkpoints
 
-    def checkpoint(self) -> list[StorageEffect]:
+    def checkpoint(self, turn: Turn) -> None:
         """Save publishers' ids and sizes, if enough was logged since the last time."""
-        if self._size - self._saved_size < CHECKPOINT_BYTES or self._saving:
-            return []
-        return self._save_checkpoint()
+        if self._size - self._saved_size >= CHECKPOINT_BYTES and not self._saving:
+            self._save_checkpoint(turn)
 
-    def close(self) -> list[StorageEffect]:
+    def close(self, turn: Turn) -> None:
         """The process ends: the log does not tell whose the ids in it are."""
-        return self._save_checkpoint() if self._dirty and self.recovered else []
+        if self._dirty and self.recovered:
+            self._save_checkpoint(turn)
 
-    def _save_checkpoint(self) -> list[StorageEffect]:
-        tag = self._new_tag()
+    def _save_checkpoint(self, turn: Turn) -> None:
         facts = Checkpoint(self._synced, self._size, list(self._marks))
-        ids = tuple((self._key + prefix, self._row(prefix)) for prefix in self._dirty)
-        self._saving[tag] = (self._synced, tuple(self._dirty))
+        prefixes = tuple(self._dirty)
+        ids = ((self._key + prefix, self._row(prefix)) for prefix in prefixes)
+        rows = ((self._key, msgspec.msgpack.encode(facts)), *ids)
         self._dirty.clear()
         self._saved_size = self._size
-        rows = ((self._key, msgspec.msgpack.encode(facts)), *ids)
-        return [Save(table=PUBLISHERS, rows=rows, tag=tag)]
+        self._saving += 1
+        turn.save(PUBLISHERS, rows, then=partial(self._checkpoint_saved, self._synced, prefixes))
 
     def _row(self, prefix: bytes) -> bytes | None:
         last = self._publishers.get(prefix)
         return None if last is None else last + self._owners.get(prefix, "").encode()
 
-    def saved(self, tag: int) -> bool:
-        """A reservation or a checkpoint is on disk; False if the tag is not one of ours."""
-        reserved = self._reserving.pop(tag, None)
-        if reserved is not None:
-            self._reserved = max(self._reserved, reserved)
-            return True
-        saving = self._saving.pop(tag, None)
-        if saving is None:
-            return False
-        self._checkpoint = max(self._checkpoint, saving[0])
-        return True
-
-    def save_failed(self, tag: int) -> bool:
-        if self._reserving.pop(tag, None) is not None:
-            self._fresh = self._fresh or self._reserved == self.start
-            return True
-        saving = self._saving.pop(tag, None)
-        if saving is None:
-            return False
-        self._dirty.update(dict.fromkeys(saving[1]))
-        return True
+    def _checkpoint_saved(
+        self, tick: int, prefixes: tuple[bytes, ...], _turn: Turn, error: PostroadError | None
+    ) -> None:
+        self._saving -= 1
+        if error is None:
+            self._checkpoint = max(self._checkpoint, tick)
+        else:
+            self._dirty.update(dict.fromkeys(prefixes))
 
     @property
     def _key(self) -> bytes:
@@ -515,17 +518,17 @@ class DurablePubend:
         suspect: bool,
         now_us: int,
         again: int | None = None,
-    ) -> list[StorageEffect]:
+    ) -> None:
         """After a restart: both tables, and where the log stream begins and ends.
 
-        `again`: the events above that tick are wanted of `tail_done`.
-        Returns reads of what the checkpoint does not know; until `recovered` nothing may be staged.
+        `again`: the port is to hear the events above that tick. What the checkpoint does not know is to be
+        read (`read_tail`); until `recovered` nothing may be staged.
         """
-        held = facts.get(self._key)
-        if held is None and last <= 0:
-            return []  # it never asserted anything, and nothing of it was acknowledged
-        self._fresh = held is None  # the save failed where the append behind it did not
-        known = Facts(0, 0) if held is None else read_facts(self._key, held)
+        row = facts.get(self._key)
+        if row is None and last <= 0:
+            return  # it never asserted anything, and nothing of it was acknowledged
+        self._fresh = row is None  # the save failed where the append behind it did not
+        known = Facts(0, 0) if row is None else read_facts(self._key, row)
         self.start = known.start
         self._synced = self._logged = max(last, chopped, 0)
         self.floor = max(chopped, known.start)
@@ -545,29 +548,25 @@ class DurablePubend:
         self._checkpoint = self.start
         saved = publishers.get(self._key)
         if saved is not None:
-            found = read_checkpoint(saved)
-            self._checkpoint, self._size, self._saved_size = found.tick, found.size, found.size
-            self._marks = deque(found.marks)
+            checkpoint = read_checkpoint(saved)
+            self._checkpoint = checkpoint.tick
+            self._size = self._saved_size = checkpoint.size
+            self._marks = deque(checkpoint.marks)
         ids = sorted((v, k) for k, v in publishers.items() if k[:8] == self._key and len(k) == 16)
         self._publishers = OrderedDict((key[8:], value[:8]) for value, key in ids)
         self._owners = {key[8:]: value[8:].decode() for value, key in ids if len(value) > 8}
         self._again = again
         begin = self._checkpoint if again is None else min(self._checkpoint, again)
-        return self._read_tail(max(begin, self.floor))
+        begin = max(begin, self.floor)
+        self._tail = begin if begin < self._synced else None
 
-    def _read_tail(self, start: int) -> list[StorageEffect]:
-        if start >= self._synced:
-            self._recovering = None
-            return []
-        read = self._read(start, self._synced)
-        self._recovering = read.tag
-        return [read]
+    def read_tail(self, turn: Turn) -> None:
+        """The next piece of what recovery has to read, if there is more."""
+        if self._tail is not None:
+            self._counters["log_reads_total"] += 1
+            turn.read(self.id, self._tail, self._synced, READ_BYTES, then=self._tail_read)
 
-    def tail_done(self, done: ReadDone) -> tuple[list[StorageEffect], list[EventBatch]]:
-        """The next piece of the tail: how to go on, and the events in it that were wanted again."""
-        if done.tag != self._recovering:
-            raise BugError("pubend: a read that recovery did not ask for")
-        del self._reads[done.tag]
+    def _tail_read(self, turn: Turn, done: ReadDone) -> None:
         again: list[EventBatch] = []
         for first, last, data in done.records:
             batch = self._segment(first, last, data).batch
@@ -579,19 +578,20 @@ class DurablePubend:
             if batch is not None:
                 self._remember(_last_ids(batch))
         reached = done.records[-1][1] if done.more and done.records else self._synced
-        return self._read_tail(reached), again
+        self._tail = reached if reached < self._synced else None
+        self.read_tail(turn)
+        self._port.recovered(turn, self, again)
 
     @property
     def recovered(self) -> bool:
-        return self._recovering is None
+        return self._tail is None
 
     @property
     def untold(self) -> int | None:
         """Events above this tick are on disk, or may come there, and were not handed out; None: all were."""
         if not self.recovered:
             return self._again
-        batch = next((one.segment.batch for one in self._staged.values()), None)
-        return None if batch is None else int(batch.headers["tick"][0]) - 1
+        return int(self._staged[0].batch.headers["tick"][0]) - 1 if self._staged else None
 
     # ---- inspection
 
@@ -599,6 +599,11 @@ class DurablePubend:
     def size(self) -> int:
         """Bytes in memory."""
         return self._cache.size + self._staged_bytes
+
+    @property
+    def staged_frames(self) -> int:
+        """Frames that are answered when what they wait for is on disk."""
+        return sum(len(record.frames) for record in self._staged)
 
     def status(self) -> dict[str, int | str]:
         return {
@@ -617,12 +622,10 @@ class DurablePubend:
             raise BugError("pubend: start <= floor <= synced <= assigned does not hold")
         if self.last > self._assigned or self._cache.end not in (0, self.last):
             raise BugError("pubend: more was told than was assigned")
-        told = [one.segment.end for one in self._staged.values()]
-        if told != sorted(told) or any(end <= self.last for end in told):
+        staged = [record.end for record in self._staged]
+        if staged != sorted(staged) or any(end <= self.last for end in staged):
             raise BugError("pubend: a staged tick was told already")
-        if self._staged_bytes != sum(
-            len(one.segment.batch.data) for one in self._staged.values() if one.segment.batch is not None
-        ):
+        if self._staged_bytes != sum(len(record.batch.data) for record in self._staged):
             raise BugError("pubend: staged bytes are miscounted")
 
 

@@ -16,14 +16,21 @@ connection is logged before the client has heard of that (`refusals`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from postroad.clients.publishing import Receipts, Waiting, runs_within
-from postroad.durable.publisher.pubend import PUBLISHERS, TABLE, DurablePubend
+from postroad.clients.publishing import Receipts, runs_within
+from postroad.durable.publisher.pubend import (
+    PUBLISHERS,
+    TABLE,
+    DurablePubend,
+    Frame,
+    PubendPort,
+    Settled,
+)
 from postroad.durable.publisher.pubend_rows import read_facts, read_publisher
 from postroad.durable.publisher.refusals import Refusals
+from postroad.durable.settings import DurableConfig
 from postroad.errors import (
     BugError,
     DeniedError,
@@ -36,115 +43,96 @@ from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY, is_history
 from postroad.links.access import ANONYMOUS
 from postroad.links.links import Links
-from postroad.seam.effects import Effect, Send
-from postroad.seam.storage import (
-    Appended,
-    AppendFailed,
-    ReadDone,
-    Reader,
-    Saved,
-    SaveFailed,
-    StorageInput,
-    Stored,
-    StreamEnd,
-)
+from postroad.seam.peers import Peer
+from postroad.seam.replies import reply
+from postroad.seam.storage import StreamEnd
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.streams.knowledge import Segment
+from postroad.streams.routing import Routing
+from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
-from postroad.wire.frames import Limits, Rejected, Reply, encode, json_within_frame
+from postroad.wire.frames import Limits, Rejected, Request, encode
 
-TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
-    TABLE: read_facts,
-    PUBLISHERS: read_publisher,
-}
 TICK_US: Final = SECOND_US
 STALL_US: Final = 5 * SECOND_US  # the longest that a sync takes
 MAX_ASKED: Final = 10_000  # requests that wait for a last id
 _NEVER_USED: Final = StreamEnd(last=0, chopped=0, suspect=False)
 
 
-Settled = Callable[[bool], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """A publish frame that is not answered yet."""
-
-    batch: EventBatch
-    size: int  # of the frame as it came, which is given back as credit
-    receipt: Waiting | None  # None: the broker's own
-    principal: str = ""  # "" for anonymous ones
-    given: bool = False  # its ids are those that this broker gave to its connection
-    settled: Settled | None = None  # who is told of the broker's own
-
-    @property
-    def connection(self) -> int | None:
-        return None if self.receipt is None else self.receipt.connection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PubendRoom:
-    """What the broker around does with its durable pubends."""
-
-    opened: Callable[[DurablePubend, int], list[Effect]]
-    recovered: Callable[[EventBatch], None]  # by the last process, above `again`
-    all_recovered: Callable[[], None]  # there are no more of these
-    spread: Callable[[DurablePubend, Segment], list[Effect]]
-    answered: Callable[[DurablePubend, ReadDone], list[Effect]]
-
-
 class DurablePublishing:
-    """The durable pubends of one broker and the frames on their way to them."""
+    """The durable pubends of one broker and the frames on their way to them.
+
+    `streams`: what a start found of the log; None: there is no disk. `opened` is told of a pubend when others
+    are to hear of it.
+    """
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         me: int,
-        pubends: int,
-        cache_bytes: int,
-        max_bytes: int,
+        config: DurableConfig,
         limits: Limits,
-        stored: Stored | None,
+        streams: Mapping[int, StreamEnd] | None,
         links: Links,
         receipts: Receipts,
-        room: PubendRoom,
-        again: int | None,
-        new_tag: Callable[[], int],
+        routing: Routing,
+        tracking: Tracking | None,
+        opened: Callable[[DurablePubend, int], None],
         now_us: int,
     ) -> None:
-        """`again`: events of the last process that were synced after this are told to `room.recovered`."""
         self._me = me
-        self._cache_bytes = cache_bytes
-        self._max_bytes = max_bytes
-        self._new_tag = new_tag
+        self._config = config
         self._limits = limits
         self._links = links
         self._receipts = receipts
-        self._room = room
+        self._routing = routing
+        self._tracking = tracking
+        self._opened = opened
+        self._port = PubendPort(
+            logged=self._logged,
+            failed=self._reject_all,
+            reserved=self._reserved,
+            read=routing.log_read,
+            recovered=self._recovered_more,
+        )
         self._pubends: dict[int, DurablePubend] = {}  # by number, those that frames go to and earlier ones
         self._open: dict[int, None] = {}  # numbers of those that others know of, in order of opening
-        self._count = pubends if stored is not None else 0  # new publishers go to the first so many
-        self._coming: list[_Frame] = []  # of clients: no pubend is chosen yet
-        self._frames: dict[int, list[_Frame]] = {}  # by number: not staged yet
-        self._refusals: Refusals[_Frame] = Refusals()  # with those that wait until one was heard
+        self._count = config.pubends if streams is not None else 0  # new publishers go to the first so many
+        self._coming: list[Frame] = []  # of clients: no pubend is chosen yet
+        self._frames: dict[int, list[Frame]] = {}  # by number: not staged yet
+        self._refusals: Refusals[Frame] = Refusals()  # with those that wait until one was heard
         self._asked: list[tuple[int, int, bytes]] = []  # who waits for a last id: connection, request, prefix
-        self._staged: dict[int, list[_Frame]] = {}  # by tag of their record
-        self._out: list[Effect] = []
         self._tick_at = now_us + TICK_US
         self._counters = {"durable_events_total": 0, "durable_failures_total": 0}
-        if stored is not None:
-            self._recover(stored, again, now_us)
-        if self._recovered:
-            room.all_recovered()
+        facts, publishers = board.table(TABLE, read_facts), board.table(PUBLISHERS, read_publisher)
+        if streams is not None:
+            self._recover(facts, publishers, streams, now_us)
+        board.start(self._start)
+        board.peers("client", down=self._closed)
+        board.request("publisher.last", self._ask_last_id)
+        board.metrics(self.metrics)
+        board.status("durable_pubends", lambda _now_us: self.status())
 
-    def _recover(self, stored: Stored, again: int | None, now_us: int) -> None:
-        facts, publishers = (stored.tables.get(table, {}) for table in TABLES)
+    # ---- the start
+
+    def _recover(
+        self,
+        facts: Mapping[bytes, bytes],
+        publishers: Mapping[bytes, bytes],
+        streams: Mapping[int, StreamEnd],
+        now_us: int,
+    ) -> None:
+        """What is synced, but may not be recorded by tracking, is read again."""
+        again = None if self._tracking is None else self._tracking.unrecorded_us
         # Pubends that an earlier configuration had are still asked about.
         earlier = {int.from_bytes(key, "big") for key in facts}
         numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == self._me}
         for number in sorted(numbers.union(range(self._count))):
             pubend = self._make(number, now_us)
-            end = stored.streams.get(pubend.id, _NEVER_USED)
-            self._out += pubend.recover(
+            end = streams.get(pubend.id, _NEVER_USED)
+            pubend.recover(
                 facts,
                 publishers,
                 last=end.last,
@@ -153,34 +141,67 @@ class DurablePublishing:
                 now_us=now_us,
                 again=None if again is None or number == HISTORY else again - STALL_US,
             )
-            self._reserve(pubend, now_us)
 
     def _make(self, number: int, now_us: int) -> DurablePubend:
         pubend = self._pubends[number] = DurablePubend(
             self._me << 32 | number,
             limits=self._limits,
-            cache_bytes=self._cache_bytes,
-            new_tag=self._new_tag,
+            cache_bytes=self._config.cache_bytes,
+            port=self._port,
             now_us=now_us,
-            max_bytes=self._max_bytes,
+            max_bytes=self._config.max_bytes,
         )
         return pubend
 
-    def _reserve(self, pubend: DurablePubend, now_us: int) -> None:
+    def _start(self, turn: Turn) -> None:
+        for pubend in self._pubends.values():
+            pubend.read_tail(turn)
+            self._reserve(turn, pubend)
+        self._note_recovered(turn)
+
+    def _recovered_more(self, turn: Turn, pubend: DurablePubend, again: list[EventBatch]) -> None:
+        """Recovery has read another piece of this pubend's log."""
+        if self._tracking is not None:
+            for batch in again:
+                self._tracking.published(batch.ids(), turn.now_us)
+        self._note_recovered(turn)
+        self._reserve(turn, pubend)
+
+    def _note_recovered(self, turn: Turn) -> None:
+        if self._recovered and self._tracking is not None:
+            self._tracking.recorded_again(turn.now_us)
+
+    @property
+    def _recovered(self) -> bool:
+        return all(pubend.recovered for pubend in self._pubends.values())
+
+    def _reserve(self, turn: Turn, pubend: DurablePubend) -> None:
         """The first reservation of this start, once all before it is known. The next start begins above it:
         that of history does not reach over times of which something may be owed."""
         if pubend.recovered:
-            until_us = min(pubend.last, now_us) if is_history(pubend.id) else now_us
-            self._out += pubend.reserve(now_us, until_us=until_us)
+            until_us = min(pubend.last, turn.now_us) if is_history(pubend.id) else turn.now_us
+            pubend.reserve(turn, until_us=until_us)
+
+    def _reserved(self, turn: Turn, pubend: DurablePubend, error: PostroadError | None) -> None:
+        """The outcome of a reservation."""
+        number = pubend.id & 0xFFFF_FFFF
+        if number in self._open:
+            return
+        if error is not None:
+            self._reject_all(turn, self._frames.pop(number, []), error)
+            return
+        self._open[number] = None
+        self._opened(pubend, turn.now_us)
+        self._routing.open_durable(turn, pubend)
 
     # ---- frames
 
-    def publish(self, connection: int, batch: EventBatch) -> None:
+    def publish(self, turn: Turn, connection: int, batch: EventBatch) -> None:
         """A checked frame; `stage` at the end of the turn sends it to the log."""
         size = len(batch.data)
         if not self._count:
             error = StorageError("this broker keeps nothing on disk: it takes no durable events")
-            self._reject(_Frame(batch, size, self._receipts.wait(connection, batch.channel)), error)
+            self._reject(turn, Frame(batch, size, self._receipts.wait(connection, batch.channel)), error)
             return
         peer = self._links.peer(connection)
         if peer is None:
@@ -188,7 +209,7 @@ class DurablePublishing:
         prefix = int.from_bytes(batch.id(0)[:8], "big")
         given = prefix == peer.publisher << 32 | self._me
         principal = "" if peer.principal == ANONYMOUS else peer.principal
-        frame = _Frame(batch, size, self._receipts.wait(connection, batch.channel), principal, given)
+        frame = Frame(batch, size, self._receipts.wait(connection, batch.channel), principal, given)
         if not self._refusals.hold(connection, frame):
             self._coming.append(frame)
 
@@ -202,63 +223,40 @@ class DurablePublishing:
         self._coming += frames
         return bool(frames)
 
-    def _number(self, prefix: bytes) -> int:
-        """Of the pubend for events of this publisher, once all are recovered."""
-        number = int.from_bytes(prefix[:4], "big") % self._count
-        if self._pubends[number].newest(prefix):
-            return number
-        others = (one for one, pubend in self._pubends.items() if one != HISTORY and pubend.newest(prefix))
-        return next(others, number)
-
-    @property
-    def _recovered(self) -> bool:
-        return all(pubend.recovered for pubend in self._pubends.values())
-
-    def ask_last_id(self, connection: int, number: int, prefix: str) -> None:
-        """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal. Replied to
-        when it is known."""
-        if re.fullmatch("[0-9a-f]{16}", prefix) is None:
-            raise UsageError("ids of a publisher begin with 16 hexadecimal digits")
-        if not self._count:
-            raise UnavailableError("this broker keeps nothing on disk: it takes no durable events")
-        if len(self._asked) >= MAX_ASKED:
-            raise UnavailableError("too many ask for last ids that are not known yet")
-        self._asked.append((connection, number, bytes.fromhex(prefix)))
-
-    def _reply(self) -> None:
-        """To those who asked for a last id that is known now."""
-        asked, self._asked = self._asked, []
-        for connection, number, prefix in asked:
-            last = self._pubends[self._number(prefix)].last_id(prefix)
-            if last is None:
-                self._asked.append((connection, number, prefix))
-                continue
-            reply = Reply(number=number, code="", body=json_within_frame({"last": last.hex()}))
-            self._out.append(Send(connection, encode(reply)))
+    def publish_own(self, turn: Turn, batch: EventBatch, settled: Settled) -> None:
+        """What the broker says about itself, on a pubend of its own, which the first such frame opens."""
+        if HISTORY not in self._pubends:
+            self._reserve(turn, self._make(HISTORY, turn.now_us))
+        frame = Frame(batch, len(batch.data), None, settled=settled)
+        self._frames.setdefault(HISTORY, []).append(frame)
 
     @property
     def available(self) -> bool:
         """Whether durable events are kept here at all."""
         return self._count > 0
 
-    def publish_own(self, batch: EventBatch, settled: Settled, now_us: int) -> None:
-        """What the broker says about itself, on a pubend of its own, which the first such frame opens."""
-        if HISTORY not in self._pubends:
-            self._reserve(self._make(HISTORY, now_us), now_us)
-        frame = _Frame(batch, len(batch.data), None, settled=settled)
-        self._frames.setdefault(HISTORY, []).append(frame)
+    def _number(self, prefix: bytes) -> int:
+        """Of the pubend for events of this publisher, once all are recovered."""
+        number = int.from_bytes(prefix[:4], "big") % self._count
+        if self._pubends[number].newest(prefix):
+            return number
+        others = (
+            other for other, pubend in self._pubends.items() if other != HISTORY and pubend.newest(prefix)
+        )
+        return next(others, number)
 
-    def closed(self, connection: int) -> None:
+    def _closed(self, _turn: Turn, peer: Peer) -> None:
         """What was not staged is not published: its client heard nothing of it, and sends it again."""
+        connection = peer.connection
         for frames in (self._coming, *self._frames.values()):
             frames[:] = [frame for frame in frames if frame.connection != connection]
         self._refusals.closed(connection)
-        self._asked = [one for one in self._asked if one[0] != connection]
+        self._asked = [asked for asked in self._asked if asked[0] != connection]
 
-    def stage(self, now_us: int) -> list[Effect]:
+    def stage(self, turn: Turn) -> None:
         """Frames of this turn, and those that waited for room, become records."""
         if self._coming and self._recovered:
-            self._distribute()
+            self._distribute(turn)
         for number in self._open if self._frames else ():
             pubend = self._pubends[number]
             frames = self._frames.pop(number, [])
@@ -266,18 +264,18 @@ class DurablePublishing:
             for run in runs_within([frame.batch for frame in frames], self._limits):
                 if not pubend.has_room(sum(len(batch.data) for batch in run)):
                     break
-                self._stage(pubend, frames[taken : taken + len(run)], now_us)
+                self._stage(turn, pubend, frames[taken : taken + len(run)])
                 taken += len(run)
             if taken < len(frames):
                 self._frames[number] = frames[taken:]
         if self._asked and self._recovered:
-            self._reply()
-        return self._take()
+            self._tell_last_ids(turn)
+        self._refusals.flush(turn)
 
-    def _distribute(self) -> None:
+    def _distribute(self, turn: Turn) -> None:
         """Frames of clients go to their pubends, unless their ids are another principal's."""
         coming, self._coming = self._coming, []
-        behind: dict[int | None, list[_Frame]] = {}  # by connection of a frame that is refused
+        behind: dict[int | None, list[Frame]] = {}  # by connection of a frame that is refused
         for frame in coming:
             if frame.connection in behind:
                 behind[frame.connection].append(frame)
@@ -289,40 +287,45 @@ class DurablePublishing:
             else:
                 behind[frame.connection] = []
                 text = "another principal has published under ids that begin so: publish under others"
-                self._reject(frame, DeniedError(text))
+                self._reject(turn, frame, DeniedError(text))
         self._hold_back(behind)
 
-    def _stage(self, pubend: DurablePubend, frames: Sequence[_Frame], now_us: int) -> None:
-        staged = pubend.stage([frame.batch for frame in frames], now_us)
-        self._out += staged.effects
-        for frame, tag in zip(frames, staged.tags, strict=True):
-            if tag is None:
-                self._settle(frame, accepted=True)
-            else:
-                self._staged.setdefault(tag, []).append(frame)
+    def _stage(self, turn: Turn, pubend: DurablePubend, frames: Sequence[Frame]) -> None:
+        for frame in pubend.stage(turn, frames):
+            self._settle(turn, frame, accepted=True)
 
-    def _settle(self, frame: _Frame, *, accepted: bool) -> None:
+    def _logged(self, turn: Turn, pubend: DurablePubend, segment: Segment, frames: list[Frame]) -> None:
+        """A record is synced."""
+        if segment.batch is not None:
+            self._counters["durable_events_total"] += segment.batch.count
+            if self._tracking is not None and not is_history(pubend.id):
+                self._tracking.published(segment.batch.ids(), turn.now_us)
+        self._routing.spread(turn, pubend, segment)
+        for frame in frames:
+            self._settle(turn, frame, accepted=True)
+
+    def _settle(self, turn: Turn, frame: Frame, *, accepted: bool) -> None:
         if frame.settled is not None:
-            frame.settled(accepted)
+            frame.settled(turn, accepted)
         if frame.receipt is None:
             return
         self._receipts.settle(frame.receipt, accepted=accepted)
-        self._out += self._links.consumed(frame.receipt.connection, frame.size)
+        self._links.consumed(turn, frame.receipt.connection, frame.size)
 
-    def _reject(self, frame: _Frame, error: PostroadError) -> None:
+    def _reject(self, turn: Turn, frame: Frame, error: PostroadError) -> None:
         self._counters["durable_failures_total"] += 1
         receipt = frame.receipt
         if receipt is not None and self._links.peer(receipt.connection) is not None:
             message = Rejected(sequence=receipt.sequence, code=error.code, reason=str(error))
-            self._out.append(Send(receipt.connection, encode(message)))
+            turn.send(receipt.connection, encode(message))
             self._refusals.refused(receipt.connection)
-        self._settle(frame, accepted=False)
+        self._settle(turn, frame, accepted=False)
 
-    def _reject_all(self, frames: Iterable[_Frame], error: PostroadError) -> None:
+    def _reject_all(self, turn: Turn, frames: Iterable[Frame], error: PostroadError) -> None:
         """Frames that could not be logged; whatever came after them waits."""
-        behind: dict[int | None, list[_Frame]] = {}
+        behind: dict[int | None, list[Frame]] = {}
         for frame in frames:
-            self._reject(frame, error)
+            self._reject(turn, frame, error)
             if frame.connection is not None:
                 behind[frame.connection] = []
         for waiting in (*self._frames.values(), self._coming) if behind else ():
@@ -331,91 +334,63 @@ class DurablePublishing:
                     behind[frame.connection].append(frame)
             waiting[:] = [frame for frame in waiting if frame.connection not in behind]
         self._hold_back(behind)
+        self._refusals.flush(turn)
 
-    def _hold_back(self, behind: Mapping[int | None, list[_Frame]]) -> None:
+    def _hold_back(self, behind: Mapping[int | None, list[Frame]]) -> None:
         for connection, frames in behind.items():
             if connection is not None:
                 self._refusals.hold_back(connection, frames)
 
-    # ---- what storage says
+    # ---- last ids
 
-    def stored(self, item: StorageInput, now_us: int) -> list[Effect]:
-        """The outcome of a storage effect; not every one is ours."""
-        match item:
-            case Appended():
-                self._appended(item)
-            case AppendFailed():
-                for pubend in self._pubends.values():
-                    tags = pubend.append_failed(item.tag)
-                    self._reject_all([one for tag in tags for one in self._staged.pop(tag, [])], item.error)
-            case ReadDone():
-                self._read(item, now_us)
-            case Saved():
-                for number, pubend in self._pubends.items():
-                    if pubend.saved(item.tag) and number not in self._open:
-                        self._open[number] = None
-                        self._out += self._room.opened(pubend, now_us)
-            case SaveFailed():
-                for number, pubend in self._pubends.items():
-                    if pubend.save_failed(item.tag) and number not in self._open:
-                        self._reject_all(self._frames.pop(number, []), item.error)
-        return self._take()
+    def _ask_last_id(self, _turn: Turn, peer: Peer, request: Request) -> None:
+        """The last id on disk of the publisher whose ids begin so, without that; both hexadecimal. Replied to
+        when it is known."""
+        prefix = request.arguments.get("prefix", "")
+        if re.fullmatch("[0-9a-f]{16}", prefix) is None:
+            raise UsageError("ids of a publisher begin with 16 hexadecimal digits")
+        if not self._count:
+            raise UnavailableError("this broker keeps nothing on disk: it takes no durable events")
+        if len(self._asked) >= MAX_ASKED:
+            raise UnavailableError("too many ask for last ids that are not known yet")
+        self._asked.append((peer.connection, request.number, bytes.fromhex(prefix)))
 
-    def _appended(self, item: Appended) -> None:
-        for pubend in self._pubends.values():
-            segment = pubend.appended(item.tag)
-            if segment is None:
-                continue
-            self._counters["durable_events_total"] += 0 if segment.batch is None else segment.batch.count
-            self._out += self._room.spread(pubend, segment)
-            for frame in self._staged.pop(item.tag, []):
-                self._settle(frame, accepted=True)
-
-    def _read(self, item: ReadDone, now_us: int) -> None:
-        for pubend in self._pubends.values():
-            if not pubend.reads(item.tag):
-                continue
-            if pubend.recovered:
-                self._out += self._room.answered(pubend, item)
-                return
-            effects, again = pubend.tail_done(item)
-            self._out += effects
-            for batch in again:
-                self._room.recovered(batch)
-            if self._recovered:
-                self._room.all_recovered()
-            self._reserve(pubend, now_us)
+    def _tell_last_ids(self, turn: Turn) -> None:
+        """To those who asked for one that is known now."""
+        asked, self._asked = self._asked, []
+        for connection, number, prefix in asked:
+            last = self._pubends[self._number(prefix)].last_id(prefix)
+            if last is None:
+                self._asked.append((connection, number, prefix))
+            else:
+                reply(turn, connection, number, {"last": last.hex()})
 
     # ---- time
 
-    def tick(self, now_us: int) -> list[Effect]:
-        if not self._pubends or now_us < self._tick_at:
-            return []
-        self._tick_at = now_us + TICK_US
+    def tick(self, turn: Turn) -> None:
+        if not self._pubends or turn.now_us < self._tick_at:
+            return
+        self._tick_at = turn.now_us + TICK_US
         for number, pubend in self._pubends.items():
             if number in self._open:
-                self._out += pubend.checkpoint()
+                pubend.checkpoint(turn)
             else:
-                self._reserve(pubend, now_us)
-        return self._take()
+                self._reserve(turn, pubend)
 
-    def close(self) -> list[Effect]:
+    def close(self, turn: Turn) -> None:
         """The process ends."""
-        return [effect for pubend in self._pubends.values() for effect in pubend.close()]
+        for pubend in self._pubends.values():
+            pubend.close(turn)
 
     @property
     def untold_us(self) -> int | None:
-        """The log has, or may have, events since then of which neither `room.spread` nor `room.recovered` was
-        told; None if there are none."""
-        found = [pubend.untold for number, pubend in self._pubends.items() if number != HISTORY]
-        return min((tick for tick in found if tick is not None), default=None)
+        """The log has, or may have, events since then of which tracking was not told; None if there are
+        none."""
+        ticks = [pubend.untold for number, pubend in self._pubends.items() if number != HISTORY]
+        return min((tick for tick in ticks if tick is not None), default=None)
 
     def next_deadline(self) -> int | None:
         return self._tick_at if self._pubends else None
-
-    def _take(self) -> list[Effect]:
-        out, self._out = self._out, []
-        return out + self._refusals.take()
 
     # ---- inspection
 
@@ -425,9 +400,9 @@ class DurablePublishing:
         return [pubend.id for pubend in self._pubends.values()]
 
     @property
-    def open(self) -> Iterator[int]:
-        """The pubends that others know of."""
-        return (self._pubends[number].id for number in self._open)
+    def events(self) -> int:
+        """So many were synced."""
+        return self._counters["durable_events_total"]
 
     def status(self) -> list[dict[str, int | str]]:
         return [pubend.status() for pubend in self._pubends.values()]
@@ -437,7 +412,8 @@ class DurablePublishing:
             **self._counters,
             "durable_frames_waiting": len(self._coming)
             + len(self._refusals)
-            + sum(len(frames) for held in (self._frames, self._staged) for frames in held.values()),
+            + sum(len(frames) for frames in self._frames.values())
+            + sum(pubend.staged_frames for pubend in self._pubends.values()),
             "durable_kept_bytes": sum(pubend.kept_bytes for pubend in self._pubends.values()),
         }
 

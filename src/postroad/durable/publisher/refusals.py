@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from postroad.errors import BugError
-from postroad.seam.effects import Effect, Send
+from postroad.seam.turn import Turn
 from postroad.wire.frames import Ping, encode
 
 Frame = TypeVar("Frame")
@@ -86,10 +86,11 @@ class Refusals(Generic[Frame]):
         self._holds.pop(connection, None)
         self._due.pop(connection, None)
 
-    def take(self) -> list[Effect]:
+    def flush(self, turn: Turn) -> None:
         """The pings that are due, to be sent behind every REJECTED."""
         due, self._due = self._due, {}
-        return [Send(connection, encode(Ping(time_us=self._holds[connection].ping))) for connection in due]
+        for connection in due:
+            turn.send(connection, encode(Ping(time_us=self._holds[connection].ping)))
 
     def check(self) -> None:
         for hold in self._holds.values():

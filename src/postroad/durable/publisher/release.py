@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from postroad.errors import BugError, PeerError, UnavailableError
+from postroad.errors import BugError, PeerError, PostroadError, UnavailableError
 from postroad.ids import pubend_text
-from postroad.seam.storage import Save, StorageEffect
+from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
 
 TABLE: Final = "durable.owners"
@@ -109,8 +110,8 @@ class ReleaseMerger:
     def report(self, pubend: int, report: Report) -> bool:
         """True if it is news."""
         key = (pubend, report.owner)
-        held = self._reports.get(key)
-        if held is not None and held.serial >= report.serial:
+        before = self._reports.get(key)
+        if before is not None and before.serial >= report.serial:
             return False
         self._reports[key] = report
         self._due[key] = None
@@ -166,7 +167,6 @@ class ReleaseRoot:
 
     __slots__ = (
         "_dirty",
-        "_new_tag",
         "_owners",
         "_policy",
         "_quiet_until",
@@ -178,19 +178,16 @@ class ReleaseRoot:
         "pubend",
     )
 
-    def __init__(
-        self, pubend: int, policy: RetentionPolicy, *, new_tag: Callable[[], int], now_us: int
-    ) -> None:
+    def __init__(self, pubend: int, policy: RetentionPolicy, *, now_us: int) -> None:
         self.pubend = pubend
         self._policy = policy
         self._young = _Aged(policy.grace_us)
         self._retained = _Aged(policy.max_retain_us + 1)
-        self._new_tag = new_tag
         self._quiet_until = now_us + policy.grace_us  # a report that a crash forgot has time to come again
         self._owners: dict[int, _Row] = {}  # brokers that have, or had, durable subscriptions: last report
         self._unheld: dict[int, None] = {}  # owners for whom there is no room in `_owners`
         self._dirty: dict[int, None] = {}  # owners whose row is to be saved or removed
-        self._saving: dict[int, tuple[int, ...]] = {}  # tag -> owners whose rows are on their way
+        self._saving = False  # rows are on their way to disk: further ones wait
         self._save_at = 0
 
     def recover(self, rows: Mapping[bytes, bytes]) -> None:
@@ -210,13 +207,13 @@ class ReleaseRoot:
 
     def report(self, report: Report) -> bool:
         """True if it is news. UnavailableError: there are too many owners, and nothing is released."""
-        held = self._owners.get(report.owner)
-        if held is not None and held.serial >= report.serial:
+        before = self._owners.get(report.owner)
+        if before is not None and before.serial >= report.serial:
             return False
         if report.released > report.latest_delivered:
             raise PeerError("a report releases more than was delivered")
         self._unheld.pop(report.owner, None)
-        if held is None and len(self._owners) >= MAX_OWNERS:
+        if before is None and len(self._owners) >= MAX_OWNERS:
             if report.ended:
                 return False
             self._make_room(report.owner)
@@ -224,14 +221,14 @@ class ReleaseRoot:
             report.serial, report.released, report.latest_delivered, report.ended
         )
         # A new owner is saved at once: a restart must not forget that somebody holds ticks.
-        if held is None or held.ended or report.ended:
+        if before is None or before.ended or report.ended:
             self._save_at = 0
         self._dirty[report.owner] = None
         return True
 
     def _make_room(self, owner: int) -> None:
         """Forget one that has ended."""
-        ended = next((one for one, row in self._owners.items() if row.ended), None)
+        ended = next((other for other, row in self._owners.items() if row.ended), None)
         if ended is None:
             self._unheld[owner] = None
             raise UnavailableError(
@@ -247,10 +244,10 @@ class ReleaseRoot:
         False if it held nothing.
         """
         self._unheld.pop(owner, None)
-        held = self._owners.get(owner)
-        if held is None or held.ended:
+        row = self._owners.get(owner)
+        if row is None or row.ended:
             return False
-        self._owners[owner] = msgspec.structs.replace(held, ended=True)
+        self._owners[owner] = msgspec.structs.replace(row, ended=True)
         self._dirty[owner] = None
         self._save_at = 0
         return True
@@ -294,38 +291,33 @@ class ReleaseRoot:
             floor = max(floor, min(delivered, floor_for_size(policy.max_bytes)))
         return max(0, min(floor, grown, last))
 
-    def flush(self, now_us: int) -> list[StorageEffect]:
-        if not self._dirty or self._saving or now_us < self._save_at:
-            return []
-        self._save_at = now_us + SAVE_US
-        tag = self._new_tag()
+    def flush(self, turn: Turn) -> None:
+        if not self._dirty or self._saving or turn.now_us < self._save_at:
+            return
+        self._save_at = turn.now_us + SAVE_US
         prefix = self.pubend.to_bytes(8, "big")
-        rows = tuple(
+        owners = tuple(self._dirty)
+        rows = [
             (
                 prefix + owner.to_bytes(4, "big"),
                 msgspec.msgpack.encode(self._owners[owner]) if owner in self._owners else None,
             )
-            for owner in self._dirty
-        )
-        self._saving[tag] = tuple(self._dirty)
+            for owner in owners
+        ]
         self._dirty.clear()
-        return [Save(table=TABLE, rows=rows, tag=tag)]
+        self._saving = True
+        turn.save(TABLE, rows, then=partial(self._saved, owners))
 
-    def close(self, now_us: int) -> list[StorageEffect]:
+    def close(self, turn: Turn) -> None:
         """The process ends: save what is not, whether or not it is time."""
         self._save_at = 0
-        self._saving.clear()
-        return self.flush(now_us)
+        self._saving = False
+        self.flush(turn)
 
-    def saved(self, tag: int) -> bool:
-        return self._saving.pop(tag, None) is not None
-
-    def save_failed(self, tag: int) -> bool:
-        again = self._saving.pop(tag, None)
-        if again is None:
-            return False
-        self._dirty.update(dict.fromkeys(again))
-        return True
+    def _saved(self, owners: tuple[int, ...], _turn: Turn, error: PostroadError | None) -> None:
+        self._saving = False
+        if error is not None:
+            self._dirty.update(dict.fromkeys(owners))
 
     def status(self) -> dict[str, object]:
         return {

@@ -10,7 +10,7 @@ below it is told L.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from postroad.durable.publisher.pubend import DurablePubend
@@ -25,12 +25,13 @@ from postroad.durable.publisher.release import (
 from postroad.errors import PeerError, UnavailableError
 from postroad.ids import is_volatile
 from postroad.overlay.topology import Topology
-from postroad.seam.effects import Effect, Note, Send
-from postroad.seam.storage import MAX_TICK, Reader, Saved, SaveFailed, StorageInput
+from postroad.seam.peers import Peer
+from postroad.seam.storage import MAX_TICK
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
 from postroad.wire.frames import Release, encode
 
-TABLES: Final[Mapping[str, Reader]] = {TABLE: read_owner}  # what a start must load
 RELEASE_US: Final = SECOND_US  # floors are found this often
 MAX_RELEASES: Final = 16_384  # reports in one frame, which has 43 bytes for each
 _MAX_U32: Final = (1 << 32) - 1
@@ -44,14 +45,13 @@ class Releasing:
 
     def __init__(
         self,
+        board: Switchboard,
         *,
         me: int,
         policy: RetentionPolicy,
         topology: Topology,
         link: Callable[[int], int | None],
         mine: Iterable[int],
-        rows: Mapping[bytes, bytes],
-        new_tag: Callable[[], int],
         now_us: int,
     ) -> None:
         self._me = me
@@ -59,26 +59,27 @@ class Releasing:
         self._topology = topology
         self._link = link
         self._mine = dict.fromkeys(mine)
-        self._rows = rows
-        self._new_tag = new_tag
+        self._rows = board.table(TABLE, read_owner)
         self._merger = ReleaseMerger()
         self._pubends: dict[int, tuple[DurablePubend, ReleaseRoot]] = {}  # those that are open
         self._parents: dict[int, int | None] = {}  # origin -> connection that its reports go to
         self._routed_at = -1  # topology generation for which `_parents` holds
         self._release_at = now_us + RELEASE_US
+        board.from_broker(Release, self._received)
+        board.status("durable_owners", lambda _now_us: self.status())
 
     def open(self, pubend: DurablePubend, now_us: int) -> None:
         """An own pubend of which others hear from now on."""
         root = self._root(pubend.id, now_us)
         if not root.owners:
             # Those that are not open yet are as they were found on disk.
-            shut = (self._root(one, now_us) for one in self._mine if one not in self._pubends)
+            shut = (self._root(other, now_us) for other in self._mine if other not in self._pubends)
             root.inherit([*(sibling for _, sibling in self._pubends.values()), *shut])
         self._mine[pubend.id] = None
         self._pubends[pubend.id] = (pubend, root)
 
     def _root(self, pubend: int, now_us: int) -> ReleaseRoot:
-        root = ReleaseRoot(pubend, self._policy, new_tag=self._new_tag, now_us=now_us)
+        root = ReleaseRoot(pubend, self._policy, now_us=now_us)
         root.recover(self._rows)
         return root
 
@@ -92,7 +93,7 @@ class Releasing:
         """What the durable subscriptions of this broker say."""
         self._merger.report(pubend, report)
 
-    def received(self, message: Release) -> None:
+    def _received(self, _turn: Turn, _peer: Peer, message: Release) -> None:
         """What a neighbour further down in the tree says."""
         for pubend, owner, serial, released, delivered, ended in message.reports:
             if not (0 < owner <= _MAX_U32 and 0 <= serial <= MAX_TICK and 0 <= pubend < 1 << 64):
@@ -120,8 +121,9 @@ class Releasing:
         topology = self._topology
         if pubend not in self._mine and pubend not in topology.pubends(pubend >> 32):
             return False
-        there = {*self._mine, *(one for broker in topology.names() for one in topology.own_pubends(broker))}
-        self._merger.forget(lambda one, other: one not in there and other != self._me)
+        advertised = (other for broker in topology.names() for other in topology.own_pubends(broker))
+        there = {*self._mine, *advertised}
+        self._merger.forget(lambda other, owner: other not in there and owner != self._me)
         if not self._merger.room(pubend, owner):
             raise PeerError("more reports of brokers on pubends than there is room for")
         return True
@@ -137,36 +139,30 @@ class Releasing:
         self._merger.forget(lambda _, other: other == owner)
         return sum(root.retire(owner) for _, root in self._pubends.values())
 
-    # ---- storage and time
+    # ---- time
 
-    def stored(self, item: StorageInput) -> None:
-        if isinstance(item, Saved | SaveFailed):
-            for _, root in self._pubends.values():
-                if root.saved(item.tag) if isinstance(item, Saved) else root.save_failed(item.tag):
-                    return
-
-    def tick(self, now_us: int) -> list[Effect]:
+    def tick(self, turn: Turn) -> None:
         """The end of a turn: pass reports on, and now and then see what may be forgotten."""
         if self._routed_at != self._topology.generation:
             self._reroute()
-        out = self._pass_on()
+        self._pass_on(turn)
         for pubend, reports in self._merger.take(lambda pubend: pubend in self._pubends).items():
             for report in reports:
                 try:
                     self._pubends[pubend][1].report(report)
                 except UnavailableError as error:
-                    out.append(Note("warning", str(error)))
-        if now_us >= self._release_at:
-            self._release_at = now_us + RELEASE_US
-            for held, root in self._pubends.values():
-                out += held.release(root.floor(now_us, held.last, held.floor_for_size))
+                    turn.note("warning", str(error))
+        if turn.now_us >= self._release_at:
+            self._release_at = turn.now_us + RELEASE_US
+            for own, root in self._pubends.values():
+                own.release(turn, root.floor(turn.now_us, own.last, own.floor_for_size))
         for _, root in self._pubends.values():
-            out += root.flush(now_us)
-        return out
+            root.flush(turn)
 
-    def close(self, now_us: int) -> list[Effect]:
+    def close(self, turn: Turn) -> None:
         """The process ends: reports that wait for their time to be saved are saved now."""
-        return [effect for _, root in self._pubends.values() for effect in root.close(now_us)]
+        for _, root in self._pubends.values():
+            root.close(turn)
 
     def next_deadline(self) -> int | None:
         return self._release_at if self._pubends else None
@@ -187,7 +183,7 @@ class Releasing:
         parent = self._topology.parent(origin)
         return None if parent is None else self._link(parent)
 
-    def _pass_on(self) -> list[Effect]:
+    def _pass_on(self, turn: Turn) -> None:
         rows: dict[int, list[tuple[int, int, int, int, int, int]]] = {}
         for origin in self._merger.origins(due=True):
             self._parents[origin] = self._parent(origin)
@@ -196,14 +192,19 @@ class Releasing:
             connection = self._parents[pubend >> 32]
             if connection is not None:
                 rows.setdefault(connection, []).extend(
-                    (pubend, one.owner, one.serial, one.released, one.latest_delivered, int(one.ended))
-                    for one in reports
+                    (
+                        pubend,
+                        report.owner,
+                        report.serial,
+                        report.released,
+                        report.latest_delivered,
+                        int(report.ended),
+                    )
+                    for report in reports
                 )
-        return [
-            Send(connection, encode(Release(reports=tuple(found[first : first + MAX_RELEASES]))))
-            for connection, found in rows.items()
-            for first in range(0, len(found), MAX_RELEASES)
-        ]
+        for connection, passed in rows.items():
+            for first in range(0, len(passed), MAX_RELEASES):
+                turn.send(connection, encode(Release(reports=tuple(passed[first : first + MAX_RELEASES]))))
 
     # ---- inspection
 

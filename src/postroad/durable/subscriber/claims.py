@@ -14,13 +14,15 @@ known: their brokers were away, and hold what is to be deleted (`durable.subscri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from postroad.errors import BugError
-from postroad.seam.storage import Save, StorageEffect
+from postroad.durable.subscriber.backlog import Backlog
+from postroad.errors import BugError, PostroadError
+from postroad.seam.turn import Turn
 
 TABLE: Final = "durable.claims"
 MAX_CLAIMS: Final = 1_000_000
@@ -36,15 +38,14 @@ class Row(msgspec.Struct, frozen=True, order=True):
 class Claims:
     """What is hosted elsewhere, as far as is known. `lost`: some claim had no room."""
 
-    __slots__ = ("_deleted", "_dirty", "_new_tag", "_rows", "_saving", "lost")
+    __slots__ = ("_backlog", "_deleted", "_dirty", "_rows", "lost")
 
-    def __init__(self, *, new_tag: Callable[[], int]) -> None:
-        self._new_tag = new_tag
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
         # By name: the claims of other brokers, the highest first; at most one row of nobody, never the last.
         self._rows: dict[str, tuple[Row, ...]] = {}
         self._deleted: dict[int, dict[str, None]] = {}  # broker -> names that it claims below a deletion
         self._dirty: dict[str, None] = {}  # names whose row is to be saved
-        self._saving: dict[int, tuple[str, ...]] = {}  # tag -> names whose rows are on their way
         self.lost = False
 
     def __len__(self) -> int:
@@ -128,28 +129,25 @@ class Claims:
     def save(self, name: str) -> None:
         self._dirty[name] = None
 
-    def flush(self) -> list[StorageEffect]:
+    def flush(self, turn: Turn) -> None:
         if not self._dirty:
-            return []
-        tag = self._new_tag()
-        self._saving[tag] = tuple(self._dirty)
-        rows = tuple(
-            (name.encode(), msgspec.msgpack.encode(self._rows[name]) if name in self._rows else None)
-            for name in self._dirty
-        )
+            return
+        names = tuple(self._dirty)
         self._dirty.clear()
-        return [Save(table=TABLE, rows=rows, tag=tag)]
+        rows = [
+            (name.encode(), msgspec.msgpack.encode(self._rows[name]) if name in self._rows else None)
+            for name in names
+        ]
+        turn.save(TABLE, rows, then=self._backlog.counted(partial(self._saved, names)))
 
-    def saved(self, tag: int) -> None:
-        self._saving.pop(tag, None)
-
-    def save_failed(self, tag: int) -> None:
-        self._dirty.update(dict.fromkeys(self._saving.pop(tag, ())))
+    def _saved(self, names: Sequence[str], _turn: Turn, error: PostroadError | None) -> None:
+        if error is not None:
+            self._dirty.update(dict.fromkeys(names))
 
     def recover(self, rows: Mapping[bytes, bytes]) -> None:
         for name, value in sorted(rows.items()):
-            held, claims = read_claims(name, value)
-            self._set(held, list(claims))
+            claimed, claims = read_claims(name, value)
+            self._set(claimed, list(claims))
 
     def check(self) -> None:
         deleted: dict[int, set[str]] = {}

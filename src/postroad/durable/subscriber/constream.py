@@ -16,17 +16,19 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.filtering import PersistentFiltering
-from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Message, Output
-from postroad.errors import BugError
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Message
+from postroad.errors import BugError, PostroadError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
-from postroad.seam.storage import Save, StorageEffect
+from postroad.seam.turn import Turn
 from postroad.selectors import Group
 from postroad.streams.knowledge import Segment
 from postroad.units import MIB
@@ -48,16 +50,25 @@ class _Recent(NamedTuple):
 
 
 class Constream:
-    """One pubend at one subscriber hosting broker."""
+    """One pubend at one subscriber hosting broker. `stored`: the disk said what became of a record."""
 
-    def __init__(self, pubend: int, *, filtering: PersistentFiltering, position: int) -> None:
+    def __init__(
+        self,
+        pubend: int,
+        *,
+        filtering: PersistentFiltering,
+        position: int,
+        stored: Callable[[Turn], None],
+    ) -> None:
         self.pubend = pubend
         self.filtering = filtering
+        self._stored = stored
         self.live = position  # delivered to all non-catchup subscribers, perhaps not yet in the PFS
         self.latest_delivered = position  # latestDelivered(p): and in the PFS, on disk
         self._recent: deque[_Recent] = deque()  # contiguous, up to `live`
         self._recent_bytes = 0
-        self._waiting: deque[tuple[int, int | None]] = deque()  # (end, tag of its record), not yet durable
+        # Not yet durable: where it ends, and whether a record of it is on its way to disk.
+        self._waiting: deque[tuple[int, bool]] = deque()
         self._members: dict[int, int] = {}  # non-catchup subscriber -> tick at which it begins here
 
     # ---- members: the non-catchup subscribers
@@ -78,11 +89,11 @@ class Constream:
     # ---- knowledge
 
     def learn(
-        self, segment: Segment, groups: list[Group], room: Callable[[int], bool]
-    ) -> tuple[list[Output], list[int]]:
-        """The next segment and who matched it. Returns also the members that had no room for it.
+        self, turn: Turn, segment: Segment, groups: list[Group], room: Callable[[int], bool]
+    ) -> tuple[list[Message], list[int]]:
+        """The next segment and who matched it. Returns messages to members, and those who had no room for it.
 
-        Those are members no more: they have everything up to the segment's start (D9).
+        The latter are members no more: they have everything up to the segment's start (D9).
         """
         if segment.end <= self.live:
             return [], []
@@ -90,35 +101,30 @@ class Constream:
             raise BugError(f"{pubend_text(self.pubend)}: ({segment.start}, {segment.end}] leaves a gap")
         if segment.start < self.live:
             raise BugError(f"{pubend_text(self.pubend)}: cut the segment before it is matched")
-        out: list[Output] = []
+        messages: list[Message] = []
         behind: list[int] = []
-        batch = segment.batch
+        batch, end = segment.batch, segment.end
         if segment.lost:
-            self.filtering.hole(segment.end)
-            self._wait(segment.end, None)
-            self._lost(segment, room, out, behind)
+            self.filtering.hole(end)
+            self._wait(end, recorded=False)
+            messages, behind = self._lost(segment, room)
         else:
             ticks = None if batch is None else batch.headers["tick"].astype(np.int64)
-            record = self.filtering.write(segment.start, segment.end, ticks, groups)
-            if record is not None:
-                out.append(record)
-            self._wait(segment.end, None if record is None else record.tag)
+            then = partial(self._on_record, end)
+            recorded = self.filtering.write(turn, segment.start, end, ticks, groups, then=then)
+            self._wait(end, recorded=recorded)
             if batch is not None:
-                self._deliver(segment, batch, groups, room, out, behind)
-        self.live = segment.end
+                messages, behind = self._deliver(segment, batch, groups, room)
+        self.live = end
         self._keep(segment, groups)
         self._settle()
-        return out, behind
+        return messages, behind
 
     def _deliver(
-        self,
-        segment: Segment,
-        batch: EventBatch,
-        groups: list[Group],
-        room: Callable[[int], bool],
-        out: list[Output],
-        behind: list[int],
-    ) -> None:
+        self, segment: Segment, batch: EventBatch, groups: list[Group], room: Callable[[int], bool]
+    ) -> tuple[list[Message], list[int]]:
+        messages: list[Message] = []
+        behind: list[int] = []
         members, start = self._members, segment.start
         for rows, targets in groups:
             served: list[int] = []
@@ -134,17 +140,18 @@ class Constream:
                 else:
                     late = self._cut(batch, rows, tick)
                     if len(late):
-                        out.append(self._message((subscriber,), tick, segment.end, batch, late))
+                        messages.append(self._message((subscriber,), tick, segment.end, batch, late))
             if served:
-                out.append(self._message(tuple(served), start, segment.end, batch, rows))
+                messages.append(self._message(tuple(served), start, segment.end, batch, rows))
+        return messages, behind
 
-    def _lost(
-        self, segment: Segment, room: Callable[[int], bool], out: list[Output], behind: list[int]
-    ) -> None:
+    def _lost(self, segment: Segment, room: Callable[[int], bool]) -> tuple[list[Message], list[int]]:
         """L where a subscriber of this stream stands: it was released although it was not delivered here.
 
         That happens only to a broker that was retired and came back, or when a pubend's disk is damaged.
         """
+        messages: list[Message] = []
+        behind: list[int] = []
         for subscriber, tick in list(self._members.items()):
             if tick >= segment.end:
                 continue
@@ -154,7 +161,8 @@ class Constream:
                 continue
             start = max(tick, segment.start)
             gap = DeliverGap(subscribers=(subscriber,), pubend=self.pubend, start=start, end=segment.end)
-            out.append(gap)
+            messages.append(gap)
+        return messages, behind
 
     def _message(
         self,
@@ -175,31 +183,29 @@ class Constream:
 
     # ---- durability
 
-    def _wait(self, end: int, tag: int | None) -> None:
+    def _wait(self, end: int, *, recorded: bool) -> None:
         """What needs no record is one with such before it: a disk may hang for long."""
-        if tag is None and self._waiting and self._waiting[-1][1] is None:
+        if not recorded and self._waiting and not self._waiting[-1][1]:
             self._waiting.pop()
-        self._waiting.append((end, tag))
+        self._waiting.append((end, recorded))
 
-    def appended(self, tag: int) -> bool:
-        """A filtering record is on disk. True if latestDelivered advanced."""
-        for at, (end, waiting) in enumerate(self._waiting):
-            if waiting == tag:
-                self._waiting[at] = (end, None)
-                break
-        return self._settle()
+    def _on_record(self, end: int, turn: Turn, error: PostroadError | None) -> None:
+        """The filtering record that ends there is on disk. If not, all that are on their way failed: the PFS
+        has a hole there, which is refiltered, and nothing waits for them."""
+        if error is None:
+            for at, (waiting, _) in enumerate(self._waiting):
+                if waiting == end:
+                    self._waiting[at] = (end, False)
+                    break
+        elif (end, True) in self._waiting:
+            self._waiting = deque((waiting, False) for waiting, _ in self._waiting)
+        self._settle()
+        self._stored(turn)
 
-    def append_failed(self) -> bool:
-        """Records failed: the PFS has a hole there, which is refiltered. Nothing waits for them."""
-        self._waiting = deque((end, None) for end, _ in self._waiting)
-        return self._settle()
-
-    def _settle(self) -> bool:
-        before = self.latest_delivered
-        while self._waiting and self._waiting[0][1] is None:
+    def _settle(self) -> None:
+        while self._waiting and not self._waiting[0][1]:
             self.latest_delivered = self._waiting.popleft()[0]
         self._trim()
-        return self.latest_delivered > before
 
     # ---- switchover
 
@@ -292,13 +298,12 @@ class Constream:
 class Ledger:
     """latestDelivered of every pubend, as it is on disk."""
 
-    __slots__ = ("_new_tag", "_saving", "moved", "saved")
+    __slots__ = ("_backlog", "moved", "saved")
 
-    def __init__(self, *, new_tag: Callable[[], int]) -> None:
-        self._new_tag = new_tag
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
         self.saved: dict[int, int] = {}  # pubend -> latestDelivered
         self.moved: dict[int, None] = {}  # pubends of which there may be more to save
-        self._saving: dict[int, dict[int, int]] = {}  # tag -> rows on their way
 
     def recover(self, rows: Mapping[bytes, bytes]) -> None:
         for key, value in sorted(rows.items()):
@@ -309,22 +314,19 @@ class Ledger:
         self.saved.setdefault(pubend, tick)
         self.moved[pubend] = None
 
-    def save(self, latest: Mapping[int, int]) -> list[StorageEffect]:
+    def save(self, turn: Turn, latest: Mapping[int, int]) -> None:
         """Save these, where they are news."""
         self.moved.clear()
         news = {pubend: tick for pubend, tick in latest.items() if tick > self.saved[pubend]}
-        if not news:
-            return []
-        tag = self._new_tag()
-        self._saving[tag] = news
-        rows = tuple((_U64.pack(pubend), _U64.pack(tick)) for pubend, tick in news.items())
-        return [Save(table=DELIVERED, rows=rows, tag=tag)]
+        if news:
+            rows = [(_U64.pack(pubend), _U64.pack(tick)) for pubend, tick in news.items()]
+            turn.save(DELIVERED, rows, then=self._backlog.counted(partial(self._on_save, news)))
 
-    def on_saved(self, tag: int) -> None:
-        self.saved.update(self._saving.pop(tag, {}))
-
-    def on_failed(self, tag: int) -> None:
-        self.moved.update(dict.fromkeys(self._saving.pop(tag, {})))
+    def _on_save(self, news: Mapping[int, int], _turn: Turn, error: PostroadError | None) -> None:
+        if error is None:
+            self.saved.update(news)
+        else:
+            self.moved.update(dict.fromkeys(news))
 
 
 def _rows_of(groups: list[Group], subscriber: int) -> npt.NDArray[np.uint32] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from postroad.durable.subscriber.cursor import Cursor
@@ -19,8 +20,7 @@ from postroad.errors import BugError, PostroadError, UsageError
 from postroad.events.batch import empty_frame
 from postroad.history.bulletins import Receivers
 from postroad.links.links import Links
-from postroad.seam.effects import Note
-from postroad.seam.storage import Saved, SaveFailed, StorageEffect
+from postroad.seam.turn import Turn
 from postroad.units import SECOND_US
 from postroad.wire.frames import Kind
 
@@ -48,7 +48,10 @@ class _Group:
 
 
 class DurableGroups:
-    """The groups of one broker, by their subscriber numbers. `record`: these were handed this."""
+    """The groups of one broker, by their subscriber numbers.
+
+    `record`: these were handed this. `acked`: what was acknowledged with this ticket is on disk, or failed.
+    """
 
     def __init__(
         self,
@@ -56,15 +59,13 @@ class DurableGroups:
         hosting: Hosting,
         links: Links,
         rows: Mapping[bytes, bytes],
-        new_tag: Callable[[], int],
-        send: Callable[[int, bytes], None],
-        record: Callable[[Receivers, Deliver | DeliverGap], None],
+        record: Callable[[Receivers, Deliver | DeliverGap, int], None],
+        acked: Callable[[Turn, int, PostroadError | None], None],
     ) -> None:
         self._hosting = hosting
         self._links = links
-        self._new_tag = new_tag
-        self._send = send
         self._record = record
+        self._acked = acked
         self._groups: dict[int, _Group] = {}  # every shared subscription that is, or was, in use
         self._active: dict[int, None] = {}  # those with something to save
         self._by_session: dict[int, _Group] = {}  # those with consumers
@@ -83,7 +84,6 @@ class DurableGroups:
         shared = SharedSubscription(
             one.id,
             key=one.key,
-            new_tag=self._new_tag,
             available=lambda consumer: self._links.available(consumers[consumer][0]),
             saved=lambda pubend: cursors[pubend].saved if pubend in cursors else 0,
             matched=lambda pubend: _matched(cursors.get(pubend)),
@@ -108,16 +108,16 @@ class DurableGroups:
                 f"the shared subscription {one.name!r} has {count} consumers: there cannot be more"
             )
 
-    def join(self, subscriber: int, consumer: int, connection: int, number: int) -> None:
+    def join(self, turn: Turn, subscriber: int, consumer: int, connection: int, number: int) -> None:
         group = self._groups[subscriber]
         group.consumers[consumer] = (connection, number)
-        self._carry_out(group, group.shared.join(consumer))
+        self._hand_out(turn, group, group.shared.join(consumer))
 
-    def leave(self, subscriber: int, consumer: int) -> int | None:
+    def leave(self, turn: Turn, subscriber: int, consumer: int) -> int | None:
         """What it held goes to others. After the last one: the session of the group, to be detached."""
         group = self._groups[subscriber]
         del group.consumers[consumer]
-        self._carry_out(group, group.shared.leave(consumer))
+        self._hand_out(turn, group, group.shared.leave(consumer))
         if group.consumers or group.session is None:
             return None
         session, group.session = group.session, None
@@ -137,11 +137,14 @@ class DurableGroups:
         group = self._by_session.get(session)
         return [] if group is None else list(group.consumers)
 
-    def delete(self, subscriber: int) -> tuple[list[StorageEffect], list[int]]:
-        """What to save, and the tickets that nothing will decide any more."""
+    def delete(self, turn: Turn, subscriber: int) -> list[int]:
+        """For good; the tickets that nothing will decide any more."""
         group = self._groups.pop(subscriber, None)
         self._active.pop(subscriber, None)
-        return ([], []) if group is None else (group.shared.delete(), group.confirming + group.tickets)
+        if group is None:
+            return []
+        group.shared.delete(turn)
+        return group.confirming + group.tickets
 
     # ---- events
 
@@ -155,28 +158,28 @@ class DurableGroups:
         if group is not None:
             group.coming += size
 
-    def deliver(self, subscriber: int, message: Deliver | DeliverGap) -> None:
+    def deliver(self, turn: Turn, subscriber: int, message: Deliver | DeliverGap) -> None:
         group = self._groups.get(subscriber)
         if group is None:
             return
         group.coming -= message.size
         if group.session is None:
             return
-        self._carry_out(group, group.shared.offer(message))
+        self._hand_out(turn, group, group.shared.offer(message))
         if group.shared.rests(message.pubend):  # a gap, or all of it was done before
             self._hosting.ack(group.session, group.shared.token())
 
-    def credit(self, subscriber: int) -> None:
+    def credit(self, turn: Turn, subscriber: int) -> None:
         """One of its consumers has room again."""
         group = self._groups[subscriber]
-        self._carry_out(group, group.shared.assign())
+        self._hand_out(turn, group, group.shared.assign())
 
-    def _carry_out(self, group: _Group, assigned: Assigned) -> None:
+    def _hand_out(self, turn: Turn, group: _Group, assigned: Assigned) -> None:
         for one in assigned:
             connection, number = group.consumers[one.consumer]
-            told: Deliver | DeliverGap
+            message: Deliver | DeliverGap
             if isinstance(one, AssignGap):
-                told = DeliverGap(subscribers=(), pubend=one.pubend, start=one.start, end=one.end)
+                message = DeliverGap(subscribers=(), pubend=one.pubend, start=one.start, end=one.end)
                 frame = empty_frame(
                     kind=Kind.DELIVERY,
                     pubend=one.pubend,
@@ -188,22 +191,27 @@ class DurableGroups:
             else:
                 ticks = one.batch.headers["tick"]
                 start, end = int(ticks[one.rows[0]]) - 1, int(ticks[one.rows[-1]])
-                told = Deliver(
+                message = Deliver(
                     subscribers=(), pubend=one.pubend, start=start, end=end, batch=one.batch, rows=one.rows
                 )
                 frame = one.batch.select(
                     one.rows, kind=Kind.DELIVERY, pubend=one.pubend, start=start, end=end, channel=number
                 )
-            self._record([(group.name, one.consumer)], told)
+            self._record([(group.name, one.consumer)], message, turn.now_us)
             self._links.spend(connection, len(frame))
-            self._send(connection, frame)
+            turn.send(connection, frame)
 
     # ---- acknowledgements
 
     def ack(
-        self, subscriber: int, consumer: int, events: Mapping[int, tuple[int, ...]], ticket: int | None
+        self,
+        turn: Turn,
+        subscriber: int,
+        consumer: int,
+        events: Mapping[int, tuple[int, ...]],
+        ticket: int | None,
     ) -> None:
-        """With a ticket: `stored` names it once this is on disk."""
+        """With a ticket: `acked` names it once this is on disk."""
         group = self._groups[subscriber]
         for pubend, ticks in events.items():
             group.shared.ack(consumer, pubend, ticks)
@@ -214,46 +222,41 @@ class DurableGroups:
         if ticket is not None:
             group.tickets.append(ticket)
         self._active[subscriber] = None
-        self._carry_out(group, group.shared.assign())
+        self._hand_out(turn, group, group.shared.assign())
 
-    def flush(self, now_us: int) -> tuple[list[StorageEffect], list[int]]:
-        """What to save, and the tickets for which nothing has to be."""
-        effects: list[StorageEffect] = []
-        confirmed: list[int] = []
+    def flush(self, turn: Turn) -> None:
+        """Save what was acknowledged; tickets for which nothing has to be saved are confirmed."""
         if self._failed:
-            self._failed, self._flush_at = False, now_us + SAVE_US
-        if now_us < self._flush_at:
-            return effects, confirmed
+            self._failed, self._flush_at = False, turn.now_us + SAVE_US
+        if turn.now_us < self._flush_at:
+            return
         self._flush_at = 0
+        confirmed: list[int] = []
         for subscriber in list(self._active):
             group = self._groups[subscriber]
-            saves = group.shared.flush()
-            if saves:
-                effects += saves
+            if group.shared.flush(turn, partial(self._saved, subscriber, group)):
                 group.confirming, group.tickets = group.tickets, []
             elif not group.shared.dirty:
                 del self._active[subscriber]
                 confirmed += group.tickets
                 group.tickets.clear()
-        return effects, confirmed
+        for ticket in confirmed:
+            self._acked(turn, ticket, None)
 
-    def close(self) -> list[StorageEffect]:
+    def close(self, turn: Turn) -> None:
         """The process ends: save what no save on its way has."""
-        return [effect for subscriber in self._active for effect in self._groups[subscriber].shared.close()]
-
-    def stored(self, item: Saved | SaveFailed) -> list[tuple[int, PostroadError | None]]:
-        """The tickets that this decides."""
         for subscriber in self._active:
             group = self._groups[subscriber]
-            if isinstance(item, Saved):
-                mine, error = group.shared.saved(item.tag), None
-            else:
-                mine, error = group.shared.save_failed(item.tag), item.error
-            if mine:
-                self._failed = error is not None
-                confirming, group.confirming = group.confirming, []
-                return [(ticket, error) for ticket in confirming]
-        return []
+            group.shared.close(turn, partial(self._saved, subscriber, group))
+
+    def _saved(self, subscriber: int, group: _Group, turn: Turn, error: PostroadError | None) -> None:
+        """The disk decides the tickets that wait for it."""
+        if self._groups.get(subscriber) is not group:
+            return  # deleted meanwhile
+        self._failed = error is not None
+        confirming, group.confirming = group.confirming, []
+        for ticket in confirming:
+            self._acked(turn, ticket, error)
 
     def next_deadline(self) -> int | None:
         """When to try again what could not be saved."""
@@ -261,9 +264,9 @@ class DurableGroups:
 
     # ---- inspection
 
-    def complaints(self, now_us: int) -> list[Note]:
-        """Who holds up the others of its group, at growing intervals; to be called every second."""
-        out: list[Note] = []
+    def complain(self, turn: Turn) -> None:
+        """Of who holds up the others of its group, at growing intervals; to be called every second."""
+        now_us = turn.now_us
         for group in self._by_session.values():
             consumer, held_up = group.shared.held_up_by(), group.held_up
             if consumer is None:
@@ -273,8 +276,7 @@ class DurableGroups:
             elif now_us >= held_up.name_at:
                 waited_us = now_us - held_up.since_us
                 group.held_up = held_up._replace(name_at=now_us + waited_us)
-                out.append(Note("warning", self._complaint(group, consumer, waited_us)))
-        return out
+                turn.note("warning", self._complaint(group, consumer, waited_us))
 
     def _complaint(self, group: _Group, consumer: int, waited_us: int) -> str:
         connection, _ = group.consumers[consumer]

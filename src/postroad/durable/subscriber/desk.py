@@ -17,8 +17,11 @@ from postroad.durable.subscriber.consumers import DurableGroups
 from postroad.durable.subscriber.hosting import Hosting
 from postroad.durable.subscriber.subscriptions import Subscription
 from postroad.errors import PostroadError, UsageError, shorten
-from postroad.seam.effects import Effect
-from postroad.wire.frames import MAX_BODY_BYTES, Reply, Request, encode, json_within_frame
+from postroad.seam.peers import Peer
+from postroad.seam.replies import reply, reply_error
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
+from postroad.wire.frames import MAX_BODY_BYTES, Request
 
 PAGE_ROWS: Final = 1_000  # subscriptions in one answer; fewer if those do not fit in a frame
 
@@ -26,7 +29,7 @@ PAGE_ROWS: Final = 1_000  # subscriptions in one answer; fewer if those do not f
 class Host(Protocol):
     """What the room around does."""
 
-    def delete(self, name: str, now_us: int) -> list[Effect]: ...
+    def delete(self, turn: Turn, name: str) -> None: ...
 
     def new_number(self) -> int: ...
 
@@ -34,48 +37,44 @@ class Host(Protocol):
 class DurableDesk:
     def __init__(
         self,
+        board: Switchboard,
         *,
         hosting: Hosting,
         groups: DurableGroups,
         name_of: Callable[[int], str],
         host: Host,
-        send: Callable[[int, bytes], None],
     ) -> None:
         self._hosting = hosting
         self._subscriptions = hosting.subscriptions
         self._groups = groups
         self._name_of = name_of
         self._host = host
-        self._send = send
         self._deleting: dict[int, tuple[int, int]] = {}  # ticket -> who waits: connection, number
-
-    def request(self, connection: int, message: Request, now_us: int) -> list[Effect]:
-        """UsageError if it cannot be."""
-        if message.what == "subs.delete":
-            return self._delete(connection, message, now_us)
-        body = self._list(message.arguments, now_us)
-        self._send(connection, encode(Reply(number=message.number, code="", body=body)))
-        return []
+        board.request("subs", self._list)
+        board.request("subs.delete", self._delete, needs="admin")
 
     # ---- lists
 
-    def _list(self, arguments: dict[str, str], now_us: int) -> str:
+    def _list(self, turn: Turn, peer: Peer, request: Request) -> None:
+        reply(turn, peer.connection, request.number, self._page(request.arguments, turn.now_us))
+
+    def _page(self, arguments: dict[str, str], now_us: int) -> dict[str, object]:
         name, after = arguments.get("name"), arguments.get("after", "")
         if name is not None:
             one = self._subscriptions.get(name)
-            found, more = [] if one is None else [one], False
+            page, more = [] if one is None else [one], False
         else:
-            held = [one for one in self._subscriptions if one.name > after]
-            found = heapq.nsmallest(PAGE_ROWS, held, key=lambda one: one.name)
-            more = len(found) < len(held)
-        rows = [self._row(one, now_us) for one in found]
+            behind = [one for one in self._subscriptions if one.name > after]
+            page = heapq.nsmallest(PAGE_ROWS, behind, key=lambda one: one.name)
+            more = len(page) < len(behind)
+        rows = [self._row(one, now_us) for one in page]
         about = {} if after else self._hosting.status()
         while True:
-            groups = [status for one in found if (status := self._groups.status(one.id)) is not None]
+            groups = [status for one in page if (status := self._groups.status(one.id)) is not None]
             answer = {"subscriptions": rows, "groups": groups, "more": more, **about}
             if len(rows) <= 1 or len(msgspec.json.encode(answer)) <= MAX_BODY_BYTES:
-                return json_within_frame(answer)
-            rows, found, more = rows[: len(rows) // 2], found[: len(rows) // 2], True
+                return answer
+            rows, page, more = rows[: len(rows) // 2], page[: len(rows) // 2], True
 
     def _row(self, one: Subscription, now_us: int) -> dict[str, object]:
         done = self._groups.done(one) if one.shared else 0
@@ -85,8 +84,8 @@ class DurableDesk:
 
     # ---- deletion
 
-    def _delete(self, connection: int, message: Request, now_us: int) -> list[Effect]:
-        name = message.arguments.get("name", "")
+    def _delete(self, turn: Turn, peer: Peer, request: Request) -> None:
+        name = request.arguments.get("name", "")
         one = self._subscriptions.get(name)
         elsewhere = self._subscriptions.owner(name)
         if elsewhere is not None and (one is None or one.moved_at is not None):
@@ -96,21 +95,22 @@ class DurableDesk:
             )
         if one is None:
             raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
-        out = self._host.delete(name, now_us)
+        self._host.delete(turn, name)
         self._subscriptions.claims.delete(name, one.epoch)
         ticket = self._host.new_number()
-        self._deleting[ticket] = (connection, message.number)
+        self._deleting[ticket] = (peer.connection, request.number)
         self._hosting.confirm(one.id, ticket)
-        return out
 
-    def confirmed(self, ticket: int, error: PostroadError | None) -> bool:
+    def confirmed(self, turn: Turn, ticket: int, error: PostroadError | None) -> bool:
         """A deletion is on disk, or failed; False if the ticket is not of one."""
         waits = self._deleting.pop(ticket, None)
         if waits is None:
             return False
         connection, number = waits
-        code, body = ("", "{}") if error is None else (error.code, str(error))
-        self._send(connection, encode(Reply(number=number, code=code, body=body)))
+        if error is None:
+            reply(turn, connection, number, {})
+        else:
+            reply_error(turn, connection, number, error)
         return True
 
     def closed(self, connection: int) -> None:

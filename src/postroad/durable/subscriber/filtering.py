@@ -20,15 +20,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.compact import Numbers, get_set, get_varint, put_set, put_varint
-from postroad.errors import BugError, StorageError
+from postroad.errors import BugError, PostroadError, StorageError
 from postroad.ids import VOLATILE, is_volatile, pubend_text
-from postroad.seam.storage import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.seam.storage import ReadDone
+from postroad.seam.turn import Turn, Written
 from postroad.selectors import Group
 from postroad.streams.spans import Span, intersect, union
 from postroad.units import KIB, MIB, SECOND_US
@@ -101,29 +104,51 @@ class _BatchRead:
     unknown: list[Span] = field(default_factory=list)
 
 
-class PersistentFiltering:
-    """The PFS of one pubend at one subscriber hosting broker."""
+@dataclass(slots=True, eq=False)
+class _LogRead:
+    """A read of the log on its way, and the batch reads that wait for it."""
 
-    def __init__(self, pubend: int, *, new_tag: Callable[[], int], start: int = 0) -> None:
+    begin: int
+    end: int
+    states: list[_BatchRead]
+
+
+class PersistentFiltering:
+    """The PFS of one pubend at one subscriber hosting broker.
+
+    `opened`: `recover` had to read the log, and is through. `ready` is given the buffers of batch reads that
+    could not be answered at once.
+    """
+
+    def __init__(
+        self,
+        pubend: int,
+        *,
+        backlog: Backlog,
+        opened: Callable[[Turn], None],
+        ready: Callable[[Turn, list[ReadBuffer]], None],
+        start: int = 0,
+    ) -> None:
         self.pubend = pubend
         self.stream = filtering_stream(pubend)
         self.heard = start  # everything up to here was handed in
         self.last_timestamp = start  # the end of the newest record
         self.doubt = 0  # the end of the newest hole: below it lastIndex proves nothing
         self.chopped = start
-        self._new_tag = new_tag
+        self._backlog = backlog
+        self._opened = opened
+        self._ready = ready
         self._first = start  # where the next record begins: at the last one's end, or after a hole
         self._last_index: dict[int, int] = {}  # subscriber -> end of its newest record
         self._totals: dict[int, int] = {}  # subscriber -> events it ever matched
         self._dirty: dict[int, None] = {}  # subscribers that changed since the last checkpoint
         self._uncounted: dict[tuple[int, ...], int] = {}  # members of groups -> events not in `_totals` yet
-        self._saving: dict[int, tuple[int, ...]] = {}  # tag of a save on its way -> its subscribers
         self._urgent = False  # there is a hole that no checkpoint knows
         self._synced = start  # the end of the newest record on disk
-        self._pending: dict[int, tuple[int, int]] = {}  # tag of an append on its way -> its end and size
+        self._pending: dict[int, int] = {}  # the ends of records on their way -> their sizes
         self._pending_bytes = 0
-        self._reads: dict[int, list[_BatchRead]] = {}  # by tag of the Read on its way: who waits for it
-        self._forward: dict[int, tuple[int, int]] = {}  # where a forward one begins -> its tag and end
+        self._reads: dict[_LogRead, None] = {}  # on their way
+        self._forward: dict[int, _LogRead] = {}  # those that go forwards, by where they begin
         self._unsaved_bytes = 0  # of records since the last checkpoint
         self._weighed_from: int | None = None  # the end of the first record seen by this process
         self._weight = 0  # bytes of those behind it
@@ -131,7 +156,7 @@ class PersistentFiltering:
         self._unpacked: dict[bytes, dict[int, int]] = {}  # and back: subscriber -> its place in the set
         self._parsed: dict[tuple[int, bytes], list[_Parsed]] = {}  # groups, by first tick and data
         self._parsed_bytes = 0  # of these and of `_unpacked`
-        self._recovering: int | None = None  # tag of the Read of the tail
+        self.recovered = True  # else the tail is being read: there is nothing else to ask of this object
         self.tail = start  # what a restart read from the log begins here
         self._consumed: Mapping[int, int] = {}  # while it does: subscriber -> tick
         self._above: dict[int, int] = {}  # events of the tail above that tick
@@ -144,23 +169,31 @@ class PersistentFiltering:
     # ---- writing
 
     def write(
-        self, start: int, end: int, ticks: npt.NDArray[np.int64] | None, groups: Sequence[Group]
-    ) -> Append | None:
-        """The ticks of a batch that knows (start, end], and who matched which rows of it.
+        self,
+        turn: Turn,
+        start: int,
+        end: int,
+        ticks: npt.NDArray[np.int64] | None,
+        groups: Sequence[Group],
+        *,
+        then: Written,
+    ) -> bool:
+        """The ticks of a batch that knows (start, end], and who matched which rows of it. True: a record is
+        on its way, and `then` hears what became of it.
 
-        None if nothing matched: then the span is silence for everybody as soon as what came before it is
+        False if nothing matched: then the span is silence for everybody as soon as what came before it is
         on disk. What was handed in before is left out. Where the disk is too far behind, what matched is a
         hole: to be refiltered, which costs time, but no memory.
         """
         if end <= self.heard:
-            return None
+            return False
         if start > self.heard:
             raise BugError(f"filtering: ({start}, {end}] after {self.heard} leaves a gap")
         if start < self.heard and ticks is not None:
             ticks, groups = _after(ticks, groups, self.heard)
         self.heard = end
         if ticks is None or not groups:
-            return None
+            return False
         fits = self._pending_bytes < MAX_PENDING_BYTES
         data = self._pack(ticks, groups) if fits else b""
         for rows, targets in groups:
@@ -171,16 +204,16 @@ class PersistentFiltering:
             self._count()
         if not fits:
             self.hole(end)
-            return None
-        append = Append(stream=self.stream, first=self._first, last=end, data=data, tag=self._new_tag())
+            return False
+        turn.append(self.stream, self._first, end, data, then=partial(self._written, end, then))
         self._first = self.last_timestamp = end
-        self._pending[append.tag] = (end, RECORD_BYTES + len(data))
+        self._pending[end] = RECORD_BYTES + len(data)
         self._pending_bytes += RECORD_BYTES + len(data)
         self._unsaved_bytes += len(data)
         self._weigh(end, len(data))
         self._counters["filtering_records_total"] += 1
         self._counters["filtering_bytes_total"] += len(data)
-        return append
+        return True
 
     def _count(self) -> None:
         """Groups come again and again: each of their members is counted when somebody asks."""
@@ -208,24 +241,19 @@ class PersistentFiltering:
         self._first = self.doubt = self.heard
         self._urgent = True
 
-    def appended(self, tag: int) -> bool:
-        """The record is on disk; False if it is not one of ours."""
-        record = self._pending.pop(tag, None)
-        if record is None:
-            return False
-        self._synced, size = record
-        self._pending_bytes -= size
-        return True
-
-    def append_failed(self, tag: int) -> bool:
-        """The record and all that were on their way behind it are not in the log: a hole."""
-        if tag not in self._pending:
-            return False
-        self._pending.clear()
-        self._pending_bytes = 0
-        self.last_timestamp = self._synced
-        self.hole(self.heard)
-        return True
+    def _written(self, end: int, then: Written, turn: Turn, error: PostroadError | None) -> None:
+        """The record that ends there is on disk; if not, it and all that were on their way behind it are not
+        in the log: a hole. Those are not pending any more when their own failures come."""
+        size = self._pending.pop(end, None)
+        if size is not None and error is None:
+            self._synced = end
+            self._pending_bytes -= size
+        elif size is not None:
+            self._pending.clear()
+            self._pending_bytes = 0
+            self.last_timestamp = self._synced
+            self.hole(self.heard)
+        then(turn, error)
 
     def _pack(self, ticks: npt.NDArray[np.int64], groups: Sequence[Group]) -> bytes:
         base, doubt, last_index = self._first, self.doubt, self._last_index
@@ -313,8 +341,8 @@ class PersistentFiltering:
 
     # ---- batch reads
 
-    def batch_read(self, subscriber: int, start: int, end: int) -> tuple[ReadBuffer | None, list[Read]]:
-        """Q and S of (start, end] for one subscriber: at once, or after these reads.
+    def batch_read(self, turn: Turn, subscriber: int, start: int, end: int) -> ReadBuffer | None:
+        """Q and S of (start, end] for one subscriber: at once, or (None) later, to `ready`.
 
         `end` must be on disk, and the subscriber known here since `start`. A later call replaces an earlier
         one of the same subscriber.
@@ -324,25 +352,26 @@ class PersistentFiltering:
         at = max(start, min(self.chopped, end))
         chopped = [(start, at)] if start < at else []
         if top <= at or at == end:
-            return _buffer(subscriber, start, end, (), chopped), []
+            return _buffer(subscriber, start, end, (), chopped)
         whole = self._bytes_within(min(top, end) - at)
         backwards = self.doubt < top <= end and not 0 < whole <= READ_BYTES
         state = _BatchRead(
             subscriber, start, end, low=min(top, end), backwards=backwards, at=at, unknown=chopped
         )
-        return None, self._next_read(state)
+        self._read_on(turn, state)
+        return None
 
     def silent(self, subscriber: int, start: int) -> bool:
         """All that is on disk above `start`, which the subscriber was known at, is silence for it."""
         return max(self._last_index.get(subscriber, 0), self.doubt, self.chopped) <= start
 
     def cancel(self, subscriber: int) -> None:
-        for states in self._reads.values():
-            states[:] = [state for state in states if state.subscriber != subscriber]
+        for read in self._reads:
+            read.states[:] = [state for state in read.states if state.subscriber != subscriber]
 
-    def _next_read(self, state: _BatchRead) -> list[Read]:
-        """Nothing if another's read, which is on its way, will do: those who catch up after a crash
-        of this broker all read the same records.
+    def _read_on(self, turn: Turn, state: _BatchRead) -> None:
+        """If another's read is on its way that will do, this one waits for it: those who catch up after a
+        crash of this broker all read the same records.
         """
         begin, end, limit = state.low - 1, state.low, 1
         if not state.backwards:
@@ -350,30 +379,32 @@ class PersistentFiltering:
             if not state.begun:
                 state.begun = True
                 begin -= begin % ALIGN_TICKS
-            tag, end = self._forward.get(begin, (0, 0))
-            if end >= state.low:
-                self._reads[tag].append(state)
-                return []
+            under_way = self._forward.get(begin)
+            if under_way is not None and under_way.end >= state.low:
+                under_way.states.append(state)
+                return
             end = max(state.low, self._synced)
-        tag = self._new_tag()
-        self._reads[tag] = [state]
+        read = _LogRead(begin, end, [state])
+        self._reads[read] = None
         if not state.backwards:
-            self._forward[begin] = (tag, end)
+            self._forward[begin] = read
         self._counters["filtering_reads_total"] += 1
-        return [Read(stream=self.stream, start=begin, end=end, limit_bytes=limit, tag=tag)]
+        turn.read(self.stream, begin, end, limit, then=partial(self._was_read, read))
 
-    def read_done(self, done: ReadDone) -> tuple[list[ReadBuffer], list[Read]]:
-        """An answer of the log: buffers, and what to read next. Answers to cancelled reads are ignored."""
+    def _was_read(self, read: _LogRead, turn: Turn, done: ReadDone) -> None:
+        """An answer of the log: buffers, and what to read next. Nobody waits for those that are cancelled."""
+        del self._reads[read]
+        if self._forward.get(read.begin) is read:
+            del self._forward[read.begin]
         buffers: list[ReadBuffer] = []
-        reads: list[Read] = []
-        self._forward = {begin: held for begin, held in self._forward.items() if held[0] != done.tag}
-        for state in self._reads.pop(done.tag, []):
-            finished = self._backwards(state, done) if state.backwards else self._forwards(state, done)
-            if finished is None:
-                reads += self._next_read(state)
+        for state in read.states:
+            buffer = self._backwards(state, done) if state.backwards else self._forwards(state, done)
+            if buffer is None:
+                self._read_on(turn, state)
             else:
-                buffers.append(finished)
-        return buffers, reads
+                buffers.append(buffer)
+        if buffers:
+            self._ready(turn, buffers)
 
     def _backwards(self, state: _BatchRead, done: ReadDone) -> ReadBuffer | None:
         state.backwards = False  # unless the pointer leads on
@@ -381,12 +412,12 @@ class PersistentFiltering:
             return None  # the record is gone: read the rest forwards, where holes are seen
         first, _, data = done.records[0]
         try:
-            found = self.find(first, data, state.subscriber)
+            match = self.find(first, data, state.subscriber)
         except StorageError:
             return None
-        if found is None:
+        if match is None:
             return None
-        ticks, previous = found
+        ticks, previous = match
         state.newest.append(ticks[ticks > state.at])
         state.hops += 1
         dense = previous == first or 0 < self._bytes_within(first - previous) < HOP_BYTES
@@ -442,74 +473,63 @@ class PersistentFiltering:
 
     # ---- space, subscribers, checkpoints
 
-    def chop(self, tick: int) -> Chop | None:
+    def chop(self, turn: Turn, tick: int) -> None:
         """Everything up to `tick` was released: its records may go."""
         tick = min(tick, self.heard)
-        if tick <= self.chopped:
-            return None
-        self.chopped = tick
-        return Chop(stream=self.stream, tick=tick)
+        if tick > self.chopped:
+            self.chopped = tick
+            turn.chop(self.stream, tick)
 
     def matched(self, subscriber: int) -> int:
         """How many events this subscriber ever matched here."""
         self._count()
         return self._totals.get(subscriber, 0)
 
-    def forget(self, subscriber: int) -> list[StorageEffect]:
+    def forget(self, turn: Turn, subscriber: int) -> None:
         """The subscription is deleted."""
         self.cancel(subscriber)
         self._count()
-        return self._drop([subscriber] if subscriber in self._totals else [])
+        self._drop(turn, [subscriber] if subscriber in self._totals else [])
 
-    def forget_others(self, known: Callable[[int], object]) -> list[StorageEffect]:
+    def forget_others(self, turn: Turn, known: Callable[[int], object]) -> None:
         """After a restart: records of the tail name subscriptions that were deleted since."""
         self._count()
-        return self._drop([one for one in self._totals if not known(one)])
+        self._drop(turn, [one for one in self._totals if not known(one)])
 
-    def _drop(self, subscribers: list[int]) -> list[StorageEffect]:
+    def _drop(self, turn: Turn, subscribers: list[int]) -> None:
         for one in subscribers:
             del self._totals[one]
             self._last_index.pop(one, None)
             self._dirty.pop(one, None)
-        if not subscribers:
-            return []
-        rows = tuple((self._key(one), None) for one in subscribers)
-        save = Save(table=TABLE, rows=rows, tag=self._new_tag())
-        self._saving[save.tag] = tuple(subscribers)
-        return [save]
+        if subscribers:
+            rows = [(self._key(one), None) for one in subscribers]
+            turn.save(TABLE, rows, then=partial(self._saved, subscribers))
 
-    def checkpoint(self) -> list[StorageEffect]:
+    def checkpoint(self, turn: Turn) -> None:
         """Save what a restart needs, if enough was written since the last time or there is a new hole.
 
         Must be asked before latestDelivered is saved: a hole that nobody remembers would be silence.
         """
         if self._unsaved_bytes < CHECKPOINT_BYTES and not self._urgent:
-            return []
+            return
         self._count()
         meta = (self._key(), _META.pack(self.last_timestamp, self.doubt))
-        rows = [meta, *((self._key(one), self._row(one)) for one in self._dirty)]
-        save = Save(table=TABLE, rows=tuple(rows), tag=self._new_tag())
-        self._saving[save.tag] = tuple(self._dirty)
+        subscribers = list(self._dirty)
+        rows = [meta, *((self._key(one), self._row(one)) for one in subscribers)]
         self._dirty.clear()
         self._unsaved_bytes = 0
         self._urgent = False
-        return [save]
+        turn.save(TABLE, rows, then=self._backlog.counted(partial(self._saved, subscribers)))
 
     def _row(self, subscriber: int) -> bytes | None:
         total = self._totals.get(subscriber)
         return None if total is None else _ROW.pack(self._last_index.get(subscriber, 0), total)
 
-    def saved(self, tag: int) -> bool:
-        return self._saving.pop(tag, None) is not None
-
-    def save_failed(self, tag: int) -> bool:
-        """The checkpoint is to be made again, at the next occasion."""
-        again = self._saving.pop(tag, None)
-        if again is None:
-            return False
-        self._dirty.update(dict.fromkeys(again))
-        self._urgent = True
-        return True
+    def _saved(self, subscribers: Sequence[int], _turn: Turn, error: PostroadError | None) -> None:
+        """If they could not be saved, the checkpoint is to be made again, at the next occasion."""
+        if error is not None:
+            self._dirty.update(dict.fromkeys(subscribers))
+            self._urgent = True
 
     def _key(self, subscriber: int | None = None) -> bytes:
         key = self.pubend.to_bytes(8, "big")
@@ -519,6 +539,7 @@ class PersistentFiltering:
 
     def recover(
         self,
+        turn: Turn,
         rows: Mapping[bytes, bytes],
         *,
         last: int,
@@ -526,12 +547,12 @@ class PersistentFiltering:
         suspect: bool,
         delivered: int,
         consumed: Mapping[int, int],
-    ) -> list[Read]:
+    ) -> None:
         """After a restart: the saved rows, where the log stream ends, the saved latestDelivered, and up to
         where each subscriber consumed what is remembered of it.
 
-        Returns reads of what the checkpoint does not know; until `recovered` is true there is nothing else
-        to ask of this object.
+        What the checkpoint does not know is read from the log: if there is something, `opened` is called once
+        `recovered` is true.
         """
         checkpoint = 0
         for key, value in rows.items():
@@ -549,32 +570,20 @@ class PersistentFiltering:
             self._last_index[one] = min(index, self.last_timestamp)  # of records that failed
         self.tail = max(checkpoint, self.chopped)
         self._consumed = consumed
-        return self._read_tail(self.tail)
+        self._read_tail(turn, self.tail)
 
     def remaining(self, subscriber: int) -> int:
         """Events of the tail above what the subscriber had consumed before the restart. Totals do not say
         that if records were chopped that no checkpoint had counted."""
         return self._above.get(subscriber, 0)
 
-    def _read_tail(self, start: int) -> list[Read]:
-        if start >= self.last_timestamp:
-            self._recovering = None
-            return []
-        self._recovering = self._new_tag()
-        return [
-            Read(
-                stream=self.stream,
-                start=start,
-                end=self.last_timestamp,
-                limit_bytes=READ_BYTES,
-                tag=self._recovering,
-            )
-        ]
+    def _read_tail(self, turn: Turn, start: int) -> None:
+        self.recovered = start >= self.last_timestamp
+        if not self.recovered:
+            turn.read(self.stream, start, self.last_timestamp, READ_BYTES, then=self._tail_was_read)
 
-    def tail_done(self, done: ReadDone) -> list[Read]:
+    def _tail_was_read(self, turn: Turn, done: ReadDone) -> None:
         """The next piece of the tail after the last checkpoint."""
-        if done.tag != self._recovering:
-            raise BugError("filtering: a read that recovery did not ask for")
         if done.missing:
             self.doubt = max(self.doubt, done.missing[-1][1])
         for first, last, data in done.records:
@@ -592,11 +601,10 @@ class PersistentFiltering:
                 self.doubt = max(self.doubt, last)
             self._unsaved_bytes += len(data)
             self._weigh(last, len(data))
-        return self._read_tail(done.records[-1][1] if done.more and done.records else self.last_timestamp)
-
-    @property
-    def recovered(self) -> bool:
-        return self._recovering is None
+        more = done.more and bool(done.records)
+        self._read_tail(turn, done.records[-1][1] if more else self.last_timestamp)
+        if self.recovered:
+            self._opened(turn)
 
     # ---- inspection
 
@@ -617,9 +625,9 @@ class PersistentFiltering:
         counted = set(self._totals).union(*self._uncounted)
         if not set(self._last_index) <= counted:
             raise BugError("filtering: a subscriber with an index has no total")
-        if self._pending_bytes != sum(size for _, size in self._pending.values()):
+        if self._pending_bytes != sum(self._pending.values()):
             raise BugError("filtering: records on their way are miscounted")
-        ends = [end for end, _ in self._pending.values()]
+        ends = list(self._pending)
         if ends != sorted(set(ends)) or (ends and ends[-1] > self.heard):
             raise BugError("filtering: records on their way are out of order")
 

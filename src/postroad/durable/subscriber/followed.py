@@ -18,7 +18,7 @@ from postroad.durable.subscriber.cursor import Cursor
 from postroad.durable.subscriber.filtering import PersistentFiltering, ReadBuffer
 from postroad.durable.subscriber.outputs import Message
 from postroad.durable.subscriber.subscriptions import Subscription
-from postroad.seam.storage import Read
+from postroad.seam.turn import Turn
 from postroad.streams.spans import intersect
 
 
@@ -94,22 +94,22 @@ class Followed:
             del self.catchups[one.id]
         return True
 
-    def next_round(self, one: Subscription) -> list[Read] | None:
-        """A plan for the next stretch, at once or after these reads. None: nothing to go on with yet."""
+    def next_round(self, turn: Turn, one: Subscription) -> bool:
+        """A plan for the next stretch, at once or once it is read. False: nothing to go on with yet."""
         catchup = self.catchups[one.id]
         start, end = catchup.position, self.constream.latest_delivered
         cursor = one.cursors[catchup.pubend]
         if start < cursor.since:
             catchup.refilter(cursor.since)
-            return []
+            return True
         if start >= end:
-            return None
+            return False
         low = min(start, max(cursor.counted, cursor.since))
-        buffer, reads = self.filtering.batch_read(one.id, low, end)
+        buffer = self.filtering.batch_read(turn, one.id, low, end)
         catchup.reading = True
         if buffer is not None:
             self.plan(one, buffer)
-        return reads
+        return True
 
     def plan(self, one: Subscription, buffer: ReadBuffer) -> None:
         """What the PFS remembers, from where the stream is or from before that."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -27,10 +28,10 @@ import numpy.typing as npt
 
 from postroad.durable.subscriber.dividing import Division, Event, Held
 from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Message
-from postroad.errors import BugError
+from postroad.errors import BugError, PostroadError
 from postroad.events.batch import EventBatch
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
-from postroad.seam.storage import Save, StorageEffect
+from postroad.seam.turn import Turn, Written
 from postroad.streams.spans import Span, intersect, subtract, union
 from postroad.units import MIB
 
@@ -174,14 +175,12 @@ class SharedSubscription:
         subscriber: int,
         *,
         key: str,
-        new_tag: Callable[[], int],
         available: Callable[[int], int],
         saved: Callable[[int], int],
         matched: Callable[[int], int | None],
     ) -> None:
         self.subscriber = subscriber
         self._key = key  # attribute that orders; "" for none
-        self._new_tag = new_tag
         self._available = available
         self._saved = saved
         self._matched = matched
@@ -191,7 +190,7 @@ class SharedSubscription:
         self._gaps: dict[tuple[int, int], tuple[int, int]] = {}
         self._told: dict[int, int] = {}  # consumer -> number of the last gap it was told of
         self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
-        self._saving: tuple[int, tuple[int, ...]] | None = None  # the save on its way: tag, pubends
+        self._saving: tuple[int, ...] | None = None  # pubends whose rows are on their way
         self._numbers = 0
         self.redelivered = 0
 
@@ -352,20 +351,21 @@ class SharedSubscription:
         """Something that was acknowledged is not on disk."""
         return bool(self._dirty) or self._saving is not None
 
-    def flush(self) -> list[StorageEffect]:
-        """Save what is done above the token, one save at a time: meanwhile the next one gathers."""
+    def flush(self, turn: Turn, then: Written) -> bool:
+        """Save what is done above the token, one save at a time: meanwhile the next one gathers. True: a save
+        is on its way, and `then` hears what became of it."""
         if not self._dirty or self._saving is not None:
-            return []
-        tag = self._new_tag()
-        rows = tuple((self._row_key(pubend), self._row(pubend)) for pubend in self._dirty)
-        self._saving = (tag, tuple(self._dirty))
+            return False
+        pubends = self._saving = tuple(self._dirty)
         self._dirty.clear()
-        return [Save(table=TABLE, rows=rows, tag=tag)]
+        rows = [(self._row_key(pubend), self._row(pubend)) for pubend in pubends]
+        turn.save(TABLE, rows, then=partial(self._saved_rows, pubends, then))
+        return True
 
-    def close(self) -> list[StorageEffect]:
+    def close(self, turn: Turn, then: Written) -> None:
         """The process ends: save what no save on its way has."""
         self._saving = None
-        return self.flush()
+        self.flush(turn, then)
 
     def _row(self, pubend: int) -> bytes | None:
         progress, matched = self._progress[pubend], self._matched(pubend)
@@ -373,25 +373,21 @@ class SharedSubscription:
         events = 0 if matched is None else matched + progress.finished
         return msgspec.msgpack.encode(_Row(done, events)) if done else None
 
-    def saved(self, tag: int) -> bool:
-        mine = self._saving is not None and self._saving[0] == tag
-        if mine:
-            self._saving = None
-        return mine
-
-    def save_failed(self, tag: int) -> bool:
-        if self._saving is None or self._saving[0] != tag:
-            return False
-        self._dirty.update(dict.fromkeys(self._saving[1]))
+    def _saved_rows(
+        self, pubends: tuple[int, ...], then: Written, turn: Turn, error: PostroadError | None
+    ) -> None:
+        if self._saving is not pubends:
+            return  # the process ends, and does not wait for it
         self._saving = None
-        return True
+        if error is not None:
+            self._dirty.update(dict.fromkeys(pubends))
+        then(turn, error)
 
-    def delete(self) -> list[StorageEffect]:
-        """The group is gone for good: nothing of it is kept."""
-        if not self._progress:
-            return []
-        rows = tuple((self._row_key(pubend), None) for pubend in self._progress)
-        return [Save(table=TABLE, rows=rows, tag=self._new_tag())]
+    def delete(self, turn: Turn) -> None:
+        """The group is gone for good: nothing of it is kept. Rows that stay behind name a subscriber number
+        that is never used again."""
+        if self._progress:
+            turn.save(TABLE, [(self._row_key(pubend), None) for pubend in self._progress], then=None)
 
     def _row_key(self, pubend: int) -> bytes:
         return self.subscriber.to_bytes(4, "big") + pubend.to_bytes(8, "big")

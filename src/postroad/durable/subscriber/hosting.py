@@ -2,27 +2,36 @@
 
 For every pubend that it follows the broker hands over knowledge twice: contiguous, once and in order to
 `learn`, which feeds the constream; and whatever else arrives to `answer`, for catchup streams that asked.
-What comes out are outputs: messages to subscribers, curiosity, storage effects, reports.
+What comes out are outputs: messages to subscribers, curiosity, reports, confirmations. They are gathered
+while something happens here and handed to `perform` when all of it has, so that nothing changes meanwhile.
 
 catchup(s, p) is true from the moment a subscriber connects behind the constream until its switchover, and
 again when it has no room for something. A subscriber that is not connected has no stream here at all: the
 persistent filtering subsystem remembers for it.
 
 Order of durability: filtering record synced, then latestDelivered saved, then reported upstream.
+
+Silence (D7; paper, 4.1): a subscription that matches nothing would hold storage for ever if its token stayed
+where it was. Subscribers that keep their own token are told how far there was nothing. A token kept here is
+moved on without a message: of a subscriber that is connected when all that it was sent is acknowledged; of
+one that is away as long as the persistent filtering subsystem proves that there was nothing for it. What lies
+before that subsystem knew the subscription, and was not gone through when it left, is held for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, KeysView, Mapping
+from functools import partial
 from typing import Final
 
 from postroad.durable.publisher.release import Reporter
+from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.claims import TABLE as CLAIMS
 from postroad.durable.subscriber.claims import read_claims
 from postroad.durable.subscriber.constream import DELIVERED, Constream, Ledger, read_delivered
-from postroad.durable.subscriber.cursor import Told
+from postroad.durable.subscriber.cursor import Cursor, Told
 from postroad.durable.subscriber.filtering import TABLE as FILTERING
-from postroad.durable.subscriber.filtering import PersistentFiltering, read_filtering
+from postroad.durable.subscriber.filtering import PersistentFiltering, ReadBuffer, read_filtering
 from postroad.durable.subscriber.followed import Followed
 from postroad.durable.subscriber.groups import TABLE as GROUPS
 from postroad.durable.subscriber.groups import read_done
@@ -35,12 +44,13 @@ from postroad.durable.subscriber.outputs import (
     Reported,
     Wants,
 )
-from postroad.durable.subscriber.silence import advance_kept, tell_silence
 from postroad.durable.subscriber.subscriptions import (
     RELEASED,
     SUBSCRIPTIONS,
     UNFOLLOWED,
+    Answered,
     Attached,
+    Attachment,
     Subscription,
     Subscriptions,
     read_released,
@@ -48,18 +58,9 @@ from postroad.durable.subscriber.subscriptions import (
 )
 from postroad.errors import BugError, UsageError
 from postroad.events.token import MAX_TOKEN_PUBENDS, CheckpointToken
-from postroad.seam.storage import (
-    Append,
-    Appended,
-    Read,
-    ReadDone,
-    Reader,
-    Save,
-    Saved,
-    SaveFailed,
-    StorageInput,
-)
-from postroad.selectors import MatchIndex, Selector
+from postroad.seam.storage import Reader
+from postroad.seam.turn import Turn
+from postroad.selectors import MatchIndex
 from postroad.streams.knowledge import Segment
 from postroad.units import MILLISECOND_US, SECOND_US
 
@@ -85,9 +86,10 @@ TABLES: Final[Mapping[str, Reader]] = {  # what a start must load
 class Hosting:
     """All durable subscribers of one broker.
 
-    `room(s)`: whether a subscriber can be sent something. `spend(s, n)`: it is sent a frame of n bytes, which
-    whoever carries out the `Deliver` does not count again. `need()`: what knowledge must be filtered with for
-    all subscriptions here.
+    `perform` carries out what comes out, in order, the curiosity last; it may call back. `room(s)`: whether a
+    subscriber can be sent something. `spend(s, n)`: it is sent a frame of n bytes, which whoever carries out
+    the `Deliver` does not count again. `need()`: what knowledge must be filtered with for all subscriptions
+    here.
     """
 
     def __init__(
@@ -95,24 +97,24 @@ class Hosting:
         *,
         broker: int,
         boot: int,
-        new_tag: Callable[[], int],
+        perform: Callable[[Turn, list[Output]], None],
         room: Callable[[int], bool],
         spend: Callable[[int, int], object],
         need: Callable[[], Mapping[int, int]],
         now_us: int,
     ) -> None:
         self._reporter = Reporter(broker, boot)
-        self._new_tag = new_tag
+        self._perform = perform
         self._room = room
         self._spend = spend
         self._need = need
-        self.subscriptions = Subscriptions(broker=broker, new_tag=new_tag)
+        self._backlog = Backlog()
+        self._closing = False  # the process ends: the backlog does not matter any more
+        self.subscriptions = Subscriptions(broker=broker, backlog=self._backlog, answered=self._on_answer)
         self._index = MatchIndex()  # all subscriptions; key and target are their ids
         self._pubends: dict[int, Followed] = {}
         self.awaited: set[int] = set()  # followed before a restart and not yet again; they have a place
-        self._owner: dict[int, int] = {}  # tag of a storage effect on its way -> pubend
-        self._ledger = Ledger(new_tag=new_tag)
-        self._saves: dict[int, None] = {}  # tags of those on their way that time asked for
+        self._ledger = Ledger(self._backlog)
         self._rows: dict[str, Mapping[bytes, bytes]] = {}  # tables as a restart found them
         self._save_at = now_us
         self._kept_at = now_us
@@ -126,7 +128,9 @@ class Hosting:
         """After a restart: the tables of `TABLES`. Then `follow` every pubend of `followed_before`."""
         self._rows = dict(tables)
         self._ledger.recover(tables.get(DELIVERED, {}))
-        subscriptions, released, claims = (tables.get(one, {}) for one in (SUBSCRIPTIONS, RELEASED, CLAIMS))
+        subscriptions, released, claims = (
+            tables.get(table, {}) for table in (SUBSCRIPTIONS, RELEASED, CLAIMS)
+        )
         self.subscriptions.recover(subscriptions, released, claims, now_us=self._save_at)
         for one in self.subscriptions:
             self._index.add(one.id, one.selector, one.id)
@@ -134,24 +138,26 @@ class Hosting:
         self._ledger.saved = {**self.subscriptions.begun(), **self._ledger.saved}
         self.awaited = set(sorted(self._ledger.saved)[:MAX_FOLLOWED])
 
-    def leave(self) -> list[Output]:
+    def leave(self, turn: Turn) -> None:
         """After a restart without subscriptions: the last report may not have been heard. Then nothing is
         remembered of pubends, and those that are followed later begin where they stand."""
-        held, self._ledger.saved = self._ledger.saved, {}
+        saved, self._ledger.saved = self._ledger.saved, {}
         self.awaited.clear()
-        return [
+        out: list[Output] = [
             Reported(pubend=pubend, report=report)
-            for pubend, tick in sorted(held.items())
+            for pubend, tick in sorted(saved.items())
             if (report := self._reporter.report(pubend, tick, tick, ended=True)) is not None
         ]
+        self._perform(turn, out)
 
-    def absent(self, pubend: int) -> list[Output]:
+    def absent(self, turn: Turn, pubend: int) -> None:
         """A pubend is met that nobody here wants any more: it may believe otherwise, by what it heard, or
         took over from its sibling, while this broker was out of reach."""
         if not self.subscriptions.ever:
-            return []
+            return
         report = self._reporter.report(pubend, 0, 0, ended=True)
-        return [] if report is None else [Reported(pubend=pubend, report=report)]
+        if report is not None:
+            self._perform(turn, [Reported(pubend=pubend, report=report)])
 
     def dropped(self, pubend: int) -> None:
         """Its broker was out of reach for so long that what is on its way there was dropped."""
@@ -172,14 +178,14 @@ class Hosting:
 
     def follow(
         self,
+        turn: Turn,
         pubend: int,
         *,
         start: int,
-        now_us: int,
         last: int = 0,
         chopped: int = 0,
         suspect: bool = False,
-    ) -> list[Output]:
+    ) -> None:
         """Follow a pubend. `start`: where a stream never followed before begins, 0 for a pubend that is new.
 
         `last`, `chopped`, `suspect`: what the log says of the pubend's filtering stream. When `position`
@@ -188,8 +194,15 @@ class Hosting:
         if pubend in self._pubends or not self.has_place(pubend):
             raise BugError("this pubend is followed already, or too many are")
         delivered = self._ledger.saved.get(pubend, start)
-        filtering = PersistentFiltering(pubend, new_tag=self._new_tag, start=delivered)
-        reads = filtering.recover(
+        filtering = PersistentFiltering(
+            pubend,
+            backlog=self._backlog,
+            opened=partial(self._on_open, pubend),
+            ready=partial(self._on_read, pubend),
+            start=delivered,
+        )
+        filtering.recover(
+            turn,
             self._rows.get(FILTERING, {}),
             last=last,
             chopped=chopped,
@@ -197,19 +210,25 @@ class Hosting:
             delivered=delivered,
             consumed=self.subscriptions.consumed(pubend),
         )
-        constream = Constream(pubend, filtering=filtering, position=filtering.heard)
-        held = self._pubends[pubend] = Followed(constream, filtering)
+        constream = Constream(
+            pubend,
+            filtering=filtering,
+            position=filtering.heard,
+            stored=partial(self._on_record, pubend),
+        )
+        self._pubends[pubend] = Followed(constream, filtering)
         self.awaited.discard(pubend)
         self._ledger.begin(pubend, delivered)
-        self._report_at = now_us  # its pubend must not forget what is to be held from now on
+        self._report_at = turn.now_us  # its pubend must not forget what is to be held from now on
         if filtering.recovered:
-            return self._opened(held, now_us)
-        return self._mine(pubend, list(reads))
+            self._on_open(pubend, turn)
 
-    def _opened(self, held: Followed, now_us: int) -> list[Output]:
+    def _on_open(self, pubend: int, turn: Turn) -> None:
         """The pubend can be followed from now on: those who have been waiting for it begin."""
-        pubend, live, filtering = held.constream.pubend, held.constream.live, held.filtering
-        out = self._mine(pubend, list(filtering.forget_others(self.subscriptions.find)))
+        held = self._pubends[pubend]
+        live, filtering = held.constream.live, held.filtering
+        filtering.forget_others(turn, self.subscriptions.find)
+        out: list[Output] = []
         for number, tick in self.subscriptions.consumed(pubend).items():
             if tick >= filtering.tail:
                 matched = filtering.matched(number) - filtering.remaining(number)
@@ -225,8 +244,8 @@ class Hosting:
             if cursor.released > live:
                 held.ahead[one.id] = cursor.released
             if one.session is not None and cursor.firm:
-                out += self._enter(held, one, cursor.told, now_us)
-        return out
+                out += self._enter(turn, held, one, cursor.told)
+        self._perform(turn, out)
 
     def position(self, pubend: int) -> int | None:
         """From here on `learn` expects knowledge; None while the pubend is not followed or not recovered."""
@@ -235,41 +254,17 @@ class Hosting:
 
     # ---- subscribers
 
-    def attach(
-        self,
-        *,
-        name: str,
-        selector: Selector,
-        ack: str,
-        session: int,
-        token: CheckpointToken | None,
-        now_us: int,
-        shared: bool = False,
-        key: str = "",
-        late: int = 0,
-        born: int = 0,
-    ) -> tuple[Attached, list[Output]]:
-        """A connection takes a subscription: it goes on after `token`, or after what it acknowledged.
+    def attach(self, turn: Turn, wanted: Attachment) -> Attached:
+        """A connection takes a subscription: it goes on after its token, or after what it acknowledged.
 
         A created one gets nothing from a pubend before `begin` is called for it.
         """
-        attached = self.subscriptions.attach(
-            name=name,
-            selector=selector,
-            ack=ack,
-            session=session,
-            token=token,
-            now_us=now_us,
-            shared=shared,
-            key=key,
-            late=late,
-            born=born,
-        )
-        one = attached.subscription
+        attached = self.subscriptions.attach(wanted, turn.now_us)
+        one, token = attached.subscription, wanted.token
         out: list[Output] = []
         if attached.created:
             self._index.add(one.id, one.selector, one.id)
-            self._report_at = now_us  # before anybody hears of it, pubends do that it is to be held for
+            self._report_at = turn.now_us  # before anybody hears of it, pubends do that it is to be held for
         self._disconnect(one.id)
         if token is not None:
             self._begin_from_token(one, token)
@@ -280,8 +275,9 @@ class Hosting:
             cursor.told = cursor.begun = at
             cursor.last_event = 0
             if self.position(pubend) is not None and cursor.firm:
-                out += self._enter(self._pubends[pubend], one, at, now_us)
-        return attached, out
+                out += self._enter(turn, self._pubends[pubend], one, at)
+        self._perform(turn, out)
+        return attached
 
     def _begin_from_token(self, one: Subscription, token: CheckpointToken) -> None:
         """A subscription that comes from elsewhere: its PFS begins now, what is before is refiltered."""
@@ -293,7 +289,7 @@ class Hosting:
             since = UNFOLLOWED if live is None else live
             self.subscriptions.begin(one, pubend, tick, since=since, matched=matched)
 
-    def begin(self, subscriber: int, pubend: int, tick: int, now_us: int) -> list[Output]:
+    def begin(self, turn: Turn, subscriber: int, pubend: int, tick: int) -> None:
         """From `tick`, at or before `position`, everything of this pubend is for the subscription.
 
         For a created one: the tick from which on the knowledge handed to `learn` is filtered with it. For
@@ -302,28 +298,20 @@ class Hosting:
         """
         one, held = self.subscriptions.by_id(subscriber), self._pubends[pubend]
         if pubend in one.cursors or not one.selector.concerns(pubend):
-            return []
+            return
         live, matched, firm = held.constream.live, held.filtering.matched(one.id), tick >= one.late
         self.subscriptions.begin(one, pubend, tick, since=live, matched=matched, firm=firm)
-        self._report_at = now_us
-        return self._enter(held, one, tick, now_us) if one.session is not None and firm else []
-
-    def _begin_firm(self, now_us: int) -> list[Output]:
-        """Those of which it is on disk now where they begin."""
-        out: list[Output] = []
-        for number, pubend in self.subscriptions.take_firm():
-            one = self.subscriptions.by_id(number)
-            if one.session is not None and self.position(pubend) is not None:
-                out += self._enter(self._pubends[pubend], one, one.cursors[pubend].told, now_us)
-        return out
+        self._report_at = turn.now_us
+        if one.session is not None and firm:
+            self._perform(turn, self._enter(turn, held, one, tick))
 
     def confirm(self, subscriber: int, ticket: int) -> None:
         """Answer this ticket with `Confirmed` when all that was said of the subscription is on disk."""
         self.subscriptions.confirm(subscriber, ticket)
 
-    def _enter(self, held: Followed, one: Subscription, tick: int, now_us: int) -> list[Output]:
+    def _enter(self, turn: Turn, held: Followed, one: Subscription, tick: int) -> list[Output]:
         """A connected subscriber that has everything up to `tick`."""
-        return self._pump(held, one, now_us) if held.enter(one, tick) else []
+        return self._pump(turn, held, one) if held.enter(one, tick) else []
 
     def detach(self, session: int) -> None:
         """The connection is gone."""
@@ -336,15 +324,14 @@ class Hosting:
         for pubend, held in self._pubends.items():
             held.leave(subscriber, None if one is None else one.cursors.get(pubend))
 
-    def delete(self, name: str) -> tuple[int, list[Output]]:
+    def delete(self, turn: Turn, name: str) -> int:
         """End a subscription for good; its id."""
         one = self.subscriptions.delete(name)
         self._index.remove(one.id)
         self._disconnect(one.id)
-        out: list[Output] = []
-        for pubend, held in self._pubends.items():
-            out += self._mine(pubend, list(held.filtering.forget(one.id)))
-        return one.id, out
+        for held in self._pubends.values():
+            held.filtering.forget(turn, one.id)
+        return one.id
 
     def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
         """The subscriber consumed everything up to here."""
@@ -359,34 +346,32 @@ class Hosting:
             if pubend in one.cursors:
                 self.subscriptions.release(one, pubend, tick)
 
-    def credit(self, subscriber: int, now_us: int) -> list[Output]:
+    def credit(self, turn: Turn, subscriber: int) -> None:
         """The subscriber has room again."""
         out: list[Output] = []
         one = self.subscriptions.find(subscriber)
         if one is not None and one.session is not None:
             for held in self._pubends.values():
                 if subscriber in held.catchups:
-                    out += self._pump(held, one, now_us)
-        return out
+                    out += self._pump(turn, held, one)
+        self._perform(turn, out)
 
     # ---- knowledge
 
-    def learn(self, pubend: int, segment: Segment, now_us: int) -> list[Output]:
+    def learn(self, turn: Turn, pubend: int, segment: Segment) -> None:
         """The next contiguous knowledge of a pubend, filtered with at least `need`."""
         held = self._pubends[pubend]
         constream = held.constream
         if segment.end <= constream.live:
-            return []
+            return
         segment = segment.cut(constream.live, segment.end)
         groups = [] if segment.batch is None else self._index.match(segment.batch)
-        effects, behind = constream.learn(segment, groups, self._room)
+        messages, behind = constream.learn(turn, segment, groups, self._room)
         self._ledger.moved[pubend] = None
-        out = self._mine(pubend, effects)
         if held.ahead:
             held.settle(lambda number: self.subscriptions.by_id(number).cursors[pubend])
-        for effect in effects:
-            if isinstance(effect, Deliver | DeliverGap):
-                self._note(effect)
+        for message in messages:
+            self._note(message)
         for subscriber in behind:
             one = self.subscriptions.by_id(subscriber)
             cursor = one.cursors[pubend]
@@ -394,20 +379,18 @@ class Hosting:
             if held.ahead.pop(subscriber, None) is None:
                 cursor.count_to(tick)
             held.behind(one, tick)
-        return out + self._pump_idle(held, now_us)
+        self._perform(turn, [*messages, *self._pump_idle(turn, held)])
 
     def wanted(self, pubend: int) -> bool:
         """Somebody is catching up: `answer` wants to see what arrives."""
         held = self._pubends.get(pubend)
         return held is not None and bool(held.catchups)
 
-    def answer(
-        self, pubend: int, segments: list[Segment], now_us: int, subscriber: int | None = None
-    ) -> list[Output]:
+    def answer(self, turn: Turn, pubend: int, segments: list[Segment], subscriber: int | None = None) -> None:
         """Knowledge that came out of order, for all that catch up; or was found here for one's `Wants`."""
         held = self._pubends.get(pubend)
         if held is None:
-            return []
+            return
         need = self._need()
         out: list[Output] = []
         asked = held.catchups if subscriber is None else {subscriber: held.catchups.get(subscriber)}
@@ -416,20 +399,20 @@ class Hosting:
                 continue
             wanted = [catchup.learn(segment, need) for segment in segments]
             if any(wanted):
-                out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
-        return out
+                out += self._pump(turn, held, self.subscriptions.by_id(subscriber))
+        self._perform(turn, out)
 
     # ---- catching up
 
-    def _pump_idle(self, held: Followed, now_us: int) -> list[Output]:
+    def _pump_idle(self, turn: Turn, held: Followed) -> list[Output]:
         """Streams at the end of a round may go on: latestDelivered, or what is kept, is ahead of them."""
         out: list[Output] = []
         for subscriber in [number for number, catchup in held.catchups.items() if catchup.idle]:
             if self._room(subscriber):
-                out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+                out += self._pump(turn, held, self.subscriptions.by_id(subscriber))
         return out
 
-    def _pump(self, held: Followed, one: Subscription, now_us: int) -> list[Output]:
+    def _pump(self, turn: Turn, held: Followed, one: Subscription) -> list[Output]:
         """Deliver, then switch over, begin the next round or ask, whichever is due."""
         catchup, constream = held.catchups[one.id], held.constream
         out: list[Output] = []
@@ -452,14 +435,12 @@ class Hosting:
             if held.switch(one, room, send):
                 self._switchovers += one.id not in held.catchups
                 return out
-            reads = held.next_round(one)
-            if reads is None:
+            if not held.next_round(turn, one):
                 return out
-            out += self._mine(constream.pubend, list(reads))
         if not self._room(one.id):
             catchup.pause()
         elif not catchup.reading:
-            spans = catchup.wants(now_us)
+            spans = catchup.wants(turn.now_us)
             if spans:
                 out.append(
                     Wants(subscriber=one.id, pubend=constream.pubend, spans=tuple(spans), need=self._need())
@@ -485,105 +466,74 @@ class Hosting:
 
     # ---- storage
 
-    def _mine(self, pubend: int, effects: list[Output]) -> list[Output]:
-        """Answers to these come back to this pubend."""
-        for effect in effects:
-            if isinstance(effect, Append | Read | Save):
-                self._owner[effect.tag] = pubend
-        return effects
-
-    def stored(self, item: StorageInput, now_us: int) -> list[Output]:
-        """An answer of the log or of the tables; those that are not ours are ignored."""
-        if isinstance(item, Saved | SaveFailed):
-            return self._on_save(item, now_us)
-        pubend = self._owner.pop(item.tag, None)
-        held = None if pubend is None else self._pubends.get(pubend)
-        if held is None or pubend is None:
-            return []
-        if isinstance(item, ReadDone):
-            return self._on_read(pubend, held, item, now_us)
-        if isinstance(item, Appended):
-            held.filtering.appended(item.tag)
-            held.constream.appended(item.tag)
-        elif held.filtering.append_failed(item.tag):
-            held.constream.append_failed()
+    def _on_record(self, pubend: int, turn: Turn) -> None:
+        """The disk said what became of a filtering record."""
         self._ledger.moved[pubend] = None
-        return self._pump_idle(held, now_us)
+        self._perform(turn, self._pump_idle(turn, self._pubends[pubend]))
 
-    def _on_read(self, pubend: int, held: Followed, done: ReadDone, now_us: int) -> list[Output]:
-        if not held.filtering.recovered:
-            reads = held.filtering.tail_done(done)
-            return self._mine(pubend, list(reads)) if reads else self._opened(held, now_us)
-        buffers, reads = held.filtering.read_done(done)
-        out = self._mine(pubend, list(reads))
+    def _on_read(self, pubend: int, turn: Turn, buffers: list[ReadBuffer]) -> None:
+        """What the PFS remembers for subscribers that catch up; reads of those who left are cancelled."""
+        held = self._pubends[pubend]
+        out: list[Output] = []
         for buffer in buffers:
-            one = self.subscriptions.by_id(buffer.subscriber)  # reads of those who left are cancelled
+            one = self.subscriptions.by_id(buffer.subscriber)
             held.plan(one, buffer)
-            out += self._pump(held, one, now_us)
-        return out
+            out += self._pump(turn, held, one)
+        self._perform(turn, out)
 
-    def _on_save(self, item: Saved | SaveFailed, now_us: int) -> list[Output]:
-        self._saves.pop(item.tag, None)
-        if isinstance(item, SaveFailed):
-            return self._on_save_failed(item)
-        pubend = self._owner.pop(item.tag, None)
-        if pubend is not None and pubend in self._pubends:
-            self._pubends[pubend].filtering.saved(item.tag)
-        self._ledger.on_saved(item.tag)
-        tickets = self.subscriptions.saved(item.tag)
-        out: list[Output] = [Confirmed(subscriber=number, ticket=ticket) for number, ticket in tickets or ()]
-        return out + self._begin_firm(now_us)
-
-    def _on_save_failed(self, item: SaveFailed) -> list[Output]:
-        pubend = self._owner.pop(item.tag, None)
-        if pubend is not None and pubend in self._pubends:
-            self._pubends[pubend].filtering.save_failed(item.tag)
-        self._ledger.on_failed(item.tag)
-        failed = self.subscriptions.save_failed(item.tag, item.error)
-        return [
-            Confirmed(subscriber=number, ticket=ticket, error=error) for number, ticket, error in failed or ()
+    def _on_answer(self, turn: Turn, answered: Answered) -> None:
+        """The disk said what became of what was acknowledged, and of beginnings."""
+        out: list[Output] = [
+            Confirmed(subscriber=number, ticket=ticket, error=answered.error)
+            for number, ticket in answered.tickets
         ]
+        for number, pubend in answered.firm:
+            one = self.subscriptions.by_id(number)
+            if one.session is not None and self.position(pubend) is not None:
+                out += self._enter(turn, self._pubends[pubend], one, one.cursors[pubend].told)
+        self._perform(turn, out)
 
     # ---- time
 
-    def tick(self, now_us: int) -> list[Output]:
+    def tick(self, turn: Turn) -> None:
         """The end of a turn: what is to be saved, told, reported or asked again."""
         out: list[Output] = []
+        now_us = turn.now_us
         if now_us >= self._silence_at:
             self._silence_at = now_us + SILENCE_US
-            out += tell_silence(self.subscriptions, self._pubends, room=self._room, spend=self._spend)
+            out += self._tell_silence()
         if self._may_save:
-            saves = self._save(now_us)
-            self._saves.update((one.tag, None) for one in saves if isinstance(one, Save))
-            out += saves
+            self._save(turn)
         for held in self._pubends.values():
             for subscriber, catchup in list(held.catchups.items()):
                 deadline = catchup.next_deadline()
                 if deadline is not None and deadline <= now_us:
-                    out += self._pump(held, self.subscriptions.by_id(subscriber), now_us)
+                    out += self._pump(turn, held, self.subscriptions.by_id(subscriber))
         if now_us >= self._report_at:
             self._report_at = now_us + REPORT_US
-            out += self._reports()
-        return out
+            out += self._reports(turn)
+        self._perform(turn, out)
 
     @property
     def _may_save(self) -> bool:
         """Else a disk that hangs has enough to do: what changes is saved when it has answered."""
-        return len(self._saves) < MAX_SAVES
+        return self._backlog.saves < MAX_SAVES or self._closing
 
-    def _save(self, now_us: int) -> list[Output]:
+    def _save(self, turn: Turn) -> None:
+        now_us = turn.now_us
         if now_us < self._save_at or not self._ledger.moved:
-            return list(self.subscriptions.flush(now_us))
+            self.subscriptions.flush(turn)
+            return
         self._save_at = now_us + SAVE_US
         if now_us >= self._kept_at:
-            rows = advance_kept(self.subscriptions, self._pubends)
-            self._kept_at = now_us + max(KEPT_US, rows * KEPT_ROW_US)
-        return [*self.subscriptions.flush(now_us), *self._save_delivered()]
+            self._kept_at = now_us + max(KEPT_US, self._advance_kept() * KEPT_ROW_US)
+        self.subscriptions.flush(turn)
+        self._save_delivered(turn)
 
     def close(self) -> None:
         """The process ends: the next `tick` saves all that there is to save."""
         self._save_at = 0
-        self._saves.clear()
+        self._closing = True
         self.subscriptions.close()
 
     def next_deadline(self) -> int:
@@ -597,36 +547,68 @@ class Hosting:
             deadlines += [at for one in held.catchups.values() if (at := one.next_deadline()) is not None]
         return min(deadlines)
 
-    def _save_delivered(self) -> list[Output]:
+    def _save_delivered(self, turn: Turn) -> None:
         """latestDelivered, after the checkpoint that remembers holes below it."""
-        out: list[Output] = []
         latest: dict[int, int] = {}
         for pubend in self._ledger.moved:
             held = self._pubends.get(pubend)
             if held is not None:
-                out += self._mine(pubend, list(held.filtering.checkpoint()))
+                held.filtering.checkpoint(turn)
                 latest[pubend] = held.constream.latest_delivered
-        return out + list(self._ledger.save(latest))
+        self._ledger.save(turn, latest)
 
     def released(self, pubend: int) -> int:
         """released(p) = min(latestDelivered(p), min released(s, p)), of what is on disk."""
         saved, least = self._ledger.saved[pubend], self.subscriptions.released(pubend)
         return saved if least is None else min(saved, least)
 
-    def _reports(self) -> list[Output]:
+    def _reports(self, turn: Turn) -> list[Output]:
+        """What is news of each pubend; what is released of its filtering records may go."""
         out: list[Output] = []
         # A subscription that has not begun on a pubend yet holds what is to come for it.
         ended = not len(self.subscriptions)
         for pubend, held in self._pubends.items():
             released, delivered = self.released(pubend), self._ledger.saved[pubend]
             report = self._reporter.report(pubend, released, delivered, ended=ended)
-            if report is None:
-                continue
-            out.append(Reported(pubend=pubend, report=report))
-            chop = held.filtering.chop(released)
-            if chop is not None:
-                out.append(chop)
+            if report is not None:
+                out.append(Reported(pubend=pubend, report=report))
+                held.filtering.chop(turn, released)
         return out
+
+    # ---- silence
+
+    def _tell_silence(self) -> list[Output]:
+        """Silence messages to those who keep their token and have everything else."""
+        out: list[Output] = []
+        for pubend, held in self._pubends.items():
+            live = held.constream.live
+            for number in list(held.constream.members):
+                one = self.subscriptions.by_id(number)
+                cursor = one.cursors[pubend]
+                if not one.kept_here and cursor.told < live and self._room(number):
+                    silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.told, end=live)
+                    self._spend(number, silence.size)
+                    cursor.heard(live)
+                    out.append(silence)
+        return out
+
+    def _advance_kept(self) -> int:
+        """Move tokens that are kept here over silence, as far as it is on disk. How many moved: each is a
+        row."""
+        advanced = 0
+        for one in self.subscriptions:
+            if not one.kept_here or one.moved_at is not None:
+                continue
+            for pubend, cursor in one.cursors.items():
+                held = self._pubends.get(pubend)
+                if held is None or not held.filtering.recovered:
+                    continue
+                end = _silent_to(held, one.id, cursor)
+                if end > cursor.released:
+                    cursor.heard(end)
+                    self.subscriptions.release(one, pubend, end)
+                    advanced += 1
+        return advanced
 
     # ---- inspection
 
@@ -676,3 +658,15 @@ class Hosting:
                 may = one.session is not None and held.filtering.recovered
                 if entered != (may and cursor is not None and cursor.firm):
                     raise BugError(f"hosting: subscriber {one.id} is in no stream, or in one too many")
+
+
+def _silent_to(held: Followed, number: int, cursor: Cursor) -> int:
+    """Up to here all that the subscription has not acknowledged is silence."""
+    latest = held.constream.latest_delivered
+    if number in held.constream:
+        return latest if cursor.released >= cursor.last_event else cursor.released
+    if number in held.catchups:
+        return cursor.released
+    settled = cursor.settled
+    silent = settled >= cursor.since and held.filtering.silent(number, settled)
+    return latest if silent else min(settled, latest)

@@ -1,4 +1,4 @@
-"""What the durable rooms of a subscriber hosting broker ask of their broker, besides storage effects."""
+"""What the hosting core of a broker asks of the room around it; storage it asks of the turn itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from postroad.durable.subscriber.compact import Numbers
 from postroad.errors import PostroadError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
-from postroad.seam.storage import StorageEffect
 from postroad.streams.spans import Span
 from postroad.wire.frames import Kind
 
@@ -42,8 +41,8 @@ class Deliver:
         """Those of the events, in memory of their own; None of a silence message."""
         if self.batch is None:
             return None
-        held = self.batch.headers["tick"]
-        return (held if self.rows is None else held[self.rows]).astype(np.int64)
+        ticks = self.batch.headers["tick"]
+        return (ticks if self.rows is None else ticks[self.rows]).astype(np.int64)
 
     @property
     def size(self) -> int:
@@ -79,7 +78,7 @@ class DeliverGap:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
     """Curiosity of a catchup stream: find these ticks here or upstream, and hand what is found to `answer`,
-    once the outputs that came with this one are carried out: what `answer` returns goes behind them.
+    once the outputs that came with this one are carried out: what `answer` makes goes behind them.
 
     `need`: what knowledge must be filtered with, for subscribers to take it. What is found here is for
     `subscriber`, what comes from upstream for all that catch up.
@@ -109,7 +108,7 @@ class Reported:
 
 
 Message = Deliver | DeliverGap
-Output = Deliver | DeliverGap | Wants | Confirmed | Reported | StorageEffect
+Output = Deliver | DeliverGap | Wants | Confirmed | Reported
 
 
 def delivery_frame(message: Message, number: int) -> bytes:

@@ -18,10 +18,10 @@ more and gets nowhere for `PATIENCE_US` is told so, and ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from postroad.durable.subscriber.catchup import CatchupStream
 from postroad.durable.subscriber.outputs import Message, delivery_frame
@@ -30,16 +30,14 @@ from postroad.events.token import CheckpointToken
 from postroad.ids import is_volatile, pubend_text
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
-from postroad.seam.effects import Effect, Send
+from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.streams.knowledge import Segment
+from postroad.streams.routing import Routing
 from postroad.streams.spans import Span
 from postroad.streams.streams import Stream
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Ended, InterestUpdate, Subscribe, Subscribed, encode
-
-if TYPE_CHECKING:
-    from postroad.streams.routing import Routing
 
 KEY: Final = 1 << 49  # keys of readers in the interest lie above those of durable subscriptions
 MAX_READERS: Final = 1_024
@@ -69,7 +67,7 @@ class Readers:
         links: Links,
         interest: Interest,
         routing: Routing,
-        flood: Callable[[list[InterestUpdate]], None],
+        flood: Callable[[Turn, Sequence[InterestUpdate]], None],
     ) -> None:
         self._me = me
         self._links = links
@@ -79,9 +77,8 @@ class Readers:
         self._readers: dict[tuple[int, int], _Reader] = {}  # by connection and number
         self._keys = count(KEY)
         self._look_at: int | None = None
-        self._out: list[Effect] = []
 
-    def begin(self, connection: int, message: Subscribe, selector: Selector, now_us: int) -> list[Effect]:
+    def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """UsageError or UnavailableError if it cannot be."""
         if message.durable:
             raise UsageError("a durable subscription has no end")
@@ -95,12 +92,12 @@ class Readers:
                 raise UnavailableError(f"pubend {pubend_text(pubend)} is not known here, or not reachable")
         for pubend, tick in ends.items():
             stream = self._routing.stream(pubend)
-            if tick > max(now_us + FUTURE_US, 0 if stream is None else stream.top):
+            if tick > max(turn.now_us + FUTURE_US, 0 if stream is None else stream.top):
                 raise UsageError(f"the range names a tick of {pubend_text(pubend)} in the future: {tick}")
         key = next(self._keys)
         need: Mapping[int, int] = {}
         if any(pubend >> 32 != self._me for pubend in ends):
-            self._flood(self._interest.subscribe(key, selector))
+            self._flood(turn, self._interest.subscribe(key, selector))
             need = {self._me: self._interest.own_version}
         reader = self._readers[connection, message.number] = _Reader(
             key=key,
@@ -116,44 +113,41 @@ class Readers:
             },
         )
         subscribed = Subscribed(number=message.number, token=start.to_json())
-        self._out.append(Send(connection, encode(subscribed)))
-        self._pump(reader, now_us)
-        return self._take()
+        turn.send(connection, encode(subscribed))
+        self._pump(turn, reader)
 
     def has(self, connection: int, number: int) -> bool:
         return (connection, number) in self._readers
 
     def count(self, connection: int) -> int:
-        return sum(held == connection for held, _ in self._readers)
+        return sum(its_connection == connection for its_connection, _ in self._readers)
 
-    def end(self, connection: int, number: int) -> bool:
+    def end(self, turn: Turn, connection: int, number: int) -> bool:
         """The client wants no more."""
         reader = self._readers.pop((connection, number), None)
         if reader is None:
             return False
         if reader.need:
-            self._flood(self._interest.unsubscribe(reader.key))
+            self._flood(turn, self._interest.unsubscribe(reader.key))
         return True
 
-    def closed(self, connection: int) -> None:
-        for held, number in list(self._readers):
-            if held == connection:
-                self.end(connection, number)
+    def closed(self, turn: Turn, connection: int) -> None:
+        for its_connection, number in list(self._readers):
+            if its_connection == connection:
+                self.end(turn, connection, number)
 
-    def credit(self, connection: int, now_us: int) -> list[Effect]:
-        for reader in [one for (held, _), one in self._readers.items() if held == connection]:
-            self._pump(reader, now_us)
-        return self._take()
+    def credit(self, turn: Turn, connection: int) -> None:
+        for reader in [one for one in self._readers.values() if one.connection == connection]:
+            self._pump(turn, reader)
 
-    def answer(self, stream: Stream, segments: list[Segment], now_us: int) -> list[Effect]:
+    def answer(self, turn: Turn, stream: Stream, segments: list[Segment]) -> None:
         """Knowledge that arrived, or was read from the log."""
         for reader in list(self._readers.values()):
             catchup = reader.streams.get(stream.id)
             if catchup is not None and self._learn(reader, catchup, segments):
                 if stream.id >> 32 == self._me:
                     catchup.pause()  # a read of the log ends when it is enough: ask for the rest
-                self._pump(reader, now_us)
-        return self._take()
+                self._pump(turn, reader)
 
     def _learn(self, reader: _Reader, catchup: CatchupStream, segments: list[Segment]) -> bool:
         own = catchup.pubend >> 32 == self._me
@@ -161,16 +155,16 @@ class Readers:
         wanted = [catchup.learn(segment, need) for segment in segments]
         return any(wanted)
 
-    def tick(self, now_us: int) -> list[Effect]:
-        if self._look_at is not None and now_us >= self._look_at:
+    def tick(self, turn: Turn) -> None:
+        if self._look_at is not None and turn.now_us >= self._look_at:
             for reader in list(self._readers.values()):
-                self._pump(reader, now_us)
-                self._lose_patience(reader, now_us)
-        self._look_at = self._next_look(now_us)
-        return self._take()
+                self._pump(turn, reader)
+                self._lose_patience(turn, reader)
+        self._look_at = self._next_look(turn.now_us)
 
-    def _lose_patience(self, reader: _Reader, now_us: int) -> None:
+    def _lose_patience(self, turn: Turn, reader: _Reader) -> None:
         """End it if it waits for a broker that stays out of reach, and not for its client to take more."""
+        now_us = turn.now_us
         room = self._links.available(reader.connection) > 0
         for pubend, catchup in reader.streams.items():
             position, since = reader.stuck.get(pubend, (-1, now_us))
@@ -179,6 +173,7 @@ class Readers:
                 reader.stuck[pubend] = (catchup.position, now_us)
             elif now_us - since >= PATIENCE_US:
                 self._end(
+                    turn,
                     reader,
                     UnavailableError.code,
                     f"broker {broker!r} has been out of reach for {PATIENCE_US // SECOND_US} s: what is"
@@ -199,25 +194,25 @@ class Readers:
 
     # ---- going on
 
-    def _pump(self, reader: _Reader, now_us: int) -> None:
+    def _pump(self, turn: Turn, reader: _Reader) -> None:
         """Deliver what is here and ask for the next of every stream, until nothing moves."""
         todo = deque(reader.streams.values())
         while todo:
             catchup = todo.popleft()
-            if self._go_on(reader, catchup, now_us):
+            if self._go_on(turn, reader, catchup):
                 todo.append(catchup)
         if not reader.streams:
-            self._end(reader, "", "")
+            self._end(turn, reader, "", "")
 
-    def _end(self, reader: _Reader, code: str, reason: str) -> None:
-        if self.end(reader.connection, reader.number):
-            ended = Ended(number=reader.number, code=code, reason=reason)
-            self._out.append(Send(reader.connection, encode(ended)))
+    def _end(self, turn: Turn, reader: _Reader, code: str, reason: str) -> None:
+        if self.end(turn, reader.connection, reader.number):
+            turn.send(reader.connection, encode(Ended(number=reader.number, code=code, reason=reason)))
 
-    def _go_on(self, reader: _Reader, catchup: CatchupStream, now_us: int) -> bool:
+    def _go_on(self, turn: Turn, reader: _Reader, catchup: CatchupStream) -> bool:
         """Whether there is more to do for this stream at once."""
         catchup.advance(
-            lambda: self._links.available(reader.connection) > 0, lambda one: self._send(reader, one)
+            lambda: self._links.available(reader.connection) > 0,
+            lambda message: self._send(turn, reader, message),
         )
         end = reader.ends[catchup.pubend]
         if catchup.idle and catchup.position >= end:
@@ -228,29 +223,25 @@ class Readers:
             reach = 0 if stream is None else min(end, stream.horizon)
             if reach <= catchup.position:
                 # Nobody may be told of its silence yet: who asks is.
-                self._ask(reader, catchup, [(catchup.position, end)], now_us)
+                self._ask(turn, reader, catchup, [(catchup.position, end)])
                 return False
             catchup.refilter(reach)
         if self._links.available(reader.connection) <= 0:
             catchup.pause()
             return False
-        wants: list[Span] = catchup.wants(now_us)
+        wants: list[Span] = catchup.wants(turn.now_us)
         if not wants:
             return False
-        return self._learn(reader, catchup, self._ask(reader, catchup, wants, now_us))
+        return self._learn(reader, catchup, self._ask(turn, reader, catchup, wants))
 
-    def _ask(self, reader: _Reader, catchup: CatchupStream, spans: list[Span], now_us: int) -> list[Segment]:
+    def _ask(self, turn: Turn, reader: _Reader, catchup: CatchupStream, spans: list[Span]) -> list[Segment]:
         need = {} if catchup.pubend >> 32 == self._me else reader.need
-        return self._routing.find_for_host(catchup.pubend, spans, need, now_us)
+        return self._routing.find_for_host(turn, catchup.pubend, spans, need)
 
-    def _send(self, reader: _Reader, message: Message) -> None:
+    def _send(self, turn: Turn, reader: _Reader, message: Message) -> None:
         frame = delivery_frame(message, reader.number)
         self._links.spend(reader.connection, len(frame))
-        self._out.append(Send(reader.connection, frame))
-
-    def _take(self) -> list[Effect]:
-        out, self._out = self._out, []
-        return out
+        turn.send(reader.connection, frame)
 
     def check(self) -> None:
         for (connection, number), reader in self._readers.items():

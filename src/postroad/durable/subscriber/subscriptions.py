@@ -15,18 +15,20 @@ and has reported.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
 
+from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.claims import NOBODY, Claims
 from postroad.durable.subscriber.cursor import Cursor
 from postroad.errors import BugError, PostroadError, UsageError, shorten
 from postroad.events.token import CheckpointToken
 from postroad.ids import is_plain_name, pubend_text
-from postroad.seam.storage import Save, StorageEffect
+from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.units import MILLISECOND_US, SECOND_US
 
@@ -102,31 +104,59 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """What a connection asks for that takes a subscription.
+
+    `token`: it goes on after that, not after what it acknowledged. `late`: if it is created, it begins after
+    this tick on pubends that its broker hears of later. `born`: of one that comes from another broker.
+    """
+
+    name: str
+    selector: Selector
+    ack: str
+    session: int
+    token: CheckpointToken | None = None
+    shared: bool = False
+    key: str = ""
+    late: int = 0
+    born: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
     subscription: Subscription
     created: bool
 
 
-class Subscriptions:
-    """Everything this broker knows of durable subscriptions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What the disk said of a flush."""
 
-    def __init__(self, *, broker: int, new_tag: Callable[[], int]) -> None:
+    tickets: Sequence[tuple[int, int]]  # (subscription, ticket): confirmed, or refused with the error
+    firm: Sequence[tuple[int, int]]  # (subscription, pubend): where they begin is on disk since now
+    error: PostroadError | None
+
+
+class Subscriptions:
+    """Everything this broker knows of durable subscriptions.
+
+    `answered` hears what became of a flush: tickets that wait for it, and subscriptions that begin with it.
+    """
+
+    def __init__(self, *, broker: int, backlog: Backlog, answered: Callable[[Turn, Answered], None]) -> None:
         self._broker = broker
-        self._new_tag = new_tag
+        self._backlog = backlog
+        self._answered = answered
         self._next = 1  # ids are never used again: filtering records name them
         self._by_name: dict[str, Subscription] = {}
         self._by_id: dict[int, Subscription] = {}
         self._sessions: dict[int, Subscription] = {}  # those connected
-        self.claims = Claims(new_tag=new_tag)  # of other brokers
+        self.claims = Claims(backlog)  # of other brokers
         self._holders: dict[int, dict[int, Cursor]] = {}  # pubend -> subscription -> cursor
         self._minimum: dict[int, int] = {}  # pubend -> least saved; absent: to be found anew
         self._dirty_names: dict[str, None] = {}  # whose row is to be saved or removed
         self._dirty: dict[tuple[int, int], None] = {}  # (subscription, pubend): likewise
-        self._saving_names: dict[int, tuple[str, ...]] = {}  # tag -> names whose rows are on their way
-        self._saving: dict[int, list[tuple[int, int, int]]] = {}  # tag -> (subscription, pubend, tick)
-        self._firm: list[tuple[int, int]] = []  # (subscription, pubend) whose beginning is on disk since then
         self._tickets: list[tuple[int, int]] = []  # (subscription, ticket) to be confirmed by the next save
-        self._confirming: dict[int, list[tuple[int, int]]] = {}  # tag -> those
         self._save_at = 0
 
     # ---- the life of a subscription
@@ -157,55 +187,52 @@ class Subscriptions:
     def by_session(self, session: int) -> Subscription | None:
         return self._sessions.get(session)
 
-    def attach(
-        self,
-        *,
-        name: str,
-        selector: Selector,
-        ack: str,
-        session: int,
-        token: CheckpointToken | None,
-        now_us: int,
-        shared: bool = False,
-        key: str = "",
-        late: int = 0,
-        born: int = 0,
-    ) -> Attached:
-        """A connection takes the subscription, which is created if there is none of that name. `late`: one
-        that is created begins after this tick on pubends that its broker hears of later. `born`: of one that
-        comes from another broker.
+    def attach(self, wanted: Attachment, now_us: int) -> Attached:
+        """A connection takes the subscription, which is created if there is none of that name.
 
         Where another broker has it (`owner`) its token must be known.
         """
-        check_name(name, ack)
-        if session in self._sessions:
-            raise BugError(f"session {session} has a subscription already")
+        name = wanted.name
+        check_name(name, wanted.ack)
+        if wanted.session in self._sessions:
+            raise BugError(f"session {wanted.session} has a subscription already")
         held = self._by_name.get(name)
-        if self.owner(name) is not None and token is None:
+        if self.owner(name) is not None and wanted.token is None:
             raise BugError(f"{name!r} begins anew while another broker keeps its token")
         highest = self.claims.highest(name)
         epoch = max(now_us, *(one.epoch + 1 for one in (highest, held) if one is not None), 1)
         if held is not None:
-            held.check_same(selector, shared, key)
+            held.check_same(wanted.selector, wanted.shared, wanted.key)
             if held.session is not None:
                 del self._sessions[held.session]
         else:
             if len(self._by_name) >= MAX_SUBSCRIPTIONS:
                 raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
-            held = self._create(name, selector, now_us, shared, key)
-            held.late = late if late or token is not None else max(0, now_us - LATE_US)
-        held.born = born or held.born
+            held = self._create(wanted, now_us)
+        held.born = wanted.born or held.born
         created = held.epoch == 0
-        held.session, held.ack, held.moved_at, held.epoch = session, ack, None, epoch
-        self._sessions[session] = held
+        held.session, held.ack, held.moved_at, held.epoch = wanted.session, wanted.ack, None, epoch
+        self._sessions[wanted.session] = held
         self._dirty_names[name] = None
         self._save_at = 0
         return Attached(subscription=held, created=created)
 
-    def _create(self, name: str, selector: Selector, now_us: int, shared: bool, key: str) -> Subscription:
-        made = Subscription(self._next, name, selector, "", 0, now_us, shared, key, born=now_us)
+    def _create(self, wanted: Attachment, now_us: int) -> Subscription:
+        anew = not wanted.late and wanted.token is None
+        made = Subscription(
+            id=self._next,
+            name=wanted.name,
+            selector=wanted.selector,
+            ack="",
+            epoch=0,
+            created_us=now_us,
+            shared=wanted.shared,
+            key=wanted.key,
+            late=max(0, now_us - LATE_US) if anew else wanted.late,
+            born=now_us,
+        )
         self._next += 1
-        self._by_name[name] = self._by_id[made.id] = made
+        self._by_name[made.name] = self._by_id[made.id] = made
         return made
 
     def detach(self, session: int) -> Subscription | None:
@@ -320,7 +347,8 @@ class Subscriptions:
     ) -> None:
         """The subscription begins on a pubend after `tick`; the PFS knows it from `since` on.
 
-        If not `firm`, a restart that does not find it on disk would begin it later: `saved` says when it is.
+        If not `firm`, a restart that does not find it on disk would begin it later: `answered` hears when it
+        is there.
         """
         if pubend in subscription.cursors:
             return
@@ -387,35 +415,61 @@ class Subscriptions:
 
     # ---- saving
 
-    def flush(self, now_us: int) -> list[StorageEffect]:
+    def flush(self, turn: Turn) -> None:
         """Save what was acknowledged, at once if somebody waits for it."""
-        if now_us < self._save_at or not self._unsaved:
-            return []
-        self._save_at = now_us + SAVE_US
-        effects: list[StorageEffect] = self.claims.flush()
+        if turn.now_us < self._save_at or not self._unsaved:
+            return
+        self._save_at = turn.now_us + SAVE_US
+        self.claims.flush(turn)
         if self._dirty_names:
-            tag = self._new_tag()
-            rows = [(name.encode(), self._row(name)) for name in self._dirty_names]
-            rows.append((_NEXT, msgspec.msgpack.encode(self._next)))
-            self._saving_names[tag] = tuple(self._dirty_names)
+            names = tuple(self._dirty_names)
             self._dirty_names.clear()
-            effects.append(Save(table=SUBSCRIPTIONS, rows=tuple(rows), tag=tag))
-        tag = self._new_tag()
+            rows = [(name.encode(), self._row(name)) for name in names]
+            rows.append((_NEXT, msgspec.msgpack.encode(self._next)))
+            turn.save(SUBSCRIPTIONS, rows, then=self._backlog.counted(partial(self._names_saved, names)))
         rows = []
-        self._saving[tag] = []
+        saving: list[tuple[int, int, int]] = []  # (subscription, pubend, tick)
         for number, pubend in self._dirty:
             cursor = self._holders.get(pubend, {}).get(number)
             if cursor is None:
                 rows.append((_cursor_key(number, pubend), None))
-                self._saving[tag].append((number, pubend, 0))
+                saving.append((number, pubend, 0))
                 continue
             row = _CURSOR.pack(cursor.released, cursor.since, cursor.consumed, cursor.quiet)
             rows.append((_cursor_key(number, pubend), row))
-            self._saving[tag].append((number, pubend, cursor.released))
+            saving.append((number, pubend, cursor.released))
         self._dirty.clear()
-        self._confirming[tag], self._tickets = self._tickets, []
-        effects.append(Save(table=RELEASED, rows=tuple(rows), tag=tag))
-        return effects
+        tickets, self._tickets = self._tickets, []
+        turn.save(RELEASED, rows, then=self._backlog.counted(partial(self._saved, saving, tickets)))
+
+    def _names_saved(self, names: Sequence[str], _turn: Turn, error: PostroadError | None) -> None:
+        if error is not None:
+            self._dirty_names.update(dict.fromkeys(names))
+
+    def _saved(
+        self,
+        saving: Sequence[tuple[int, int, int]],
+        tickets: Sequence[tuple[int, int]],
+        turn: Turn,
+        error: PostroadError | None,
+    ) -> None:
+        """Rows of (subscription, pubend, tick) are on disk; if not, they are to be saved again, and those who
+        wait for them get the error, and may ask again."""
+        firm: list[tuple[int, int]] = []
+        if error is not None:
+            self._dirty.update(dict.fromkeys((number, pubend) for number, pubend, _ in saving))
+            saving = ()
+        for number, pubend, tick in saving:
+            subscription = self._by_id.get(number)
+            cursor = subscription.cursors.get(pubend) if subscription is not None else None
+            if cursor is not None and not cursor.firm:
+                cursor.firm = True
+                firm.append((number, pubend))
+            if cursor is not None and tick > cursor.saved:
+                if self._minimum.get(pubend) == cursor.saved:
+                    del self._minimum[pubend]
+                cursor.saved = tick
+        self._answered(turn, Answered(tickets=tickets, firm=firm, error=error))
 
     def close(self) -> None:
         """The process ends: the next `flush` saves what is not, whether or not it is time."""
@@ -447,40 +501,6 @@ class Subscriptions:
     @property
     def _unsaved(self) -> bool:
         return bool(self._dirty or self._dirty_names or self._tickets) or self.claims.dirty
-
-    def saved(self, tag: int) -> list[tuple[int, int]] | None:
-        """Rows are on disk: the (subscription, ticket) to confirm; None if the tag is not ours."""
-        self._saving_names.pop(tag, None)
-        self.claims.saved(tag)
-        saving = self._saving.pop(tag, None)
-        if saving is None:
-            return None
-        for number, pubend, tick in saving:
-            subscription = self._by_id.get(number)
-            cursor = subscription.cursors.get(pubend) if subscription is not None else None
-            if cursor is not None and not cursor.firm:
-                cursor.firm = True
-                self._firm.append((number, pubend))
-            if cursor is not None and tick > cursor.saved:
-                if self._minimum.get(pubend) == cursor.saved:
-                    del self._minimum[pubend]
-                cursor.saved = tick
-        return self._confirming.pop(tag)
-
-    def take_firm(self) -> list[tuple[int, int]]:
-        """(subscription, pubend) of which it is on disk now where they begin."""
-        firm, self._firm = self._firm, []
-        return firm
-
-    def save_failed(self, tag: int, error: PostroadError) -> list[tuple[int, int, PostroadError]] | None:
-        """The rows are to be saved again; those who wait for them get the error, and may ask again."""
-        self._dirty_names.update(dict.fromkeys(self._saving_names.pop(tag, ())))
-        self.claims.save_failed(tag)
-        saving = self._saving.pop(tag, None)
-        if saving is None:
-            return None
-        self._dirty.update(dict.fromkeys((number, pubend) for number, pubend, _ in saving))
-        return [(number, ticket, error) for number, ticket in self._confirming.pop(tag)]
 
     def recover(
         self,

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from postroad.broker.core import Input, Received
 from postroad.errors import StorageError, UnavailableError, UsageError
 from postroad.events import EventBatch
 from postroad.ids import MessageId, is_history, is_volatile, pubend_text
 from postroad.seam.effects import Effect, Send
+from postroad.seam.inputs import Input, Received
 from postroad.seam.storage import MAX_TICK, Append, Appended, AppendFailed, Chop, Read
 from postroad.selectors import Selector
 from postroad.sim.judge.ledger import NEVER, Ledger, Published

@@ -21,12 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.events import Event, EventBatch, Value
 from postroad.ids import MessageId, pubend_text
 from postroad.selectors import Selector
 from postroad.sim.judge.violation import Violation
-from postroad.wire.frames import Kind
+from postroad.wire.frames import DEFAULT_LIMITS, Kind
 
 NEVER: Final = 1 << 62
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
 from postroad.errors import BugError, PeerError
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.seam.storage import Append, Chop, Read, Save
 from postroad.seam.tracking import FiltersRead, Keep, ReadFilters
 from postroad.sim.judge.tracking import Histories

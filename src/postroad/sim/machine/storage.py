@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PostroadError, StorageError
-from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect, StorageInput
+from postroad.seam.storage import Append, Chop, Read, Reader, Save, StorageEffect, StorageInput
 from postroad.sim.machine.disk import SYNC_US, Disk, DiskFailed, DiskInput, Remove, Replace, Sync, Synced
 from postroad.sim.machine.disk import Append as DiskAppend
 from postroad.storage.commit import Commit, GroupCommit, commit_once
@@ -99,8 +99,12 @@ class DiskFacts:
         held = disk.read(FACTS)
         self.tables: Tables = {} if held is None else msgspec.msgpack.decode(held, type=Tables)
 
-    def load(self, table: str, _reader: object = None) -> dict[bytes, bytes]:
-        return dict(self.tables.get(table, {}))
+    def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
+        rows = dict(self.tables.get(table, {}))
+        if reader is not None:
+            for key, value in rows.items():
+                reader(key, value)  # a row that its room cannot read ends a real start
+        return rows
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """At once, for a process that ends."""
@@ -158,10 +162,9 @@ class VirtualStorage:
 
     # ---- what the process does
 
-    @property
-    def tables(self) -> Tables:
-        """Metadata as a start finds it."""
-        return {table: dict(rows) for table, rows in self._facts.tables.items()}
+    def load(self, table: str, reader: Reader) -> dict[bytes, bytes]:
+        """A table of metadata, as a start finds it."""
+        return self._facts.load(table, reader)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
         writes: list[Append | Save | Chop] = []

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from postroad.config import DEFAULT_LIMITS
 from postroad.errors import BugError
 from postroad.events import BatchBuilder, Value
 from postroad.ids import IdSource, MessageId, volatile_pubend
@@ -24,6 +23,7 @@ from postroad.sim.machine.world import Timer, World
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import (
     BATCH_KINDS,
+    DEFAULT_LIMITS,
     PROTOCOL_VERSION,
     Accepted,
     Credit,

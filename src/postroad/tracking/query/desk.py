@@ -9,23 +9,26 @@ All that can pile up is bounded: whoever asks beyond that is told to come again.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 import msgspec
 
 from postroad.errors import PeerError, UnavailableError
-from postroad.seam.tracking import ReadFilters
+from postroad.overlay.inquiries import Inquiries
+from postroad.seam.tracking import FiltersRead
+from postroad.seam.turn import Turn
 from postroad.tracking.query.lookup import Reading
 from postroad.tracking.query.messages import Finding, TraceAnswer, TraceItem, TraceQuestion
-from postroad.tracking.query.trace import Ask, Trace
+from postroad.tracking.query.trace import NOT_REACHABLE, Ask, Trace
 from postroad.tracking.query.verdict import TraceResult
-from postroad.tracking.strategies import Tracking
 from postroad.units import MIB
 from postroad.wire.frames import MAX_BODY_BYTES, decode_body
 
+TRACE: Final = "trace"  # the question, between brokers
 MAX_TRACES: Final = 64  # under way at once
 MAX_QUESTIONS: Final = 256  # under way, or waiting for stored filters
 MAX_HELD_BYTES: Final = 64 * MIB  # of stored filters, being read or looked into; or one portion of them
@@ -34,33 +37,25 @@ WORK_AN_ID: Final = 64  # however little is known of it
 HERE: Final = -1  # the asker of a question that this broker put to itself
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inquire:
-    """Send this question to that broker; then call `answered` or `failed` with the number."""
+class Answers(Protocol):
+    """What this broker knows of messages; `strategies.Tracking` says more of it."""
 
-    broker: int
-    number: int
-    body: bytes
+    looked: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Respond:
-    """Send this answer to the broker that asked under that number."""
-
-    broker: int
-    number: int
-    body: bytes
+    def answer(
+        self, question: TraceQuestion, records: Mapping[int, bytes], reading: Reading | None = None
+    ) -> tuple[TraceAnswer, tuple[int, ...]]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """A trace is done."""
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The client that waits for a trace, and its number of the request."""
 
-    ticket: int
-    results: tuple[TraceResult, ...]
+    connection: int
+    request: int
 
 
-Output = ReadFilters | Inquire | Respond | Report
+Report = Callable[[Turn, Asker, Sequence[TraceResult]], None]  # a trace is done
 
 
 @dataclass(slots=True)
@@ -71,7 +66,7 @@ class _Question:
     receivers: int  # that a finding may name
     left: deque[int]  # places in `items` to look up, with the records that are here
     records: Mapping[int, bytes] = field(default_factory=dict)  # of the last portion
-    held: int = 0  # bytes in that, or in the one that is being read
+    record_bytes: int = 0  # in that, or in the one that is being read
     reading: Reading = field(default_factory=Reading)
     findings: dict[int, Finding] = field(default_factory=dict)  # by place in `items`
     wanted: set[int] = field(default_factory=set)  # records to read for those without a finding
@@ -80,143 +75,152 @@ class _Question:
 class TraceDesk:
     def __init__(
         self,
-        tracking: Tracking,
+        answers: Answers,
         *,
         me: int,
         reachable: Callable[[], Sequence[int]],
         names: Callable[[], Mapping[int, str]],
+        inquiries: Inquiries,
+        report: Report,
     ) -> None:
-        self._tracking = tracking
+        self._answers = answers
         self._me = me
         self._reachable = reachable
         self._names = names
-        self.traces: dict[int, Trace] = {}  # by ticket; under way
+        self._inquiries = inquiries
+        self._report = report
+        self._traces: dict[int, tuple[Asker, Trace]] = {}  # by ticket; under way
         self._asked: dict[int, tuple[int, int]] = {}  # number of our question -> (ticket, broker asked)
-        self._questions: dict[int, _Question] = {}  # by tag; waiting for records
+        self._unsent: deque[int] = deque()  # numbers of those that could not be sent
+        self._reading = 0  # questions that wait for records from the disk
         self._working: deque[_Question] = deque()  # to be looked up; the next first
         self._wanting: deque[_Question] = deque()  # records, once others have let go of theirs; likewise
-        self._held = 0  # bytes of records that questions hold
+        self._record_bytes = 0  # of records that questions have, or wait for
         self._room = WORK_A_TURN  # what may still be looked for in this turn
         self.own_work = 0  # what was looked for so far for traces that were asked for here
-        self._last = 0  # tickets, numbers and tags come from one counter
+        self._last = 0  # tickets and numbers come from one counter
 
-    def begin(self, ids: Sequence[bytes], now_us: int) -> tuple[int, list[Output]]:
-        """Trace these messages; a Report with the ticket comes in the end."""
-        if len(self.traces) >= MAX_TRACES:
+    # ---- traces asked for here
+
+    def begin(self, turn: Turn, ids: Sequence[bytes], asker: Asker) -> None:
+        """Trace these messages; the asker gets a report in the end."""
+        if self.full:
             raise UnavailableError(f"{MAX_TRACES} traces are under way at this broker: try again")
-        trace = Trace(ids, reachable=self._reachable(), known=self._names(), now_us=now_us)
+        trace = Trace(ids, reachable=self._reachable(), known=self._names(), now_us=turn.now_us)
         ticket = self._next()
-        self.traces[ticket] = trace
-        out = self._go_on(ticket, trace.start(now_us), now_us)
-        return ticket, out + self._work(now_us)
+        self._traces[ticket] = (asker, trace)
+        self._go_on(turn, ticket, trace.start(turn.now_us))
+        self._work(turn)
 
-    def abandon(self, ticket: int) -> None:
-        """Nobody waits for it any more."""
-        self.traces.pop(ticket, None)
-        self._asked = {number: held for number, held in self._asked.items() if held[0] != ticket}
+    @property
+    def full(self) -> bool:
+        return len(self._traces) >= MAX_TRACES
 
-    def asked(self, broker: int, number: int, body: bytes, now_us: int) -> list[Output]:
-        """Another broker's question. One that makes no sense has no answer: its bearer is not to blame."""
-        try:
-            question = decode_body(body, TraceQuestion)
-        except PeerError:
-            return []
-        if not question.makes_sense:
-            return []
-        return self._take(broker, number, question, now_us) + self._work(now_us)
+    def under_way(self) -> Counter[int]:
+        """How many traces of each connection are."""
+        return Counter(asker.connection for asker, _ in self._traces.values())
 
-    def answered(self, number: int, body: bytes, now_us: int) -> list[Output]:
+    def abandon(self, connection: int) -> None:
+        """Nobody there waits for its traces any more."""
+        for ticket, (asker, _) in list(self._traces.items()):
+            if asker.connection == connection:
+                self._end(ticket)
+
+    def _end(self, ticket: int) -> None:
+        del self._traces[ticket]
+        self._asked = {number: asked for number, asked in self._asked.items() if asked[0] != ticket}
+
+    def _go_on(self, turn: Turn, ticket: int, asks: Sequence[Ask]) -> None:
+        asker, trace = self._traces[ticket]
+        for ask in asks:
+            number = self._next()
+            self._asked[number] = (ticket, ask.broker)
+            if ask.broker == self._me:
+                self._take(turn, HERE, number, ask.question)
+                continue
+            body = msgspec.msgpack.encode(ask.question)
+            if not self._inquiries.ask(turn, ask.broker, TRACE, body, partial(self._answered, number)):
+                self._unsent.append(number)
+        if trace.done and ticket in self._traces:  # a question that was refused here may have ended it
+            self._end(ticket)
+            self._report(turn, asker, trace.results(self._names()))
+
+    def _answered(self, number: int, turn: Turn, body: bytes) -> None:
         """An answer from the network; one that nobody waits for says nothing."""
-        return self._answered(number, body, now_us) + self._work(now_us)
+        self._answer_trace(turn, number, body)
+        self._work(turn)
 
-    def _answered(self, number: int, body: bytes, now_us: int) -> list[Output]:
-        held = self._asked.pop(number, None)
-        if held is None:
-            return []
-        ticket, broker = held
-        trace = self.traces[ticket]
+    def _answer_trace(self, turn: Turn, number: int, body: bytes) -> None:
+        ticket, broker = self._asked.pop(number, (None, 0))
+        if ticket is None:
+            return
+        _, trace = self._traces[ticket]
         try:
-            asks = trace.answered(broker, decode_body(body, TraceAnswer), now_us)
+            asks = trace.answered(broker, decode_body(body, TraceAnswer), turn.now_us)
         except PeerError as error:
-            asks = trace.failed(broker, f"answered what cannot be read: {error}", now_us)
-        return self._go_on(ticket, asks, now_us)
+            asks = trace.failed(broker, f"answered what cannot be read: {error}", turn.now_us)
+        self._go_on(turn, ticket, asks)
 
-    def failed(self, number: int, why: str, now_us: int) -> list[Output]:
-        return self._failed(number, why, now_us) + self._work(now_us)
+    def _fail(self, turn: Turn, number: int, why: str) -> None:
+        """There will be no answer."""
+        ticket, broker = self._asked.pop(number, (None, 0))
+        if ticket is not None:
+            _, trace = self._traces[ticket]
+            self._go_on(turn, ticket, trace.failed(broker, why, turn.now_us))
 
-    def _failed(self, number: int, why: str, now_us: int) -> list[Output]:
-        held = self._asked.pop(number, None)
-        if held is None:
-            return []
-        ticket, broker = held
-        return self._go_on(ticket, self.traces[ticket].failed(broker, why, now_us), now_us)
+    # ---- time
 
-    def read(self, tag: int, records: Mapping[int, bytes], now_us: int) -> list[Output]:
-        """The stored records that ReadFilters asked for."""
-        question = self._questions.pop(tag, None)
-        if question is None:
-            return []
-        question.records = records
-        self._working.append(question)
-        return self._work(now_us)
-
-    def tick(self, now_us: int) -> list[Output]:
+    def tick(self, turn: Turn) -> None:
         """The end of a turn."""
-        out: list[Output] = []
-        for ticket, trace in list(self.traces.items()):
-            out += self._go_on(ticket, trace.tick(now_us), now_us)
-        out += self._work(now_us)
+        for ticket, (_, trace) in list(self._traces.items()):
+            self._go_on(turn, ticket, trace.tick(turn.now_us))
+        self._work(turn)
         self._room = WORK_A_TURN
-        return out
 
     def next_deadline(self) -> int | None:
         if self._working:
             return 0  # at once, after what came meanwhile
-        deadlines = [trace.next_deadline() for trace in self.traces.values()]
+        deadlines = [trace.next_deadline() for _, trace in self._traces.values()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def busy(self) -> bool:
-        return bool(self.traces or self._working)
+        return bool(self._traces or self._working)
 
     @property
     def _waiting(self) -> int:
-        return len(self._questions) + len(self._working) + len(self._wanting)
+        return self._reading + len(self._working) + len(self._wanting)
 
     def _next(self) -> int:
         self._last += 1
         return self._last
 
-    def _go_on(self, ticket: int, asks: Sequence[Ask], now_us: int) -> list[Output]:
-        out: list[Output] = []
-        for ask in asks:
-            number = self._next()
-            self._asked[number] = (ticket, ask.broker)
-            if ask.broker == self._me:
-                out += self._take(HERE, number, ask.question, now_us)
-            else:
-                body = msgspec.msgpack.encode(ask.question)
-                out.append(Inquire(broker=ask.broker, number=number, body=body))
-        trace = self.traces.get(ticket)
-        if trace is not None and trace.done:
-            self.abandon(ticket)
-            out.append(Report(ticket=ticket, results=tuple(trace.results(self._names()))))
-        return out
-
     # ---- questions to this broker
 
-    def _take(self, asker: int, number: int, question: TraceQuestion, now_us: int) -> list[Output]:
+    def asked(self, turn: Turn, broker: int, number: int, body: bytes) -> None:
+        """Another broker's question. One that makes no sense has no answer: its bearer is not to blame."""
+        try:
+            question = decode_body(body, TraceQuestion)
+        except PeerError:
+            return
+        if question.makes_sense:
+            self._take(turn, broker, number, question)
+            self._work(turn)
+
+    def _take(self, turn: Turn, asker: int, number: int, question: TraceQuestion) -> None:
         places = deque(range(len(question.items)))
         taken = _Question(asker, number, question.items, max(0, question.receivers), places)
         if self._waiting >= MAX_QUESTIONS:
-            return self._refuse(taken, "has too many questions to answer", now_us)
-        self._working.append(taken)
-        return []
+            self._refuse(turn, taken, "has too many questions to answer")
+        else:
+            self._working.append(taken)
 
-    def _work(self, now_us: int) -> list[Output]:
+    def _work(self, turn: Turn) -> None:
         """Looks up what there is room for in this turn."""
-        out: list[Output] = []
-        while self._working and self._room > 0:
+        while self._unsent or (self._working and self._room > 0):
+            if self._unsent:  # which may make a trace ask others
+                self._fail(turn, self._unsent.popleft(), NOT_REACHABLE)
+                continue
             question = self._working.popleft()
             if self._in_vain(question):
                 self._let_go(question)
@@ -230,18 +234,18 @@ class TraceDesk:
             if question.wanted:
                 self._wanting.append(question)
             else:
-                out += self._answer(question, now_us)
-        return out + self._read()
+                self._answer(turn, question)
+        self._read(turn)
 
     def _in_vain(self, question: _Question) -> bool:
         """Nobody waits for it any more."""
         return question.asker == HERE and question.number not in self._asked
 
     def _look_up(self, question: _Question, place: int) -> None:
-        before = self._tracking.looked
+        before = self._answers.looked
         asked = TraceQuestion(items=(question.items[place],))
-        answer, wanted = self._tracking.answer(asked, question.records, question.reading)
-        work = self._tracking.looked - before + WORK_AN_ID
+        answer, wanted = self._answers.answer(asked, question.records, question.reading)
+        work = self._answers.looked - before + WORK_AN_ID
         self._room -= work
         if question.asker == HERE:
             self.own_work += work
@@ -251,13 +255,12 @@ class TraceDesk:
             (question.findings[place],) = answer.findings
 
     def _let_go(self, question: _Question) -> None:
-        self._held -= question.held
-        question.held = 0
+        self._record_bytes -= question.record_bytes
+        question.record_bytes = 0
         question.records = {}
 
-    def _read(self) -> list[Output]:
+    def _read(self, turn: Turn) -> None:
         """For as many as there is room for; what is not known is looked up then."""
-        out: list[Output] = []
         while self._wanting:
             question = self._wanting[0]
             if self._in_vain(question):
@@ -265,37 +268,44 @@ class TraceDesk:
                 continue
             portion = question.reading.portion(question.wanted)
             size = sum(question.reading.sizes[sequence] for sequence in portion)
-            if self._held and self._held + size > MAX_HELD_BYTES:
+            if self._record_bytes and self._record_bytes + size > MAX_HELD_BYTES:
                 break
             self._wanting.popleft()
-            self._held += size
-            question.held = size
+            self._record_bytes += size
+            question.record_bytes = size
             question.wanted.clear()
             places = range(len(question.items))
             question.left.extend(place for place in places if place not in question.findings)
-            tag = self._next()
-            self._questions[tag] = question
-            out.append(ReadFilters(tag=tag, sequences=portion))
-        return out
+            self._reading += 1
+            turn.read_filters(portion, then=partial(self._were_read, question))
 
-    def _answer(self, question: _Question, now_us: int) -> list[Output]:
-        found = TraceAnswer(findings=tuple(question.findings[place] for place in range(len(question.items))))
-        body = _within(_naming(found, question.receivers), MAX_BODY_BYTES)
+    def _were_read(self, question: _Question, turn: Turn, item: FiltersRead) -> None:
+        self._reading -= 1
+        question.records = item.records
+        self._working.append(question)
+        self._work(turn)
+
+    def _answer(self, turn: Turn, question: _Question) -> None:
+        places = range(len(question.items))
+        answer = TraceAnswer(findings=tuple(question.findings[place] for place in places))
+        body = _within(_naming(answer, question.receivers), MAX_BODY_BYTES)
         if body is None:
-            return self._refuse(question, "has an answer that is too large", now_us)
-        if question.asker == HERE:
-            return self._answered(question.number, body, now_us)
-        return [Respond(broker=question.asker, number=question.number, body=body)]
+            self._refuse(turn, question, "has an answer that is too large")
+        elif question.asker == HERE:
+            self._answer_trace(turn, question.number, body)
+        else:
+            self._inquiries.respond(turn, question.asker, question.number, body)
 
-    def _refuse(self, question: _Question, why: str, now_us: int) -> list[Output]:
+    def _refuse(self, turn: Turn, question: _Question, why: str) -> None:
         """Whoever asks is told why there is no answer."""
         if question.asker == HERE:
-            return self._failed(question.number, why, now_us)
+            self._fail(turn, question.number, why)
+            return
         answer = TraceAnswer(findings=(Finding(lost=why),) * len(question.items))
-        return [Respond(broker=question.asker, number=question.number, body=msgspec.msgpack.encode(answer))]
+        self._inquiries.respond(turn, question.asker, question.number, msgspec.msgpack.encode(answer))
 
     def metrics(self) -> dict[str, int | float]:
-        return {"traces": len(self.traces), "trace_questions_waiting": self._waiting}
+        return {"traces": len(self._traces), "trace_questions_waiting": self._waiting}
 
 
 def _within(answer: TraceAnswer, most_bytes: int) -> bytes | None:

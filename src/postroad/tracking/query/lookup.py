@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
-from postroad.history.bulletins import MAX_PART_BYTES
 from postroad.ids import ID_BYTES, MessageId
 from postroad.tracking.attachment import GROUP, LOST, NEIGHBOUR, SUBSCRIBER, AttachmentMap, read_bounds
-from postroad.tracking.attachment_log import encoded_parts, tellable
+from postroad.tracking.attachment_log import MAX_CHANGE_BYTES, encoded_parts, tellable
 from postroad.tracking.bloom import BloomFilter
 from postroad.tracking.groups import group_members
 from postroad.tracking.keys import (
@@ -176,7 +175,7 @@ class Lookup:
         self._map = attachments
         self._skew_us, self._jitter_us = read_bounds(config, attachments)
         self.looked = 0  # keys, names and KiB gone through so far for questions
-        self.change_bytes = MAX_PART_BYTES
+        self.change_bytes = MAX_CHANGE_BYTES
         self._keyed = Keyed([], [], b"")  # of the last message: most have the same
 
     # ---- what a strategy has in memory

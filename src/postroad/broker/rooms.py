@@ -1,0 +1,295 @@
+"""The rooms of a broker: made once, in this order, each one line away from being there.
+
+A room is given the rooms below it. Where two rooms need each other, the lower one is given one of the methods
+at the end of this file, which hands on to the upper one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from postroad.clients.intake import Intake
+from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
+from postroad.clients.requests import Requests
+from postroad.clients.subscribing import Subscribing
+from postroad.clocks import SkewCheck
+from postroad.config import BrokerConfig
+from postroad.durable.publisher.pubend import DurablePubend
+from postroad.durable.publisher.publishing import DurablePublishing
+from postroad.durable.publisher.release import RetentionPolicy
+from postroad.durable.publisher.releasing import Releasing
+from postroad.durable.retiring import Retiring
+from postroad.durable.subscriber.moving import NoDurableSubscribers
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap
+from postroad.durable.subscriber.subscribers import DurableSubscribers
+from postroad.errors import PeerError
+from postroad.history.bulletin_writer import BulletinWriter
+from postroad.history.bulletins import Author, Receivers
+from postroad.history.history import History, Sources
+from postroad.ids import Identity, is_history
+from postroad.links.links import Links
+from postroad.overlay.flooding import Flooding
+from postroad.overlay.inquiries import Inquiries
+from postroad.overlay.interest import Interest
+from postroad.overlay.topology import Topology
+from postroad.seam.storage import StreamEnd
+from postroad.seam.switchboard import Room, Switchboard
+from postroad.seam.tracking import TrackingEffect
+from postroad.seam.turn import Turn
+from postroad.streams.delivery import Delivery
+from postroad.streams.routing import Routing
+from postroad.tracking.strategies import Tracking
+from postroad.tracking.tracer import Tracer
+
+
+class Rooms:
+    """`streams`: the log streams that a start found, None without a disk; `refuse` closes a connection whose
+    peer broke the protocol."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        config: BrokerConfig,
+        identity: Identity,
+        *,
+        draw: Callable[[int], int],
+        now_us: int,
+        tracking: Tracking | None,
+        streams: Mapping[int, StreamEnd] | None,
+        refuse: Callable[[Turn, int, PeerError], None],
+    ) -> None:
+        me = identity.number
+        self.tracking = tracking
+        publishers, receipts = Publishers(identity), Receipts()
+        self.topology = Topology(
+            me=me, node=identity.node, name=identity.name, boot=identity.boot, before=identity.before
+        )
+        self.links = Links(
+            board,
+            me=identity,
+            limits=config.limits,
+            settings=config.links,
+            auth=config.auth,
+            new_publisher=publishers.new_number,
+            draw=draw,
+            conflict=self.topology.conflict,
+        )
+        for address in config.dial:
+            self.links.dial(address, now_us)
+        self.interest = Interest(me, identity.boot, config.limits)
+        self.flooding = Flooding(
+            board,
+            topology=self.topology,
+            interest=self.interest,
+            interest_changed=self._interest_changed,
+            set_back=self._set_back,
+            gone=self._gone,
+        )
+        inquiries = Inquiries(board, me=me, topology=self.topology, link=self.flooding.connection)
+        self.tracer = Tracer(
+            board, tracking, me=me, topology=self.topology, inquiries=inquiries, kept=self._kept
+        )
+        self.delivery = Delivery(
+            board,
+            config=config.delivery,
+            available=self.links.available,
+            spend=self.links.spend,
+            note=None if tracking is None else tracking.noted.append,
+        )
+        self.routing = Routing(
+            board,
+            me=me,
+            boot=identity.boot,
+            config=config.streams,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+            confirmed=self._confirmed,
+            held=self._held,
+            owing=self._owing,
+            pull_needed=self.flooding.pull_needed,
+            gone=self._retired,
+            disk=streams is not None,
+            now_us=now_us,
+        )
+        self.durable = DurablePublishing(
+            board,
+            me=me,
+            config=config.durable,
+            limits=config.limits,
+            streams=streams,
+            links=self.links,
+            receipts=receipts,
+            routing=self.routing,
+            tracking=tracking,
+            opened=self._opened,
+            now_us=now_us,
+        )
+        self.intake = Intake(
+            board,
+            limits=config.limits,
+            publishers=publishers,
+            receipts=receipts,
+            links=self.links,
+            routing=self.routing,
+            durable=self.durable,
+            tracking=tracking,
+            clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
+            refuse=refuse,
+        )
+        self.releasing = Releasing(
+            board,
+            me=me,
+            policy=RetentionPolicy(
+                max_retain_us=config.durable.max_age_us,
+                max_bytes=config.durable.max_bytes,
+                grace_us=config.durable.keep_us,
+            ),
+            topology=self.topology,
+            link=self.flooding.connection,
+            mine=self.durable.pubends,
+            now_us=now_us,
+        )
+        self.subscribers = (
+            None
+            if streams is None
+            else DurableSubscribers(
+                board,
+                me=me,
+                boot=identity.boot,
+                streams=streams,
+                links=self.links,
+                interest=self.interest,
+                routing=self.routing,
+                flood=self.flooding.interest,
+                inquiries=inquiries,
+                topology=self.topology,
+                retired=self._retired,
+                tracking=tracking,
+                report=self.releasing.report,
+                sent=self._sent,
+                now_us=now_us,
+            )
+        )
+        self.history = History(
+            board,
+            author=Author(broker=me, name=identity.name),
+            boot=identity.boot,
+            publisher=publishers.own_number,
+            filters_publisher=FILTERS_PUBLISHER,
+            sources=Sources(
+                wants=self.interest.wants,
+                changes=self._reserved_changes,
+                reachable=self.topology.reachable,
+                links=self._own_links,
+                acknowledged=_nothing if self.subscribers is None else self.subscribers.acknowledged,
+            ),
+            tracking=tracking,
+            config=config.tracking,
+            writer=BulletinWriter(self.durable, config.limits),
+            inquiries=inquiries,
+            now_us=now_us,
+        )
+        self.subscribing = Subscribing(
+            board,
+            limits=config.limits,
+            links=self.links,
+            intake=self.intake,
+            delivery=self.delivery,
+            interest=self.interest,
+            flooding=self.flooding,
+            routing=self.routing,
+            durable=self.subscribers,
+            tracking=tracking,
+        )
+        self.retiring = Retiring(
+            board,
+            me=me,
+            topology=self.topology,
+            inquiries=inquiries,
+            forget=self._forget,
+            restored=self._restored,
+        )
+        Requests(board, links=self.links)
+        # What has something to do at the end of a turn in which more happened than plain events.
+        hosting: Room = self.subscribers or NoDurableSubscribers(
+            board, interest=self.interest, inquiries=inquiries
+        )
+        self.in_order: tuple[Room, ...] = (
+            self.links,
+            self.flooding,
+            self.durable,
+            self.routing,
+            hosting,
+            self.releasing,
+            self.retiring,
+        )
+        # What may have a new deadline after a turn in which a neighbour sent plain events.
+        self.learning: tuple[Room, ...] = (self.routing, hosting)
+
+    def close(self, turn: Turn) -> None:
+        """The process ends: everybody saves what waits for it."""
+        if self.subscribers is not None:
+            self.subscribers.close(turn)
+        self.releasing.close(turn)
+        self.durable.close(turn)
+        self.routing.close(turn)
+        self.tracer.close(turn, self.durable.untold_us)
+        self.history.close(turn)
+
+    # ---- where two rooms need each other
+
+    def _interest_changed(self) -> None:
+        self.routing.interest_changed()
+
+    def _set_back(self, now_us: int) -> None:
+        if self.tracking is not None:
+            self.tracking.set_back(now_us)
+
+    def _gone(self, turn: Turn, broker: int) -> None:
+        self.routing.forget_origin(turn, broker)
+        self.releasing.forget_broker(broker)
+
+    def _kept(self, turn: Turn, effects: Sequence[TrackingEffect]) -> None:
+        self.history.kept(turn, effects)
+
+    def _confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+        self.subscribing.confirmed(turn, key, missing)
+
+    def _held(self, pubend: int) -> bool:
+        return self.releasing.held(pubend)
+
+    def _owing(self, pubend: int) -> bool:
+        return is_history(pubend) and self.history.owing
+
+    def _retired(self, broker: int) -> bool:
+        return self.retiring.gone(broker)
+
+    def _opened(self, pubend: DurablePubend, now_us: int) -> None:
+        self.releasing.open(pubend, now_us)
+
+    def _sent(self, receivers: Receivers, message: Deliver | DeliverGap, now_us: int) -> None:
+        self.history.sent(receivers, message, now_us)
+
+    def _forget(self, turn: Turn, broker: int) -> None:
+        self.releasing.retire(broker)
+        if self.subscribers is not None:
+            self.subscribers.moving.retire(broker)
+        turn.note("info", f"broker {self.topology.name(broker)!r} is retired")
+
+    def _restored(self, turn: Turn, broker: int) -> None:
+        if self.subscribers is not None:
+            self.subscribers.moving.heard(turn, [self.interest.claims_of(broker)])
+
+    def _reserved_changes(self) -> int:
+        return self.interest.reserved_changes
+
+    def _own_links(self) -> tuple[tuple[int, int], ...]:
+        return self.topology.own_links
+
+
+def _nothing() -> tuple[tuple[str, Mapping[int, int]], ...]:
+    return ()

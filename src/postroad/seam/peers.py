@@ -1,0 +1,27 @@
+"""The other end of a connection that came up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from postroad.wire.frames import Limits
+
+Role = Literal["client", "broker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    connection: int
+    role: Role
+    name: str
+    broker: int  # role "broker": its number, node id, boot, and the cost both ends give the link
+    node: bytes
+    boot: int
+    cost: int
+    publisher: int  # role "client": the number that its message ids bear
+    principal: str  # "" for a broker that we dialled
+    limits: Limits  # of both sides the smaller
+    dialled: str | None  # the address, if we dialled
+    resumed: bool = False  # role "client": `publisher` goes on from an earlier connection
+    replaces: int | None = None  # the connection whose place this one takes; it is being closed
