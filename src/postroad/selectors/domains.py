@@ -224,3 +224,12 @@ def prefix_of(spans: Spans) -> str | None:
     if side or (high is not None and high[1]):
         return None
     return str(low) if _after(low) == (None if high is None else high[0]) else None
+
+
+def encoded(domain: Domain) -> tuple[bool, int, Spans, Spans]:
+    """As the kernel takes it: texts in UTF-8."""
+    texts = tuple(
+        ((low[0].encode(), low[1]), None if high is None else (high[0].encode(), high[1]))
+        for low, high in domain.texts
+    )
+    return (domain.missing, domain.booleans, domain.numbers, texts)
