@@ -22,8 +22,8 @@ from postroad.selectors.covering import Effort
 from postroad.selectors.domains import Domain
 
 COMPARISONS: Final = 32  # failed ones per search
-STEPS_PER_SEARCH: Final = 512  # spans compared; see covering.Effort
-STEPS_PER_CHANGE: Final = 32_768  # in all searches that one change of the table makes
+STEPS_PER_SEARCH: Final = 256  # spans compared; see covering.Effort
+STEPS_PER_CHANGE: Final = 16_384  # in all searches that one change of the table makes
 COVERED: Final = 2048  # by one: when it goes, all of them are advertised, and taken in by everybody, at once
 IDLE_NODES: Final = 1024  # visited in a row without a candidate
 _SUBSETS_OF: Final = 5  # equalities; of more, only the smallest and largest subsets are looked at

@@ -67,15 +67,16 @@ def condition_covers(wide: tuple[Box, ...], narrow: tuple[Box, ...], effort: Eff
     pending: list[tuple[Mapping[str, Domain], tuple[object, ...], int]] = [
         (box.domains, box.opaque, 0) for box in narrow
     ]
+    last = len(wide) - 1
     while pending:
         part, opaque, at = pending.pop()
-        while at < len(wide) and effort.left > 0 and not _touches(wide[at], part, opaque, effort):
+        while at < last and effort.left > 0 and not _touches(wide[at], part, opaque, effort):
             at += 1
-        if at == len(wide) or effort.left <= 0:
+        if at > last or effort.left <= 0:
             return False
-        if at + 1 < len(wide):
+        if at < last:
             pending += [(rest, opaque, at + 1) for rest in _remainder(part, wide[at], effort)]
-        elif not _within(part, wide[at], effort):
+        elif not _within(part, opaque, wide[last], effort):
             return False
     return True
 
@@ -86,17 +87,21 @@ def _touches(box: Box, part: Mapping[str, Domain], opaque: tuple[object, ...], e
     if not all(item in opaque for item in box.opaque):
         return False
     for name, domain in box.domains.items():
-        have = part.get(name, ANYTHING)
-        effort.left -= have.size + domain.size
-        if effort.left <= 0 or not overlap(have, domain):
-            return False
+        have = part.get(name)
+        if have is not None:
+            effort.left -= have.size + domain.size
+            if effort.left <= 0 or not overlap(have, domain):
+                return False
     return True
 
 
-def _within(part: Mapping[str, Domain], box: Box, effort: Effort) -> bool:
+def _within(part: Mapping[str, Domain], opaque: tuple[object, ...], box: Box, effort: Effort) -> bool:
     """Whether the box contains all of `part`."""
+    effort.left -= 1 + len(box.opaque) * len(opaque)
+    if not (box.domains.keys() <= part.keys() and all(item in opaque for item in box.opaque)):
+        return False
     for name, domain in box.domains.items():
-        have = part.get(name, ANYTHING)
+        have = part[name]
         effort.left -= have.size + domain.size
         if effort.left <= 0 or not minus(have, domain).empty:
             return False

@@ -15,7 +15,8 @@ from postroad.selectors.boxes import Box, to_boxes
 from postroad.selectors.predicate import Predicate, compile_condition
 from postroad.wire.frames import Limits
 
-MAX_CACHED: Final = 4096  # selectors kept by their text
+MAX_CACHED: Final = 1024  # selectors kept by their text
+MAX_CACHED_TEXT: Final = 512  # characters of a condition; what follows from a longer one may be very large
 
 
 class Selector:
@@ -47,7 +48,8 @@ class Selector:
         """Checked selector; UsageError for the topic, SelectorError (at the character) for the condition."""
         if topic:
             check_pattern(topic, limits)
-        return _parsed(topic, where.strip())
+        where = where.strip()
+        return _parsed(topic, where) if len(where) <= MAX_CACHED_TEXT else cls(topic, where)
 
     def forget(self) -> None:
         """Drops what can be derived again."""
@@ -69,7 +71,7 @@ class Selector:
         return f"Selector(topic={self.topic!r}, where={self.where!r})"
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return (_parsed, (self.topic, self.where))
+        return (Selector, (self.topic, self.where))
 
     @property
     def condition(self) -> tree.Condition:
