@@ -512,6 +512,10 @@ cdef class Index:
             self.free_targets.append(target)
         return selection.targets
 
+    def targets(self, uint32_t number):
+        """How many targets a selector has."""
+        return self.selection[number].targets
+
     cdef uint32_t new_target(self, int64_t value) except? 0xFFFFFFFF:
         cdef uint32_t wider, target
         if not self.free_targets:

@@ -1,8 +1,11 @@
-"""What a condition costs to evaluate, in steps of about 10 ns in the kernel.
+"""What a condition costs, and how much of it a principal may have.
 
-The figure bounds the event that is worst for the condition: everything that is indexed about it fits, every
-item of an AND or OR is asked, and a text that is searched is as long as a text can be. It grows with what the
-kernel does, so it also says which of several conditions to ask first.
+The cost is one number with two parts. *Evaluating* it: steps of about 10 ns in the kernel, for the event that
+is worst for the condition: everything that is indexed about it fits, every item of an AND or OR is asked, and
+a text that is searched is as long as a text can be. *Taking it in*, at every broker once: units of 100 us for
+reading it, looking for what covers it, and putting it into the index. So conditions that cost a million
+together delay an event by 10 ms at most, wherever it passes, and a broker that joins the network works for at
+most 100 s until it knows all of them.
 """
 
 from __future__ import annotations
@@ -10,13 +13,19 @@ from __future__ import annotations
 from typing import Final
 
 from postroad.selectors import tree
+from postroad.selectors.boxes import Box
 from postroad.selectors.predicate import like_parts
 from postroad.selectors.tree import Condition, ValueNode
 
 LONGEST_TEXT: Final = 65_535  # bytes of an attribute
-_CHARACTERS_PER_STEP: Final = 4  # of a text that is searched, for each word of 64 signs
+_CHARACTERS_PER_STEP: Final = 8  # of a text that is searched, for each word of 64 signs
 _BYTES_PER_STEP: Final = 256  # of two texts that are compared
 _WORD: Final = 64
+_TAKING_IN: Final = 2  # units for any selector
+_CHARACTERS_PER_UNIT: Final = 32  # that are read
+_SPANS_PER_UNIT: Final = 32  # that are put into boxes and into the index
+
+COST_PER_PRINCIPAL: Final = 12 << 20  # a million different conditions of the usual kind, or 1500 searches
 
 
 def evaluation_steps(node: Condition | ValueNode) -> int:
@@ -59,3 +68,18 @@ def _like_steps(node: tree.Like) -> int:
     if any(lengths[1:-1]):
         steps += (1 + max(lengths[1:-1]) // _WORD) * LONGEST_TEXT // _CHARACTERS_PER_STEP
     return steps
+
+
+def boxes_steps(boxes: tuple[Box, ...]) -> int:
+    """What asking for a selector takes that has these boxes. Equal conditions are asked once."""
+    steps = 1
+    opaque: dict[Condition, None] = {}
+    for box in boxes:
+        steps += 1 + sum([domain.size.bit_length() for domain in box.domains.values()])
+        opaque.update(dict.fromkeys(box.opaque))
+    return steps + sum([evaluation_steps(condition) for condition in opaque])
+
+
+def taking_in_units(where: str, boxes: tuple[Box, ...]) -> int:
+    spans = sum([1 + sum([domain.size for domain in box.domains.values()]) for box in boxes])
+    return _TAKING_IN + len(where) // _CHARACTERS_PER_UNIT + spans // _SPANS_PER_UNIT

@@ -12,6 +12,7 @@ from postroad.events.topics import RESERVED, check_pattern, pattern_matches
 from postroad.ids import is_history
 from postroad.selectors import tree
 from postroad.selectors.boxes import Box, to_boxes
+from postroad.selectors.cost import boxes_steps, taking_in_units
 from postroad.selectors.predicate import Predicate, compile_condition
 from postroad.wire.frames import Limits
 
@@ -100,6 +101,11 @@ class Selector:
             # Whoever compares selectors keeps their boxes; nobody needs the tree besides, and it is as large.
             object.__setattr__(self, "_condition", None)
         return found
+
+    @property
+    def cost(self) -> int:
+        """What it costs every broker to have it, see cost.py."""
+        return boxes_steps(self.boxes) + taking_in_units(self.where, self.boxes)
 
     def matches(self, topic: str, attributes: Mapping[str, tree.Value]) -> bool:
         """Whether this event is wanted: the definition that every faster way must agree with."""
