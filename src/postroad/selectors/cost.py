@@ -24,6 +24,7 @@ _WORD: Final = 64
 _TAKING_IN: Final = 2  # units for any selector
 _CHARACTERS_PER_UNIT: Final = 32  # that are read
 _SPANS_PER_UNIT: Final = 32  # that are put into boxes and into the index
+_OPERATORS_PER_UNIT: Final = 3  # of arithmetic, which sqlglot reads anew in every shape
 
 COST_PER_PRINCIPAL: Final = 12 << 20  # a million different conditions of the usual kind, or 1500 searches
 
@@ -73,13 +74,37 @@ def _like_steps(node: tree.Like) -> int:
 def boxes_steps(boxes: tuple[Box, ...]) -> int:
     """What asking for a selector takes that has these boxes. Equal conditions are asked once."""
     steps = 1
-    opaque: dict[Condition, None] = {}
     for box in boxes:
         steps += 1 + sum([domain.size.bit_length() for domain in box.domains.values()])
-        opaque.update(dict.fromkeys(box.opaque))
-    return steps + sum([evaluation_steps(condition) for condition in opaque])
+    return steps + sum([evaluation_steps(condition) for condition in _opaque(boxes)])
 
 
 def taking_in_units(where: str, boxes: tuple[Box, ...]) -> int:
     spans = sum([1 + sum([domain.size for domain in box.domains.values()]) for box in boxes])
-    return _TAKING_IN + len(where) // _CHARACTERS_PER_UNIT + spans // _SPANS_PER_UNIT
+    operators = sum([_operators(condition) for condition in _opaque(boxes)])
+    return (
+        _TAKING_IN
+        + len(where) // _CHARACTERS_PER_UNIT
+        + spans // _SPANS_PER_UNIT
+        + operators // _OPERATORS_PER_UNIT
+    )
+
+
+def _opaque(boxes: tuple[Box, ...]) -> dict[Condition, None]:
+    return dict.fromkeys([condition for box in boxes for condition in box.opaque])
+
+
+def _operators(node: Condition | ValueNode) -> int:
+    """How many there are of arithmetic."""
+    match node:
+        case tree.Arithmetic():
+            return 1 + _operators(node.left) + _operators(node.right)
+        case tree.Compare():
+            return _operators(node.left) + _operators(node.right)
+        case tree.Negate() | tree.In() | tree.Like():
+            return _operators(node.operand)
+        case tree.Not():
+            return _operators(node.item)
+        case tree.And() | tree.Or():
+            return sum([_operators(item) for item in node.items])
+    return 0

@@ -469,6 +469,12 @@ def _template(template: str) -> _Fill:
 
 
 def _offset(node: exp.Expr) -> int:
+    """Where a node begins, which is where its leftmost part does."""
+    leftmost: object = node
+    while isinstance(leftmost, exp.Expr):
+        if "start" in leftmost.meta:
+            return int(leftmost.meta["start"])
+        leftmost = leftmost.this
     starts = [int(part.meta["start"]) for part in node.walk() if "start" in part.meta]
     return min(starts, default=0)
 
