@@ -30,5 +30,5 @@ ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 \
 UBSAN_OPTIONS=print_stacktrace=1 \
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
     "$python" -m pytest -p no:cacheprovider --timeout 300 "$@" \
-    tests/property/kernel/test_fuzz.py tests/property/kernel/test_columns.py tests/property/selectors/test_match*.py tests/unit/events/test_batch.py tests/unit/kernel/test_bloom.py \
+    tests/property/kernel/test_fuzz.py tests/property/kernel/test_columns.py tests/property/selectors/test_match*.py tests/property/selectors/test_like.py tests/property/selectors/test_programs.py tests/unit/events/test_batch.py tests/unit/kernel/test_bloom.py \
     --deselect tests/unit/events/test_batch.py::test_the_environment_forces_the_reference

@@ -8,8 +8,8 @@ conjunctions stand in one hash table under their keys (several when it asks IN),
 bucket, and within a bucket sorted by the range they ask of one attribute. A row is matched by looking up
 the patterns of its topic (remembered per topic), hashing the row once per signature in use under those
 patterns, and verifying every conjunction found against the row's real values. So a collision costs time
-and never a wrong answer. Conditions that are not sets of values (arithmetic, LIKE inside) are asked of the
-selector's predicate last. Rows are then collected per target, and targets with the same rows grouped.
+and never a wrong answer. Conditions that are not sets of values (arithmetic, LIKE inside) are programs, run
+last: equal ones once per row, cheap ones first, and none whose targets have the row already. Rows are then collected per target, and targets with the same rows grouped.
 
 Memory is counted by hand in C; `Index.check` walks all of it. Everything read from a frame is checked
 against the frame's length first.
@@ -17,14 +17,13 @@ against the frame's length first.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.math cimport floor, nextafter, nextafterf, INFINITY
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 import numpy as np
 
 from postroad.errors import BugError
-from postroad.kernel import decode_attributes
 from postroad.kernel.match_reference import Group
 
 cdef extern from *:
@@ -81,6 +80,8 @@ cdef object row_type = np.dtype(np.uint32)
 include "match_types.pxi"
 include "match_table.pxi"
 include "match_values.pxi"
+include "match_like.pxi"
+include "match_program.pxi"
 include "match_topics.pxi"
 include "match_rows.pxi"
 include "match_index.pxi"

@@ -20,7 +20,12 @@ cdef class Index:
     cdef uint32_t signature_count
     cdef Selection* selection  # by number; `conjunctions` and `targets` 0 where there is none
     cdef uint32_t selection_count
-    cdef dict opaque  # number -> selector, of those that have an opaque condition
+    cdef dict programs  # steps -> number
+    cdef list program_keys  # by number
+    cdef list free_programs
+    cdef Program* program
+    cdef uint32_t program_count
+    cdef uint64_t programs_run
     cdef dict target_numbers  # value -> number
     cdef list free_targets
     cdef Target* target
@@ -41,7 +46,9 @@ cdef class Index:
         self.signatures = {}
         self.signature_keys = []
         self.free_signatures = []
-        self.opaque = {}
+        self.programs = {}
+        self.program_keys = []
+        self.free_programs = []
         self.target_numbers = {}
         self.free_targets = []
         self.lists = {}
@@ -55,6 +62,8 @@ cdef class Index:
         cdef Name* later
         for at in range(self.selection_count):
             self.free_selection(&self.selection[at])
+        for at in range(self.program_count):
+            free_program(&self.program[at])
         if self.keys.cell != NULL:
             for cell in range(self.keys.mask + 1):
                 item_end(self.keys.cell[cell].item)
@@ -71,6 +80,7 @@ cdef class Index:
         give(self.slot_users, self.slot_count * sizeof(uint32_t))
         give(self.signature, self.signature_count * sizeof(Signature))
         give(self.selection, self.selection_count * sizeof(Selection))
+        give(self.program, self.program_count * sizeof(Program))
         give(self.target, self.target_count * sizeof(Target))
 
     cdef void free_selection(self, Selection* selection) noexcept:
@@ -84,7 +94,7 @@ cdef class Index:
     # ------------------------------------------------------------ selectors
 
     def insert(self, uint32_t number, str topic, tuple plan, selector):
-        """A new selector. `plan` is what selectors.plan made of its boxes."""
+        """A new selector. `plan` is what selectors.plan made of its boxes; nothing else of it is needed."""
         cdef uint32_t at, wider
         cdef Selection* selection
         cdef Pattern* pattern
@@ -103,12 +113,10 @@ cdef class Index:
             return
         selection.conjunction = <Conjunction**>take(len(plan) * sizeof(Conjunction*))
         selection.conjunctions = 0
-        for checks, opaque in plan:
+        for checks, residue in plan:
             pattern = self.topics.acquire(text)
-            selection.conjunction[selection.conjunctions] = self.build(number, pattern, checks, opaque)
+            selection.conjunction[selection.conjunctions] = self.build(number, pattern, checks, residue)
             selection.conjunctions += 1
-            if opaque:
-                self.opaque[number] = selector
 
     def delete(self, uint32_t number):
         cdef Selection* selection = &self.selection[number]
@@ -121,13 +129,14 @@ cdef class Index:
             for key in range(conjunction.keys):
                 key_remove(&self.keys, keys_of(conjunction)[key], conjunction)
             self.drop_checks(conjunction)
+            for key in range(conjunction.programs):
+                self.drop_program(programs_of(conjunction)[key])
             self.drop_use(conjunction.pattern, conjunction.signature)
             self.conjunctions -= 1
-        self.opaque.pop(number, None)
         self.lists.pop(number, None)
         self.free_selection(selection)
 
-    cdef Conjunction* build(self, uint32_t number, Pattern* pattern, tuple checks, bint opaque) except NULL:
+    cdef Conjunction* build(self, uint32_t number, Pattern* pattern, tuple checks, tuple residue) except NULL:
         """A conjunction in all its places."""
         cdef list parts = choose_parts(checks)
         cdef uint32_t signature = self.use_signature(parts)
@@ -145,18 +154,23 @@ cdef class Index:
             elif kind == 1:
                 room += len(data)
         size = sizeof(Conjunction) + len(hashes) * sizeof(uint64_t) + len(checks) * sizeof(Check) + room
+        size += len(residue) * sizeof(uint32_t)
         conjunction = <Conjunction*>take(size)
         memset(conjunction, 0, size)
         conjunction.size = <uint32_t>size
         conjunction.pattern = pattern
         conjunction.selector = number
         conjunction.signature = signature
-        conjunction.opaque = opaque
         conjunction.keys = len(hashes)
         conjunction.checks = len(checks)
+        conjunction.programs = len(residue)
         for at in range(conjunction.keys):
             keys_of(conjunction)[at] = hashes[at]
         self.fill(conjunction, checks)
+        if residue:
+            for at in range(conjunction.programs):
+                programs_of(conjunction)[at] = self.use_program(residue[at][1])
+            conjunction.band = min(MAX_BAND, (<object>sum([cost for cost, _ in residue])).bit_length())
         for at in range(conjunction.keys):
             key_add(&self.keys, keys_of(conjunction)[at], conjunction)
         self.conjunctions += 1
@@ -168,7 +182,7 @@ cdef class Index:
         cdef size_t tail = sizeof(Conjunction) + conjunction.keys * sizeof(uint64_t)
         cdef double width, narrowest = INFINITY
         cdef bint is_float
-        tail += conjunction.checks * sizeof(Check)
+        tail += conjunction.checks * sizeof(Check) + conjunction.programs * sizeof(uint32_t)
         conjunction.lane = NO_LANE
         conjunction.low = -INFINITY
         conjunction.high = INFINITY
@@ -207,6 +221,84 @@ cdef class Index:
         cdef uint32_t at
         for at in range(conjunction.checks):
             self.drop_slot(check[at].slot)
+        return 0
+
+    # ------------------------------------------------------------ programs
+
+    cdef uint32_t use_program(self, tuple steps) except? 0xFFFFFFFF:
+        """The number of the program with these steps."""
+        cdef object known = self.programs.get(steps)
+        cdef uint32_t number, wider
+        if known is not None:
+            number = known
+            self.program[number].users += 1
+            return number
+        check_depth(steps)
+        if not self.free_programs:
+            wider = 2 * self.program_count if self.program_count else 8
+            self.program = <Program*>resize(
+                self.program, self.program_count * sizeof(Program), wider * sizeof(Program)
+            )
+            memset(&self.program[self.program_count], 0, (wider - self.program_count) * sizeof(Program))
+            self.free_programs = list(range(wider - 1, <long>self.program_count - 1, -1))
+            self.program_keys += [None] * (wider - self.program_count)
+            self.program_count = wider
+        number = self.free_programs.pop()
+        self.write_program(&self.program[number], steps)
+        self.program[number].users = 1
+        self.programs[steps] = number
+        self.program_keys[number] = steps
+        return number
+
+    cdef int write_program(self, Program* program, tuple steps) except -1:
+        cdef size_t room = text_room(steps), size = len(steps) * sizeof(Step) + room
+        cdef uint8_t* tail
+        cdef Step* step
+        cdef bytes text
+        step = program.step = <Step*>take(size)
+        program.size = size
+        tail = <uint8_t*>(step + len(steps))
+        memset(step, 0, size)
+        for described in steps:
+            step.operation = described[0]
+            if step.operation == READ or step.operation == MISSING:
+                step.place = self.use_slot(described[1])
+            elif step.operation == PUSH:
+                step.type = described[1]
+                if step.type == TEXT:
+                    text = described[2]
+                    step.place = <uint32_t>len(text)
+                    step.n.i = <int64_t><uintptr_t>tail
+                    memcpy(tail, PyBytes_AS_STRING(text), len(text))
+                    tail += len(text)
+                elif step.type != UNKNOWN:
+                    put_number(&step.n, described[2])
+            elif step.operation == COMPARE:
+                step.type = described[1]
+            elif step.operation == LISTED:
+                step.type = described[1]
+                step.n.i = <int64_t><uintptr_t>make_domain(described[2])
+            elif step.operation == LIKE:
+                step.n.i = <int64_t><uintptr_t>make_like(described[1])
+            elif step.operation == AND or step.operation == OR:
+                step.place = described[1]
+            step += 1
+            program.steps += 1
+        return 0
+
+    cdef int drop_program(self, uint32_t number) except -1:
+        cdef Program* program = &self.program[number]
+        cdef uint32_t at
+        program.users -= 1
+        if program.users:
+            return 0
+        for at in range(program.steps):
+            if program.step[at].operation == READ or program.step[at].operation == MISSING:
+                self.drop_slot(program.step[at].place)
+        del self.programs[self.program_keys[number]]
+        self.program_keys[number] = None
+        free_program(program)
+        self.free_programs.append(number)
         return 0
 
     # ------------------------------------------------------------ attribute names
@@ -420,6 +512,10 @@ cdef class Index:
             self.free_targets.append(target)
         return selection.targets
 
+    def targets(self, uint32_t number):
+        """How many targets a selector has."""
+        return self.selection[number].targets
+
     cdef uint32_t new_target(self, int64_t value) except? 0xFFFFFFFF:
         cdef uint32_t wider, target
         if not self.free_targets:
@@ -457,6 +553,8 @@ cdef class Index:
             "patterns": self.topics.count,
             "signatures": len(self.signatures),
             "attributes": len(self.slots),
+            "programs": len(self.programs),
+            "programs_run": self.programs_run,
             "targets": len(self.target_numbers),
             "process_bytes": allocated,  # of all indexes of the process
         }
@@ -468,6 +566,7 @@ cdef class Index:
         cdef Conjunction* conjunction
         cdef Selection* selection
         users = {}
+        programs = {}
         for number in range(self.selection_count):
             selection = &self.selection[number]
             found += selection.conjunctions
@@ -476,6 +575,9 @@ cdef class Index:
                 conjunction = selection.conjunction[at]
                 if conjunction.selector != number:
                     raise BugError("a conjunction belongs to another selector")
+                for key in range(conjunction.programs):
+                    one = programs_of(conjunction)[key]
+                    programs[one] = programs.get(one, 0) + 1
                 for key in range(conjunction.keys):
                     seen += 1
                     if not key_holds(&self.keys, keys_of(conjunction)[key], conjunction):
@@ -488,6 +590,8 @@ cdef class Index:
                     raise BugError("targets of a selector are out of order")
             if shared != selection.shared:
                 raise BugError("shared targets of a selector are miscounted")
+        if programs != {number: self.program[number].users for number in self.programs.values()}:
+            raise BugError("the conjunctions of a program are miscounted")
         if found != self.conjunctions or seen != keys_held(&self.keys):
             raise BugError("conjunctions or keys are miscounted")
         if users != {number: self.target[number].users for number in self.target_numbers.values()}:

@@ -85,6 +85,10 @@ class Index:
         del self._targets[number][target]
         return len(self._targets[number])
 
+    def targets(self, number: int) -> int:
+        """How many targets a selector has."""
+        return len(self._targets[number])
+
     def match(self, data: bytes, extents: bytes) -> list[Group]:
         rows: dict[int, list[int]] = {}  # target -> rows
         for row in range(int.from_bytes(data[8:12], "little")):

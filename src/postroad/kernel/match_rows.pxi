@@ -19,6 +19,11 @@ cdef class Matcher:
     cdef Link* link
     cdef uint64_t links
     cdef uint64_t link_room
+    cdef Value stack[STACK]  # of the program being run
+    cdef uint64_t* selector_stamp  # by number: the last row that is known to go to its targets
+    cdef uint64_t selector_room
+    cdef uint64_t* target_stamp  # the same by target
+    cdef uint64_t target_room
     cdef Seen seen[MAX_SEEN]
     cdef uint32_t seen_count
     cdef list singles  # arrays of one row, read-only, shared by all groups that need one
@@ -33,6 +38,8 @@ cdef class Matcher:
         give(self.candidate, self.candidates * sizeof(Conjunction*))
         give(self.unit, self.unit_room * sizeof(Unit))
         give(self.link, self.link_room * sizeof(Link))
+        give(self.selector_stamp, self.selector_room * sizeof(uint64_t))
+        give(self.target_stamp, self.target_room * sizeof(uint64_t))
 
     cdef list match(self, Index index, bytes frame, bytes extents):
         cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(frame)
@@ -57,7 +64,7 @@ cdef class Matcher:
                 self.prepare(index, at, start + at, data, size, offsets)
             self.find(index, rows)
             self.open_all(index, rows)
-            self.verify_all(index, rows, frame)
+            self.verify_all(index, rows)
             self.settle(index)
             start += rows
         return self.groups(index) if self.units else []
@@ -267,33 +274,111 @@ cdef class Matcher:
 
     # ------------------------------------------------------------ matches
 
-    cdef int verify_all(self, Index index, uint32_t rows, bytes frame) except -1:
-        cdef uint32_t at, place, start = 0, patterns = 0, one
+    cdef int verify_all(self, Index index, uint32_t rows) except -1:
+        cdef uint32_t at, place, start = 0, patterns = 0, one, left
+        cdef uint64_t hits
         cdef Row* row
         cdef Conjunction* conjunction
-        cdef object attributes
         self.hits = 0
         for at in range(rows):
             row = &self.row[at]
-            attributes = None
+            hits = self.hits
+            left = 0
+            for one in range(patterns, row.patterns):
+                self.pattern[one].stamp = row.stamp
             for place in range(start, row.candidates):
                 conjunction = self.candidate[place]
-                one = patterns
-                while one < row.patterns and self.pattern[one] != conjunction.pattern:
-                    one += 1
-                if one == row.patterns or not verify(conjunction, row.values, row.stamp):
+                if conjunction.pattern.stamp != row.stamp or not verify(conjunction, row.values, row.stamp):
                     continue
-                if conjunction.opaque:
-                    if attributes is None:
-                        attributes = decode_attributes(frame, row.begin, row.attributes)
-                    if index.opaque[conjunction.selector].predicate(attributes) is not True:
-                        continue
+                if conjunction.programs:
+                    self.candidate[start + left] = conjunction
+                    left += 1
+                    continue
                 self.add_hit(conjunction.selector, row.number)
                 POSTROAD_PREFETCH(&index.selection[conjunction.selector])
                 POSTROAD_PREFETCH(<char*>&index.selection[conjunction.selector + 1] - 1)
+            if left:
+                self.ask(index, row, &self.candidate[start], left, hits)
             start = row.candidates
             patterns = row.patterns
         return 0
+
+    # ------------------------------------------------------------ programs
+
+    cdef int ask(self, Index index, Row* row, Conjunction** left, uint32_t count, uint64_t hits) except -1:
+        """Runs what is left to ask about a row, the cheapest first, unless nobody needs the answer any more."""
+        cdef uint32_t at
+        cdef uint64_t bands = 0
+        cdef int band
+        self.make_room(index)
+        while hits < self.hits:
+            self.mark(index, self.hit[hits].selector, row.stamp)
+            hits += 1
+        for at in range(count):
+            bands |= <uint64_t>1 << left[at].band
+        for band in range(MAX_BAND + 1):
+            if not bands >> band & 1:
+                continue
+            for at in range(count):
+                if left[at].band != band or self.is_settled(index, left[at].selector, row.stamp):
+                    continue
+                if self.holds(index, left[at], row):
+                    self.add_hit(left[at].selector, row.number)
+                    self.mark(index, left[at].selector, row.stamp)
+        return 0
+
+    cdef bint holds(self, Index index, Conjunction* conjunction, Row* row) noexcept:
+        """Whether all programs of a conjunction are true of a row. Each is run once, whoever shares it."""
+        cdef uint32_t at
+        cdef Program* program
+        for at in range(conjunction.programs):
+            program = &index.program[programs_of(conjunction)[at]]
+            if program.stamp != row.stamp:
+                program.stamp = row.stamp
+                index.programs_run += 1
+                program.matched = run(program, row.values, row.stamp, self.stack)
+            if not program.matched:
+                return False
+        return True
+
+    cdef int make_room(self, Index index) except -1:
+        """Stamps are never 0, so that what is new has none."""
+        if self.selector_room != index.selection_count:
+            self.selector_stamp = <uint64_t*>resize(
+                self.selector_stamp,
+                self.selector_room * sizeof(uint64_t),
+                index.selection_count * sizeof(uint64_t),
+            )
+            memset(self.selector_stamp, 0, index.selection_count * sizeof(uint64_t))
+            self.selector_room = index.selection_count
+        if self.target_room != index.target_count:
+            self.target_stamp = <uint64_t*>resize(
+                self.target_stamp, self.target_room * sizeof(uint64_t), index.target_count * sizeof(uint64_t)
+            )
+            memset(self.target_stamp, 0, index.target_count * sizeof(uint64_t))
+            self.target_room = index.target_count
+        return 0
+
+    cdef inline void mark(self, Index index, uint32_t selector, uint64_t stamp) noexcept:
+        """Notes that a row goes to the targets of a selector; to the first few, if there are many."""
+        cdef Selection* selection = &index.selection[selector]
+        cdef uint32_t at
+        self.selector_stamp[selector] = stamp
+        for at in range(min(selection.targets, MAX_MARKED)):
+            self.target_stamp[targets_of(selection)[at]] = stamp
+
+    cdef inline bint is_settled(self, Index index, uint32_t selector, uint64_t stamp) noexcept:
+        """Whether it is known already that a row goes to all targets of a selector."""
+        cdef Selection* selection = &index.selection[selector]
+        cdef uint32_t at
+        if self.selector_stamp[selector] == stamp:
+            return True
+        if selection.targets > MAX_MARKED:
+            return False
+        for at in range(selection.targets):
+            if self.target_stamp[targets_of(selection)[at]] != stamp:
+                return False
+        return True
 
     cdef inline int add_hit(self, uint32_t selector, uint32_t row) except -1:
         cdef uint64_t wider

@@ -30,6 +30,8 @@ cdef enum:
     MAX_SEEN = 256  # attribute names of the last row kept
     CHUNK = 64  # rows matched together
     CHUNK_VALUES = 4096  # values of such rows
+    MAX_BAND = 31  # of a conjunction's cost
+    MAX_MARKED = 8  # targets of a selector for which it is noted that a row goes to them
     FAN = 4  # a selector with at least so many targets of its own is collected as one
 
 ctypedef union Bits:
@@ -95,8 +97,9 @@ ctypedef struct Pattern:
     uint32_t users
     uint32_t length  # of the bytes that follow
     uint8_t wildcard
+    uint64_t stamp  # of the row whose topic it matched last
 
-ctypedef struct Conjunction:  # followed by its keys, its checks, the bytes of its texts
+ctypedef struct Conjunction:  # followed by its keys, its checks, its programs, the bytes of its texts
     Pattern* pattern
     uint32_t size
     uint32_t selector
@@ -105,8 +108,9 @@ ctypedef struct Conjunction:  # followed by its keys, its checks, the bytes of i
     float low
     float high
     uint8_t keys
-    uint8_t opaque
+    uint8_t band  # logarithm of what its programs cost
     uint16_t checks
+    uint16_t programs
 
 ctypedef struct Entry:
     float low  # rounded outwards; the exact range is among the checks

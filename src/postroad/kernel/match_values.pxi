@@ -96,8 +96,11 @@ cdef inline uint64_t* keys_of(Conjunction* conjunction) noexcept nogil:
 cdef inline Check* checks_of(Conjunction* conjunction) noexcept nogil:
     return <Check*>(keys_of(conjunction) + conjunction.keys)
 
+cdef inline uint32_t* programs_of(Conjunction* conjunction) noexcept nogil:
+    return <uint32_t*>(checks_of(conjunction) + conjunction.checks)
+
 cdef bint verify(Conjunction* conjunction, Value* values, uint64_t stamp) noexcept nogil:
-    """Whether the values of the row are what the conjunction asks for, opaque conditions aside."""
+    """Whether the values of the row are what the conjunction asks for, its programs aside."""
     cdef Check* check = checks_of(conjunction)
     cdef Check* end = check + conjunction.checks
     cdef Value* value

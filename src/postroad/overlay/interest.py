@@ -40,6 +40,7 @@ from postroad.overlay.interest_entries import (
 )
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.selectors import Group, MatchIndex, Selector
+from postroad.selectors.cost import taking_in_units
 from postroad.selectors.cover_index import Covering, OwnSelector
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
@@ -51,6 +52,7 @@ from postroad.wire.frames import (
 
 ENTRIES_PER_OWNER: Final = 1_000_000
 TEXT_BYTES_PER_OWNER: Final = 256 << 20
+UNITS_PER_STEP: Final = 100  # of 100 us each: what a broker may spend on others' conditions at a time
 _MAX_PARTS: Final = 4096
 _MAX_CHANGES: Final = (1 << 32) - 1
 
@@ -102,6 +104,88 @@ class _Assembly:
         self.parts: list[bool] = [False] * parts  # which have come
         self.entries: dict[int, Entry] = {}
         self.text_bytes = 0
+
+
+class Intake:
+    """An update on its way in, so many of its entries at a time.
+
+    What takes time about an entry is done here: its condition is read and put into the index, for nobody yet.
+    `finish` then takes the update in as a whole. Until then, and if anything is wrong with it, nothing has
+    changed for anybody.
+    """
+
+    __slots__ = (
+        "_added",
+        "_answer",
+        "_at",
+        "_held",
+        "_index",
+        "_interest",
+        "_limits",
+        "_text_bytes",
+        "_update",
+    )
+
+    def __init__(self, interest: Interest, index: MatchIndex, update: InterestUpdate, limits: Limits) -> None:
+        self._interest = interest
+        self._index = index
+        self._update = update
+        self._limits = limits
+        self._added: dict[int, Entry] = {}
+        self._text_bytes = 0
+        self._held: list[Selector] = []  # those of `_added` that the index holds for this
+        self._answer = interest.answer(update)  # unless its entries matter
+        self._at = 0 if self._answer is None else len(update.added)  # entries looked at
+
+    def step(self, units: int) -> bool:
+        """Look at more entries, at least one, for so many units of 100 us; True after the last one."""
+        added = self._update.added
+        while units > 0 and self._at < len(added):
+            try:
+                units -= self._look_at(added[self._at])
+            except PeerError:
+                self.abandon()
+                raise
+            self._at += 1
+        return self._at == len(added)
+
+    def _look_at(self, entry: InterestEntry) -> int:
+        single = make_update(self._update.owner, 0, self._update.version, (entry,), ())
+        self._keep(single)
+        selector = self._added[entry.entry]
+        assert isinstance(selector, Selector)
+        units = taking_in_units(selector.where, selector.boxes)
+        self._index.hold(selector)
+        self._held.append(selector)
+        selector.forget()
+        return units
+
+    def _keep(self, part: InterestUpdate) -> None:
+        parsed, text_bytes = parse_entries(part, self._limits)
+        if not self._added.keys().isdisjoint(parsed.keys()):
+            raise PeerError(f"interest of broker {part.owner} adds an entry twice")
+        self._added.update(parsed)
+        self._text_bytes += text_bytes
+
+    def finish(self) -> tuple[bool, bool]:
+        """What `Interest.accept` answers."""
+        if self._at != len(self._update.added):
+            raise BugError(f"{len(self._update.added) - self._at} entries were not looked at")
+        try:
+            # What was not looked at cannot be taken in, whatever has changed; what was may be old by now.
+            answer = self._answer or self._interest.answer(self._update)
+            if answer is None:
+                update = self._update
+                self._keep(make_update(update.owner, 0, update.version, update.claims, ()))
+                answer = self._interest.apply(update, self._added, self._text_bytes)
+            return answer
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Nothing of it is needed any more; what the index holds by now stays."""
+        while self._held:
+            self._index.release(self._held.pop())
 
 
 class Interest:
@@ -328,27 +412,50 @@ class Interest:
         Every part of a whole table that is new is news, so that flooding carries all parts on.
         PeerError leaves everything as it was.
         """
+        intake = self.begin(update)
+        while not intake.step(UNITS_PER_STEP):
+            pass
+        return intake.finish()
+
+    def begin(self, update: InterestUpdate) -> Intake:
+        """`accept` in slices, for a broker that has other things to do in between.
+
+        The updates of one owner are taken in one after the other, each begun when the last has finished.
+        """
+        return Intake(self, self._index, update, self._limits)
+
+    def answer(self, update: InterestUpdate) -> tuple[bool, bool] | None:
+        """What `accept` answers to an update whose entries need not be looked at, else None."""
         if update.owner == self._me or update.version <= self.version(update.owner):
             return False, False
         if update.owner not in self._tables and len(self._tables) >= MAX_BROKERS:
             raise PeerError(f"interest of more than {MAX_BROKERS} brokers")
         if update.base == 0:
-            return self._accept_part(update), False
+            assembly = self._assemblies.get(update.owner)
+            if not 0 <= update.part < update.parts <= _MAX_PARTS or update.removed:
+                raise PeerError(
+                    f"part {update.part} of {update.parts} of broker {update.owner}'s interest cannot be"
+                )
+            old = assembly is not None and update.version < assembly.version
+            return (False, False) if old else None
         if update.parts != 1 or update.part != 0 or update.base >= update.version:
             raise PeerError(f"interest change of broker {update.owner} with parts or from a later version")
         table = self._tables.get(update.owner)
-        if table is None or table.version != update.base:
-            return False, True
-        self._apply(table, update)
+        return (False, True) if table is None or table.version != update.base else None
+
+    def apply(self, update: InterestUpdate, added: dict[int, Entry], text_bytes: int) -> tuple[bool, bool]:
+        """Take in an update to which `answer` is None, and whose entries are these."""
+        if update.base == 0:
+            return self._accept_part(update, added, text_bytes), False
+        self._apply(self._tables[update.owner], update, added, text_bytes)
         self._drop_stale_assembly(update.owner)
         return True, False
 
-    def _apply(self, table: _Table, update: InterestUpdate) -> None:
+    def _apply(self, table: _Table, update: InterestUpdate, added: dict[int, Entry], text_bytes: int) -> None:
         owner = update.owner
         removed = set(update.removed)
         if len(removed) != len(update.removed) or not table.entries.keys() >= removed:
             raise PeerError(f"interest change of broker {owner} removes entries it does not have")
-        added, text_bytes = parse_entries(update, self._limits)
         if not added.keys().isdisjoint(table.entries.keys()):
             raise PeerError(f"interest change of broker {owner} adds entries it has already")
         text_bytes += table.text_bytes - sum(entry_bytes(table.entries[entry][1]) for entry in update.removed)
@@ -372,14 +479,9 @@ class Interest:
         table.version = update.version
         self._versions = None
 
-    def _accept_part(self, update: InterestUpdate) -> bool:
+    def _accept_part(self, update: InterestUpdate, added: dict[int, Entry], text_bytes: int) -> bool:
         owner = update.owner
-        if not 0 <= update.part < update.parts <= _MAX_PARTS or update.removed:
-            raise PeerError(f"part {update.part} of {update.parts} of broker {owner}'s interest cannot be")
         assembly = self._assemblies.get(owner)
-        if assembly is not None and update.version < assembly.version:
-            return False
-        added, text_bytes = parse_entries(update, self._limits)
         if assembly is None or (assembly.version, len(assembly.parts)) != (update.version, update.parts):
             assembly = _Assembly(update.version, update.parts)
         elif assembly.parts[update.part]:

@@ -1,7 +1,8 @@
-"""What people ask for: conditions, the matching index and covering."""
+"""What people ask for: conditions, the matching index, covering and what conditions cost."""
 
+from postroad.selectors.budget import ConditionBudget
 from postroad.selectors.covering import covers
 from postroad.selectors.index import Group, MatchIndex
 from postroad.selectors.selector import Selector
 
-__all__ = ["Group", "MatchIndex", "Selector", "covers"]
+__all__ = ["ConditionBudget", "Group", "MatchIndex", "Selector", "covers"]

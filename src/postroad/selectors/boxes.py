@@ -3,8 +3,8 @@
 NOT is pushed down to the comparisons and AND distributed over OR; both are exact in three-valued logic.
 All constraints of a box on one attribute become one `Domain`. What is not a constraint on one attribute
 (arithmetic, two attributes, a LIKE with a wildcard inside) stays as an opaque condition beside the
-domains that it implies. The number of boxes is bounded: a condition that would exceed it becomes a
-single box that holds all of it as opaque.
+domains that it implies. The boxes, their constraints and the work of making them are bounded: a condition
+that would exceed a bound becomes a single box that holds all of it as opaque.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from postroad.selectors.predicate import like_parts
 from postroad.selectors.tree import Condition, ValueNode
 
 MAX_BOXES: Final = 64
+MAX_WORK: Final = 8192  # spans of domains put into boxes, those that come to nothing included
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -37,25 +38,39 @@ class _TooManyError(Exception):
     pass
 
 
+class _Work:
+    """What making the boxes of one condition may still take."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MAX_WORK
+
+    def spend(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _TooManyError
+
+
 def to_boxes(condition: Condition) -> tuple[Box, ...]:
     """No box means that the condition is never true."""
     if condition is tree.TRUE:
         return _EVERYTHING
     try:
-        found = _boxes(condition, negated=False)
+        found = _boxes(condition, False, _Work())
     except _TooManyError:
         return (Box({}, (condition,)),)
     return tuple(Box(dict(sorted(box.domains.items())), box.opaque) for box in found)
 
 
-def _boxes(node: Condition, *, negated: bool) -> list[Box]:
+def _boxes(node: Condition, negated: bool, work: _Work) -> list[Box]:
     # Every subscription comes through here. `match` over classes takes several times as long as isinstance.
     if isinstance(node, tree.And):
-        return _sum(node.items, negated) if negated else _product(node.items, negated)
+        return _sum(node.items, negated, work) if negated else _product(node.items, negated, work)
     if isinstance(node, tree.Or):
-        return _product(node.items, negated) if negated else _sum(node.items, negated)
+        return _product(node.items, negated, work) if negated else _sum(node.items, negated, work)
     if isinstance(node, tree.Not):
-        return _boxes(node.item, negated=not negated)
+        return _boxes(node.item, not negated, work)
     if isinstance(node, tree.Constant):
         return [_ALWAYS] if node.value is (not negated) else []
     found = _constraint(node, negated)
@@ -67,8 +82,8 @@ def _boxes(node: Condition, *, negated: bool) -> list[Box]:
     return _opaque(node, negated)
 
 
-def _sum(items: tuple[Condition, ...], negated: bool) -> list[Box]:
-    return _bounded([box for item in items for box in _boxes(item, negated=negated)])
+def _sum(items: tuple[Condition, ...], negated: bool, work: _Work) -> list[Box]:
+    return _bounded([box for item in items for box in _boxes(item, negated, work)])
 
 
 def _bounded(boxes: list[Box]) -> list[Box]:
@@ -77,23 +92,23 @@ def _bounded(boxes: list[Box]) -> list[Box]:
     return boxes
 
 
-def _product(items: tuple[Condition, ...], negated: bool) -> list[Box]:
+def _product(items: tuple[Condition, ...], negated: bool, work: _Work) -> list[Box]:
     """The boxes of a conjunction. Constraints on single attributes, mostly all there is, make no boxes."""
     joined: dict[str, Domain] = {}
     alternatives: list[list[Box]] = []
     for item in items:
         found = _constraint(item, negated)
         if found is None:
-            alternatives.append(_boxes(item, negated=negated))
+            alternatives.append(_boxes(item, negated, work))
         elif not _meet_into(joined, *found):
             return []
-    single = _all([Box(joined, ()), *[boxes[0] for boxes in alternatives if len(boxes) == 1]])
+    single = _all([Box(joined, ()), *[boxes[0] for boxes in alternatives if len(boxes) == 1]], work)
     product = [] if single is None else [single]
     for boxes in alternatives:
         if len(boxes) == 1:
             continue
         product = [
-            both for first in product for second in boxes if (both := _all([first, second])) is not None
+            both for first in product for second in boxes if (both := _all([first, second], work)) is not None
         ]
         _bounded(product)
     return product
@@ -108,14 +123,16 @@ def _meet_into(joined: dict[str, Domain], name: str, domain: Domain) -> bool:
     return not domain.empty
 
 
-def _all(boxes: list[Box]) -> Box | None:
+def _all(boxes: list[Box], work: _Work) -> Box | None:
     """The box of what is in all of these; None if nothing is."""
     if len(boxes) == 1:
         return boxes[0]
     joined: dict[str, Domain] = {}
     opaque: dict[Condition, None] = {}
     for box in boxes:
+        work.spend(1 + len(box.opaque))
         for name, domain in box.domains.items():
+            work.spend(domain.size)
             if not _meet_into(joined, name, domain):
                 return None
         for item in box.opaque:

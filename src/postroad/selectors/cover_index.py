@@ -18,10 +18,12 @@ from typing import Any, Final
 
 from postroad.errors import BugError
 from postroad.selectors import Selector, covers
+from postroad.selectors.covering import Effort
 from postroad.selectors.domains import Domain
 
 COMPARISONS: Final = 32  # failed ones per search
-COMPARISONS_PER_CHANGE: Final = 1024  # failed ones in all searches that one change of the table makes
+STEPS_PER_SEARCH: Final = 256  # spans compared; see covering.Effort
+STEPS_PER_CHANGE: Final = 16_384  # in all searches that one change of the table makes
 COVERED: Final = 2048  # by one: when it goes, all of them are advertised, and taken in by everybody, at once
 IDLE_NODES: Final = 1024  # visited in a row without a candidate
 _SUBSETS_OF: Final = 5  # equalities; of more, only the smallest and largest subsets are looked at
@@ -47,12 +49,12 @@ class OwnSelector:
 
 def _equalities(selector: Selector) -> _Set:
     """What every event that matches must equal."""
-    common: _Set | None = None
+    common: dict[_Equality, None] | None = None  # in the order of the names
     for box in selector.boxes:
         points = (_point(name, domain) for name, domain in box.domains.items())
-        demanded = tuple(point for point in points if point is not None)
-        common = demanded if common is None else tuple(point for point in common if point in demanded)
-    return common or ()
+        demanded = dict.fromkeys(point for point in points if point is not None)
+        common = demanded if common is None else {point: None for point in common if point in demanded}
+    return tuple(common or ())
 
 
 def _point(name: str, domain: Domain) -> _Equality | None:
@@ -130,12 +132,12 @@ class _Node:
 class Covering:
     """Advertised selectors by pattern."""
 
-    __slots__ = ("_any", "_failures", "_root")
+    __slots__ = ("_any", "_left", "_root")
 
     def __init__(self) -> None:
         self._any = _Node()  # selectors without a topic: wider than any pattern, also than "#"
         self._root = _Node()
-        self._failures = 0  # failed comparisons of the change under way
+        self._left = STEPS_PER_CHANGE  # what the change under way may still spend
 
     def add(self, own: OwnSelector) -> None:
         node = self._any
@@ -161,29 +163,44 @@ class Covering:
 
     def begin_change(self) -> None:
         """The searches from here on belong to one change of the table."""
-        self._failures = 0
+        self._left = STEPS_PER_CHANGE
 
-    def _give_up(self, failures: int) -> bool:
-        """Count a failed comparison, the n-th of its search."""
-        self._failures += 1
-        return failures >= COMPARISONS or self._failures >= COMPARISONS_PER_CHANGE
+    def _begin_search(self) -> Effort:
+        granted = max(0, min(STEPS_PER_SEARCH, self._left))
+        self._left -= granted
+        return Effort(granted)
+
+    def _end_search(self, effort: Effort) -> None:
+        self._left += effort.left  # less than nothing, if the last comparison took more than was left
 
     def find_wider(self, own: OwnSelector) -> OwnSelector | None:
         """An advertised selector that covers this one, if the search meets one."""
+        effort = self._begin_search()
+        found = self._search_wider(own, effort)
+        self._end_search(effort)
+        return found
+
+    def _search_wider(self, own: OwnSelector, effort: Effort) -> OwnSelector | None:
         subsets = _subsets(own.equalities)
         failures = 0
         for node in self._wider_nodes(own.selector.topic):
             for subset in subsets:
                 for candidate in node.by_set.get(subset, {}).values():
-                    if len(candidate.covered) < COVERED and covers(candidate.selector, own.selector):
+                    if effort.left <= 0 or failures == COMPARISONS:
+                        return None
+                    if len(candidate.covered) < COVERED and covers(candidate.selector, own.selector, effort):
                         return candidate
                     failures += 1
-                    if self._give_up(failures):
-                        return None
         return None
 
     def find_narrower(self, own: OwnSelector) -> list[OwnSelector]:
         """Advertised selectors that this one covers; those that the search meets."""
+        effort = self._begin_search()
+        found = self._search_narrower(own, effort)
+        self._end_search(effort)
+        return found
+
+    def _search_narrower(self, own: OwnSelector, effort: Effort) -> list[OwnSelector]:
         found: list[OwnSelector] = []
         failures = idle = 0
         room = COVERED
@@ -191,14 +208,18 @@ class Covering:
             idle += 1
             for candidate in node.demanding(own.equalities):
                 idle = 0
-                takes = 1 + len(candidate.covered)
-                if takes <= room and covers(own.selector, candidate.selector):
+                if effort.left <= 0 or failures == COMPARISONS:
+                    return found
+                takes, before = 1 + len(candidate.covered), effort.left
+                if takes <= room and covers(own.selector, candidate.selector, effort):
                     found.append(candidate)
                     room -= takes
+                    # The table shrinks by what is found, so only the change as a whole pays for it.
+                    refund = max(0, min(before - effort.left, self._left))
+                    self._left -= refund
+                    effort.left += refund
                     continue
                 failures += 1
-                if self._give_up(failures):
-                    return found
             if idle == IDLE_NODES:
                 break
         return found

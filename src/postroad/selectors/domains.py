@@ -45,6 +45,11 @@ class Domain(msgspec.Struct, frozen=True):
     def empty(self) -> bool:
         return not (self.missing or self.booleans or self.numbers or self.texts)
 
+    @property
+    def size(self) -> int:
+        """What comparing it with another takes, in spans."""
+        return 1 + len(self.numbers) + len(self.texts)
+
 
 ANYTHING: Final = Domain(missing=True, booleans=3, numbers=ALL_NUMBERS, texts=ALL_TEXTS)
 PRESENT: Final = Domain(booleans=3, numbers=ALL_NUMBERS, texts=ALL_TEXTS)
@@ -96,19 +101,44 @@ def _meet(first: Spans, second: Spans) -> Spans:
 
 def _minus(first: Spans, second: Spans) -> Spans:
     found: list[Span] = []
+    at = 0  # of the first span of `second` that may still take something away
     for low, high in first:
         start: Cut | None = low
-        for other_low, other_high in second:
-            if not _before(start, other_high):
-                continue
+        while at < len(second) and not _before(start, second[at][1]):
+            at += 1
+        for place in range(at, len(second)):
+            other_low, other_high = second[place]
             if start is None or not _before(other_low, high):
                 break
             if start < other_low:
                 found.append((start, other_low))
             start = other_high
+            at = place
         if start is not None and _before(start, high):
             found.append((start, high))
     return tuple(found)
+
+
+def overlap(first: Domain, second: Domain) -> bool:
+    """Whether some value is in both."""
+    return bool(
+        (first.missing and second.missing)
+        or first.booleans & second.booleans
+        or (first.numbers and second.numbers and _overlap(first.numbers, second.numbers))
+        or (first.texts and second.texts and _overlap(first.texts, second.texts))
+    )
+
+
+def _overlap(first: Spans, second: Spans) -> bool:
+    left = right = 0
+    while left < len(first) and right < len(second):
+        if not _before(second[right][0], first[left][1]):
+            left += 1
+        elif not _before(first[left][0], second[right][1]):
+            right += 1
+        else:
+            return True
+    return False
 
 
 def points(values: Iterable[Any]) -> Spans:
@@ -194,3 +224,12 @@ def prefix_of(spans: Spans) -> str | None:
     if side or (high is not None and high[1]):
         return None
     return str(low) if _after(low) == (None if high is None else high[0]) else None
+
+
+def encoded(domain: Domain) -> tuple[bool, int, Spans, Spans]:
+    """As the kernel takes it: texts in UTF-8."""
+    texts = tuple(
+        ((low[0].encode(), low[1]), None if high is None else (high[0].encode(), high[1]))
+        for low, high in domain.texts
+    )
+    return (domain.missing, domain.booleans, domain.numbers, texts)

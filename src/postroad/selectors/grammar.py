@@ -133,9 +133,10 @@ class Grammar:
     Whoever calls it has seen to it that no parenthesis closes without its opening one.
     """
 
-    __slots__ = ("_levels", "_text", "_word")
+    __slots__ = ("_levels", "_text", "_word", "conditions")
 
     def __init__(self, text: str) -> None:
+        self.conditions: set[int] = set()  # positions of parentheses around a condition, not a value
         self._text = text
         self._levels = [_Level("condition", "", 0)]
         self._word: tuple[str, int] = ("", 0)  # the last token if it is a name, and its position
@@ -192,6 +193,7 @@ class Grammar:
             if level.state != "condition":
                 self._refuse("a value is needed here, not a condition", inner.at)
             level.operand, level.state = "", "done"
+            self.conditions.add(inner.at)
             return
         if level.state.endswith(" sum"):
             if inner.operand in ("text", "flag"):

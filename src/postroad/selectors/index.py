@@ -29,15 +29,16 @@ _TARGET_LIMIT: Final = 1 << 63
 class MatchIndex:
     """Keys -> (selector, target), and the question which targets want a batch's rows."""
 
-    __slots__ = ("_engine", "_free", "_keys", "_numbers", "_repeated", "_selectors")
+    __slots__ = ("_engine", "_free", "_held", "_keys", "_numbers", "_repeated", "_selectors")
 
     def __init__(self) -> None:
         self._engine = Index()
         self._keys: dict[int, tuple[int, int]] = {}  # key -> (selector's number, target)
-        self._numbers: dict[Selector, int] = {}  # selector -> number, for those that some key uses
+        self._numbers: dict[Selector, int] = {}  # selector -> number, for those that are used or held
         self._selectors: list[Selector | None] = []  # by number; None where the number is free
         self._free: list[int] = []  # numbers not in use
         self._repeated: dict[tuple[int, int], int] = {}  # (number, target) -> keys beyond the first
+        self._held: dict[int, int] = {}  # number -> how often it is held
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -53,6 +54,24 @@ class MatchIndex:
         if not self._engine.attach(number, target):
             self._repeated[number, target] = self._repeated.get((number, target), 0) + 1
         self._keys[key] = (number, target)
+
+    def hold(self, selector: Selector) -> None:
+        """Puts a selector into the index for nobody. Adding a key for it is quick from then on."""
+        number = self._numbers.get(selector)
+        if number is None:
+            number = self._insert(selector)
+        self._held[number] = self._held.get(number, 0) + 1
+
+    def release(self, selector: Selector) -> None:
+        """Ends a `hold`."""
+        number = self._numbers.get(selector, -1)
+        held = self._held.pop(number, 0)
+        if not held:
+            raise UsageError(f"{selector} is not held in the index")
+        if held > 1:
+            self._held[number] = held - 1
+        elif self._engine.targets(number) == 0:
+            self._delete(number)
 
     def _insert(self, selector: Selector) -> int:
         if not self._free:
@@ -77,8 +96,10 @@ class MatchIndex:
                 del self._repeated[found]
             return
         number, target = found
-        if self._engine.detach(number, target):
-            return
+        if self._engine.detach(number, target) == 0 and number not in self._held:
+            self._delete(number)
+
+    def _delete(self, number: int) -> None:
         self._engine.delete(number)
         selector = self._selectors[number]
         assert selector is not None
@@ -103,8 +124,8 @@ class MatchIndex:
         used = {number: selector for number, selector in enumerate(self._selectors) if selector is not None}
         if self._numbers != {selector: number for number, selector in used.items()}:
             raise BugError("selectors and their numbers disagree")
-        if sorted({number for number, _ in pairs}) != sorted(used):
-            raise BugError("a selector that no key uses, or a key without its selector")
+        if sorted({*(number for number, _ in pairs), *self._held}) != sorted(used):
+            raise BugError("a selector that nobody uses or holds, or a key without its selector")
         if sorted([*used, *self._free]) != list(range(len(self._selectors))):
             raise BugError("some selector number is neither used nor free")
         self._engine.check()

@@ -1,21 +1,24 @@
 """Text of a condition -> tree.
 
 The grammar is sqlglot's (default dialect); what may be said is decided here, twice. Before sqlglot sees
-anything, a lexer admits only the language's own characters, words and sizes, quotes every attribute name
-(so that `order` and `date` are names, never keywords) and lifts the literals out, and grammar.py refuses
-the first token that does not fit. After it, only listed node types in listed places are taken over into
-our tree. Hence no input makes the parser recurse deeper than MAX_DEPTH or see syntax that is not ours, and
+anything, a lexer admits only the language's own characters, words and sizes, and grammar.py refuses the
+first token that does not fit. After it, only listed node types in listed places are taken over into our
+tree. Hence no input makes the parser recurse deeper than MAX_DEPTH or see syntax that is not ours, and
 every error knows its character.
 
-Lifting the literals out leaves a template. A million subscriptions of one application differ in their
-literals and share a handful of templates, so sqlglot, 200 us a time, runs once per template; filling one
-in takes a few microseconds. JMS 1.1 section 3.8.1 is the model for the language.
+sqlglot takes about 100 us for a comparison, so it is asked as little as possible. AND, OR, NOT and the
+parentheses around conditions are read here. What stands between them, a predicate, has its names, its
+literals and its list lifted out, which leaves a template: `"0" > 0`, `"0" IN (0)`. However differently
+conditions are built, they are made of few templates, and sqlglot runs once for each; only arithmetic has
+many shapes. And a million subscriptions of one application differ in their literals alone: what is left
+without those is kept as a skeleton, and filling one in takes a few microseconds. JMS 1.1 section 3.8.1 is
+the model for the language.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NoReturn
@@ -34,7 +37,9 @@ MAX_DEPTH: Final = 32  # parentheses, NOT and signs inside each other
 MAX_NODES: Final = 512  # names, literals and operators, the members of IN lists not counted
 MAX_IN: Final = 1000  # members of one IN list
 MAX_LIKE: Final = 256  # characters of a LIKE pattern
-MAX_TEMPLATES: Final = 4096  # parsed templates kept
+MAX_TEMPLATES: Final = 4096  # of predicates, kept
+MAX_SKELETONS: Final = 1024  # of conditions, kept
+MAX_KEPT: Final = 512  # characters of either; what is longer is read anew each time
 MAX_NAME_BYTES: Final = 255  # what an attribute name may have on the wire
 
 _WIDE: Final = "an integer has 64 bits; write 1e30 for a float"
@@ -92,16 +97,38 @@ class _Fault(Exception):
 
 
 _Fill = Callable[["_Values"], Condition]
+_Token = tuple[str, str, int]  # kind, piece, position. A literal's piece is "'" for text, "0" for a number.
 
 
-class _Values:
-    """The literals of one text, and how to complain about them."""
+_Make = Callable[["_Source"], Condition]
+
+
+class _Source:
+    """A text and its literals."""
 
     __slots__ = ("literals", "text")
 
     def __init__(self, text: str, literals: list[_Literal]) -> None:
         self.text = text
         self.literals = literals
+
+
+class _Values:
+    """What was lifted out of one predicate, and how to complain about it."""
+
+    __slots__ = ("attributes", "literals", "members", "text")
+
+    def __init__(
+        self,
+        text: str,
+        literals: list[_Literal],
+        attributes: tuple[tree.Attribute, ...],
+        members: tuple[str, ...],
+    ) -> None:
+        self.text = text
+        self.literals = literals
+        self.attributes = attributes
+        self.members = members  # of the list of IN: "+" or "-" before a literal, "TRUE" or "FALSE"
 
     def refuse(self, message: str, position: int) -> NoReturn:
         raise SelectorError(message, text=self.text, position=position)
@@ -117,15 +144,12 @@ def parse(text: str) -> Condition:
         raise SelectorError("not a character that can be sent", text=text, position=error.start) from None
     if not text.strip():
         return tree.TRUE
-    made = _parse_known(text)
-    if made is not None:
-        return made
-    template, literals, positions = _lift(text)
-    try:
-        return _template(template)(_Values(text, literals))
-    except _Fault as fault:
-        at = max((pair for pair in positions if pair[0] <= fault.offset), default=(0, 0))
-        raise SelectorError(fault.message, text=text, position=at[1]) from None
+    if len(text) <= MAX_KEPT:
+        made = _parse_known(text)
+        if made is not None:
+            return made
+    make, literals = _read(text)
+    return make(_Source(text, literals))
 
 
 def _parse_known(text: str) -> Condition | None:
@@ -137,37 +161,37 @@ def _parse_known(text: str) -> Condition | None:
     if '"' in text or _MARK in text:
         return None
     pieces = _QUICK.split(text)
+    raws = pieces[1::2]
     for at in range(1, len(pieces), 2):
         pieces[at] = _TEXT_MARK if pieces[at][0] == "'" else _NUMBER_MARK
     try:
-        fill = _skeleton("".join(pieces))
-        literals = [
-            _literal(text, "text" if raw[0] == "'" else "number", raw, 0) for raw in _QUICK.findall(text)
-        ]
-        return fill(_Values(text, literals))
+        make = _skeleton("".join(pieces))
+        literals = [_literal(text, "text" if raw[0] == "'" else "number", raw, 0) for raw in raws]
+        return make(_Source(text, literals))
     except (SelectorError, _Fault):
         return None
 
 
-@lru_cache(maxsize=MAX_TEMPLATES)
-def _skeleton(key: str) -> _Fill:
-    template, literals, _ = _lift(key.replace(_TEXT_MARK, "'0'").replace(_NUMBER_MARK, "0"))
+@lru_cache(maxsize=MAX_SKELETONS)
+def _skeleton(key: str) -> _Make:
+    make, literals = _read(key.replace(_TEXT_MARK, "'0'").replace(_NUMBER_MARK, "0"))
     if len(literals) != key.count(_MARK):
         raise _Fault("the lexer sees other literals", 0)
-    return _template(template)
+    return make
 
 
-def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
-    """Template, literals, and (offset in template, position in text) of each token.
+def _read(text: str) -> tuple[_Make, list[_Literal]]:
+    tokens, literals, conditions = _lift(text)
+    return _Reader(text, tokens, conditions).read(), literals
 
-    A literal's place is taken by its index: a number by the bare number, text by the number in quotes.
-    """
+
+def _lift(text: str) -> tuple[list[_Token], list[_Literal], set[int]]:
+    """The tokens, the literals among them, and the positions of the parentheses around conditions."""
     literals: list[_Literal] = []
-    pieces: list[str] = []
-    positions: list[tuple[int, int]] = []
-    offset = nodes = 0
+    tokens: list[_Token] = []
+    nodes = at = 0
     nesting, grammar = _Nesting(text), Grammar(text)
-    at = 0
+    before = last = ""  # pieces
     while True:
         found = _TOKEN.match(text, at)
         if found is None:
@@ -179,51 +203,200 @@ def _lift(text: str) -> tuple[str, list[_Literal], list[tuple[int, int]]]:
             break
         piece = raw
         if kind in ("text", "number"):
-            piece = f"'{len(literals)}'" if kind == "text" else str(len(literals))
+            piece = "'" if kind == "text" else "0"
             literals.append(_literal(text, kind, raw, position))
         elif kind in ("word", "quoted"):
             piece = _name(text, kind, raw, position)
         elif kind == "comment":
             raise SelectorError("comments are not part of a condition", text=text, position=position)
-        elif raw == "(" and pieces and pieces[-1].startswith('"'):
-            raise SelectorError("there are no functions in a condition", text=text, position=positions[-1][1])
-        if piece == "NULL" and pieces[-1:] != ["IS"] and pieces[-2:] != ["IS", "NOT"]:
+        elif raw == "(" and last.startswith('"'):
+            raise SelectorError("there are no functions in a condition", text=text, position=tokens[-1][2])
+        if piece == "NULL" and last != "IS" and (before, last) != ("IS", "NOT"):
             raise SelectorError("NULL stands only after IS or IS NOT", text=text, position=position)
-        nodes += nesting.step(piece, position, kind)
+        nodes += nesting.step(piece, position)
         if nodes > MAX_NODES:
             raise SelectorError(f"a condition has at most {MAX_NODES} parts", text=text, position=position)
         grammar.step(kind, piece, position)
-        pieces.append(piece)
-        positions.append((offset, position))
-        offset += len(piece) + 1
+        tokens.append((kind, piece, position))
+        before, last = last, piece
     grammar.finish()
     nesting.finish()
-    return " ".join(pieces), literals, positions
+    return tokens, literals, grammar.conditions
+
+
+class _Joined:
+    """Conditions joined by AND, or by OR."""
+
+    __slots__ = ("items", "kind")
+
+    def __init__(self, kind: type[tree.And] | type[tree.Or], items: list[_Make]) -> None:
+        self.kind = kind
+        self.items = items
+
+    def __call__(self, source: _Source) -> Condition:
+        return self.kind(tuple([item(source) for item in self.items]))
+
+
+class _Reader:
+    """Reads what joins predicates. grammar.py has seen to it that everything is where it belongs."""
+
+    __slots__ = ("_at", "_conditions", "_literals", "_text", "_tokens")
+
+    def __init__(self, text: str, tokens: list[_Token], conditions: set[int]) -> None:
+        self._text = text
+        self._tokens = tokens
+        self._conditions = conditions
+        self._at = 0
+        self._literals = 0  # before `_at`
+
+    def read(self) -> _Make:
+        return self._joined("OR", tree.Or, lambda: self._joined("AND", tree.And, self._negatable))
+
+    def _joined(self, word: str, kind: type[tree.And] | type[tree.Or], read: Callable[[], _Make]) -> _Make:
+        items: list[_Make] = []
+        while True:
+            item = read()
+            if isinstance(item, _Joined) and item.kind is kind:
+                items += item.items
+            else:
+                items.append(item)
+            if self._at == len(self._tokens) or self._tokens[self._at][1] != word:
+                return items[0] if len(items) == 1 else _Joined(kind, items)
+            self._at += 1
+
+    def _negatable(self) -> _Make:
+        _, piece, position = self._tokens[self._at]
+        if piece == "NOT":
+            self._at += 1
+            inner = self._negatable()
+            return lambda source: tree.Not(inner(source))
+        if position not in self._conditions:
+            return self._predicate()
+        self._at += 1
+        inside = self.read()
+        self._at += 1
+        return inside
+
+    def _predicate(self) -> _Make:
+        first, end = self._literals, self._end_of_predicate()
+        names: list[tree.Attribute] = []
+        members: tuple[str, ...] = ()
+        pieces: list[str] = []
+        positions: list[tuple[int, int]] = []  # offset in the template, position in the text
+        offset = 0
+        while self._at < end:
+            kind, piece, position = self._tokens[self._at]
+            self._at += 1
+            if piece[0] == '"':
+                names.append(tree.Attribute(piece[1:-1].replace('""', '"')))
+                piece = f'"{len(names) - 1}"'
+            elif kind in ("text", "number"):
+                piece = f"'{self._literals - first}'" if kind == "text" else str(self._literals - first)
+                self._literals += 1
+            elif piece == "(" and pieces[-1:] == ["IN"]:
+                members = self._members(end)
+                if members:
+                    piece = f"({self._literals - first})"
+                    self._literals += sum(1 for member in members if member in "+-")
+            pieces.append(piece)
+            positions.append((offset, position))
+            offset += len(piece) + 1
+        return self._filled(" ".join(pieces), positions, tuple(names), members, slice(first, self._literals))
+
+    def _end_of_predicate(self) -> int:
+        at = self._at
+        depth = between = 0
+        while at < len(self._tokens):
+            piece = self._tokens[at][1]
+            if piece == "(":
+                depth += 1
+            elif piece == ")":
+                depth -= 1
+                if depth < 0:
+                    break
+            elif depth == 0 and piece in ("BETWEEN", "AND", "OR"):
+                if piece != "BETWEEN" and not between:
+                    break
+                between = int(piece == "BETWEEN")
+            at += 1
+        return at
+
+    def _members(self, end: int) -> tuple[str, ...]:
+        """The list that begins here, taken as a whole if it has literals only; () leaves it to sqlglot."""
+        found: list[str] = []
+        sign, complete = "", False  # of the member that is being read
+        for at in range(self._at, end):
+            kind, piece, _ = self._tokens[at]
+            if complete and piece == ")":
+                self._at = at + 1
+                return tuple(found)
+            if complete and piece == ",":
+                sign, complete = "", False
+            elif piece in ("+", "-") and not sign and not complete:
+                sign = piece
+            elif (kind in ("text", "number") or piece in ("TRUE", "FALSE")) and not complete:
+                found.append(piece if kind == "word" else sign or "+")
+                complete = True
+            else:
+                break
+        return ()
+
+    def _filled(
+        self,
+        template: str,
+        positions: list[tuple[int, int]],
+        names: tuple[tree.Attribute, ...],
+        members: tuple[str, ...],
+        literals: slice,
+    ) -> _Make:
+        text = self._text
+        try:
+            fill = _template(template) if len(template) <= MAX_KEPT else _template.__wrapped__(template)
+        except _Fault as fault:
+            raise _at_character(fault, text, positions) from None
+
+        def make(source: _Source) -> Condition:
+            try:
+                return fill(_Values(source.text, source.literals[literals], names, members))
+            except _Fault as fault:
+                # Of another text with the same skeleton the positions are not known; the long way finds them.
+                raise _at_character(fault, source.text, positions) from None
+
+        return make
+
+
+def _at_character(fault: _Fault, text: str, positions: list[tuple[int, int]]) -> SelectorError:
+    at = max((pair for pair in positions if pair[0] <= fault.offset), default=(0, 0))
+    return SelectorError(fault.message, text=text, position=at[1])
 
 
 class _Nesting:
     """Keeps depth and sizes of what the lexer reads within their limits, before anything recurses."""
 
-    __slots__ = ("_open", "_prefix", "_text", "_was")
+    __slots__ = ("_depth", "_open", "_prefix", "_text", "_was")
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._open: list[list[int]] = []  # position, prefixes before it, IN members or -1
+        self._depth = 0  # of `_open`, the prefixes before each included
         self._prefix = 0  # NOT and signs in a row
-        self._was = ""
+        self._was = ""  # the last piece
 
-    def step(self, piece: str, position: int, kind: str) -> int:
+    def step(self, piece: str, position: int) -> int:
         """Counts one token; the number of nodes it adds."""
         counted = 0 if piece in ("(", ")", ",") else 1
         if piece == "(":
             self._open.append([position, self._prefix, 1 if self._was == "IN" else -1])
+            self._depth += 1 + self._prefix
             self._prefix = 0
         elif piece == ")":
             if not self._open:
                 self._refuse("a closing parenthesis without its opening one", position)
-            self._open.pop()
+            self._depth -= 1 + self._open.pop()[1]
         elif self._open and self._open[-1][2] >= 0:
-            counted = 0
+            # A literal is no node, also with a sign; whoever calculates in a list pays for the operator and
+            # what it adds.
+            counted = 2 if piece in ("+", "-", "*", "/") and self._was not in ("(", ",") else 0
             if piece == ",":
                 self._open[-1][2] += 1
                 if self._open[-1][2] > MAX_IN:
@@ -232,9 +405,9 @@ class _Nesting:
             self._prefix += 1
         elif piece != "(":
             self._prefix = 0
-        if sum(1 + entry[1] for entry in self._open) + self._prefix > MAX_DEPTH:
+        if self._depth + self._prefix > MAX_DEPTH:
             self._refuse(f"more than {MAX_DEPTH} levels deep", position)
-        self._was = piece if kind == "word" else ""
+        self._was = piece
         return counted
 
     def finish(self) -> None:
@@ -296,6 +469,12 @@ def _template(template: str) -> _Fill:
 
 
 def _offset(node: exp.Expr) -> int:
+    """Where a node begins, which is where its leftmost part does."""
+    leftmost: object = node
+    while isinstance(leftmost, exp.Expr):
+        if "start" in leftmost.meta:
+            return int(leftmost.meta["start"])
+        leftmost = leftmost.this
     starts = [int(part.meta["start"]) for part in node.walk() if "start" in part.meta]
     return min(starts, default=0)
 
@@ -306,31 +485,15 @@ def _strip(node: exp.Expr) -> exp.Expr:
     return node
 
 
-def _operands(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
-    """The flattened operands of a chain of ANDs or ORs, which sqlglot nests to the left."""
-    pending, found = [node], []
-    while pending:
-        this = _strip(pending.pop())
-        if isinstance(this, kind):
-            pending += [this.expression, this.this]
-        else:
-            found.append(this)
-    return found
-
-
 def _condition(node: exp.Expr) -> _Fill:
     node = _strip(node)
     match node:
-        case exp.And() | exp.Or():
-            items = [_condition(item) for item in _operands(node, type(node))]
-            joined = tree.And if isinstance(node, exp.And) else tree.Or
-            return lambda values: joined(tuple(item(values) for item in items))
-        case exp.Not():
+        case exp.Not():  # of NOT BETWEEN, NOT IN, IS NOT NULL
             inner = _condition(node.this)
             return lambda values: tree.Not(inner(values))
         case exp.Column():
-            attribute = _attribute(node)
-            return lambda _: attribute
+            index = _attribute(node)
+            return lambda values: values.attributes[index]
         case exp.Boolean():
             flag = tree.constant(bool(node.this))
             return lambda _: flag
@@ -359,10 +522,10 @@ def _not_a(wanted: str, node: exp.Expr) -> str:
     return f"a {wanted} is needed here"
 
 
-def _attribute(node: exp.Column) -> tree.Attribute:
+def _attribute(node: exp.Column) -> int:
     if not isinstance(node.this, exp.Identifier) or len(node.parts) != 1:
         raise _Fault("not an attribute name", _offset(node))
-    return tree.Attribute(str(node.this.this))
+    return int(node.this.this)
 
 
 def _value(node: exp.Expr, depth: int = 0) -> Callable[[_Values], ValueNode]:
@@ -371,8 +534,8 @@ def _value(node: exp.Expr, depth: int = 0) -> Callable[[_Values], ValueNode]:
         raise _Fault(f"more than {MAX_DEPTH} levels deep", _offset(node))
     match node:
         case exp.Column():
-            attribute = _attribute(node)
-            return lambda _: attribute
+            name = _attribute(node)
+            return lambda values: values.attributes[name]
         case exp.Boolean():
             flag = tree.constant(bool(node.this))
             return lambda _: flag
@@ -477,21 +640,38 @@ def _in(node: exp.In) -> _Fill:
         raise _Fault("IN takes a list of literals in parentheses", _offset(node))
     operand = _value(node.this)
     made = [(_value(member), _offset(member)) for member in members]
+    only = members[0]
+    first = int(only.this) if isinstance(only, exp.Literal) else 0  # of a list that was lifted out
 
     def contained(values: _Values) -> Condition:
-        found: dict[Constant, None] = {}
-        for member, offset in made:
-            value = member(values)
-            if not isinstance(value, Constant) or value.kind == "unknown":
-                raise _Fault("IN takes literals only", offset)
-            found[value] = None
+        if values.members:
+            listed = tuple(dict.fromkeys(_members(values, first)))
+        else:
+            found: dict[Constant, None] = {}
+            for member, offset in made:
+                value = member(values)
+                if not isinstance(value, Constant) or value.kind == "unknown":
+                    raise _Fault("IN takes literals only", offset)
+                found[value] = None
+            listed = tuple(found)
         left = operand(values)
-        listed = tuple(found)
         if isinstance(left, Constant):
             return tree.constant(tree.contains(left.value, listed))
         return tree.In(left, listed)
 
     return contained
+
+
+def _members(values: _Values, index: int) -> Iterator[Constant]:
+    for member in values.members:
+        if member not in ("+", "-"):
+            yield tree.constant(member == "TRUE")
+            continue
+        value = values.literals[index].value
+        yield (
+            tree.constant(-value) if member == "-" and not isinstance(value, str) else _bounded(values, index)
+        )
+        index += 1
 
 
 def _like(node: exp.Expr, escape: exp.Expr | None) -> _Fill:
@@ -538,5 +718,5 @@ def _is_null(node: exp.Is) -> _Fill:
         raise _Fault("IS is followed by NULL or NOT NULL only", _offset(node))
     if not isinstance(operand, exp.Column):
         raise _Fault("IS NULL asks about an attribute only", _offset(node))
-    made = tree.IsNull(_attribute(operand).name)
-    return lambda _: made
+    index = _attribute(operand)
+    return lambda values: tree.IsNull(values.attributes[index].name)

@@ -1,7 +1,8 @@
 """What the matching kernel is told about a selector's boxes: plain tuples, texts as UTF-8.
 
 Each constraint is classified by how it can be found: by one of a few values or by a prefix (hashed), by a
-range of numbers (sorted), or by nothing, when it is only checked.
+range of numbers (sorted), or by nothing, when it is only checked. What is not a constraint on one attribute
+comes as programs, to be run when all else fits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from postroad.selectors.boxes import Box
-from postroad.selectors.domains import FALSE_BIT, TRUE_BIT, Domain, Spans, prefix_of
+from postroad.selectors.cost import evaluation_steps
+from postroad.selectors.domains import FALSE_BIT, TRUE_BIT, Domain, encoded, prefix_of
+from postroad.selectors.program import Program, to_program
+from postroad.selectors.tree import Condition
 
 POINTS: Final = 0  # ((value, ...), the set they are or None if there is one value)
 PREFIX: Final = 1  # bytes
@@ -19,19 +23,32 @@ SET: Final = 3  # (missing, booleans, numbers, texts)
 MAX_POINTS: Final = 16  # values of an IN that are worth a key each
 
 Check = tuple[bytes, int, Any]
-Plan = tuple[tuple[tuple[Check, ...], bool], ...]
+Residue = tuple[int, Program]  # what a condition costs, and its program
+Plan = tuple[tuple[tuple[Check, ...], tuple[Residue, ...]], ...]
 
 
 def to_plan(boxes: tuple[Box, ...]) -> Plan:
+    programs: dict[Condition, Residue] = {}  # boxes of one selector share their opaque conditions
     return tuple(
-        (tuple([_check(name.encode(), domain) for name, domain in box.domains.items()]), bool(box.opaque))
+        (
+            tuple([_check(name.encode(), domain) for name, domain in box.domains.items()]),
+            _residue(box.opaque, programs) if box.opaque else (),
+        )
         for box in boxes
     )
 
 
+def _residue(opaque: tuple[Condition, ...], programs: dict[Condition, Residue]) -> tuple[Residue, ...]:
+    """The programs of what is left to ask, by increasing cost."""
+    for condition in opaque:
+        if condition not in programs:
+            programs[condition] = (evaluation_steps(condition), to_program(condition))
+    return tuple(sorted([programs[condition] for condition in opaque], key=lambda residue: residue[0]))
+
+
 def _check(name: bytes, domain: Domain) -> Check:
     if domain.missing:
-        return (name, SET, _as_set(domain))
+        return (name, SET, encoded(domain))
     if domain.numbers and not domain.booleans and not domain.texts and len(domain.numbers) == 1:
         low, high = domain.numbers[0]
         assert high is not None
@@ -45,8 +62,8 @@ def _check(name: bytes, domain: Domain) -> Check:
             return (name, PREFIX, prefix.encode())
     values = _points(domain)
     if values is None:
-        return (name, SET, _as_set(domain))
-    return (name, POINTS, (values, _as_set(domain) if len(values) > 1 else None))
+        return (name, SET, encoded(domain))
+    return (name, POINTS, (values, encoded(domain) if len(values) > 1 else None))
 
 
 def _points(domain: Domain) -> tuple[Any, ...] | None:
@@ -59,14 +76,3 @@ def _points(domain: Domain) -> tuple[Any, ...] | None:
             return None
         found.append(low[0].encode() if isinstance(low[0], str) else low[0])
     return tuple(found)
-
-
-def _as_set(domain: Domain) -> tuple[bool, int, Spans, Spans]:
-    return (domain.missing, domain.booleans, domain.numbers, _encoded(domain.texts))
-
-
-def _encoded(spans: Spans) -> Spans:
-    return tuple(
-        ((low[0].encode(), low[1]), None if high is None else (high[0].encode(), high[1]))
-        for low, high in spans
-    )

@@ -6,11 +6,11 @@ against it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from postroad.errors import BugError
+from postroad.kernel import like_reference
 from postroad.selectors import tree
 from postroad.selectors.tree import Condition, Value, ValueNode
 
@@ -144,36 +144,4 @@ def _like(node: tree.Like) -> Predicate:
 
 
 def like_matcher(pattern: str, escape: str) -> Callable[[str], bool]:
-    """LIKE without backtracking: the pieces between the `%` are found one after the other, leftmost first.
-
-    One regular expression for the whole would take exponential time on a hostile pattern.
-    """
-    pieces: list[str] = [""]
-    for part in like_parts(pattern, escape):
-        if part == "":
-            pieces.append("")
-        else:
-            pieces[-1] += "." if part is None else re.escape(part)
-    compiled = [re.compile(piece, re.DOTALL) for piece in pieces]
-    if len(compiled) == 1:
-        return lambda value: compiled[0].fullmatch(value) is not None
-    first, *middle, last = compiled
-    last_length = sum(1 for part in _tail(like_parts(pattern, escape)))
-
-    def matches(value: str) -> bool:
-        found = first.match(value)
-        for piece in middle:
-            if found is None:
-                return False
-            found = piece.search(value, found.end())
-        if found is None:
-            return False
-        start = len(value) - last_length
-        return start >= found.end() and last.match(value, start) is not None
-
-    return matches
-
-
-def _tail(parts: list[str | None]) -> list[str | None]:
-    """What comes after the last `%`."""
-    return parts[len(parts) - parts[::-1].index("") :]
+    return like_reference.like_matcher(like_parts(pattern, escape))

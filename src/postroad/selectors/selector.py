@@ -11,10 +11,12 @@ from postroad.events.topics import RESERVED, check_pattern, pattern_matches
 from postroad.ids import is_history
 from postroad.selectors import tree
 from postroad.selectors.boxes import Box, to_boxes
+from postroad.selectors.cost import boxes_steps, taking_in_units
 from postroad.selectors.predicate import Predicate, compile_condition
 from postroad.wire.frames import DEFAULT_LIMITS, Limits
 
-MAX_CACHED: Final = 4096  # selectors kept by their text
+MAX_CACHED: Final = 1024  # selectors kept by their text
+MAX_CACHED_TEXT: Final = 512  # characters of a condition; what follows from a longer one may be very large
 
 
 class Selector:
@@ -46,7 +48,8 @@ class Selector:
         """Checked selector; UsageError for the topic, SelectorError (at the character) for the condition."""
         if topic:
             check_pattern(topic, limits)
-        return _parsed(topic, where.strip())
+        where = where.strip()
+        return _parsed(topic, where) if len(where) <= MAX_CACHED_TEXT else cls(topic, where)
 
     def forget(self) -> None:
         """Drops what can be derived again."""
@@ -68,7 +71,7 @@ class Selector:
         return f"Selector(topic={self.topic!r}, where={self.where!r})"
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return (_parsed, (self.topic, self.where))
+        return (Selector, (self.topic, self.where))
 
     @property
     def condition(self) -> tree.Condition:
@@ -97,6 +100,11 @@ class Selector:
             # Whoever compares selectors keeps their boxes; nobody needs the tree besides, and it is as large.
             object.__setattr__(self, "_condition", None)
         return found
+
+    @property
+    def cost(self) -> int:
+        """What it costs every broker to have it, see cost.py."""
+        return boxes_steps(self.boxes) + taking_in_units(self.where, self.boxes)
 
     def matches(self, topic: str, attributes: Mapping[str, tree.Value]) -> bool:
         """Whether this event is wanted: the definition that every faster way must agree with."""

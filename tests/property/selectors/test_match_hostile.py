@@ -22,6 +22,7 @@ SELECTORS = [
     ("a/+", "x > 0 AND z = TRUE"),
     ("", "y > 'a' AND x IN (1, 2.5, 'ab')"),
     ("+/b/#", "missing IS NULL AND y LIKE '%b'"),
+    ("", "y LIKE '%é_c%' OR x * 2 > w OR y NOT LIKE '_%b_'"),
 ]
 
 

@@ -11,6 +11,7 @@ from postroad.overlay import interest
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector
 from postroad.selectors import cover_index as covering
+from postroad.selectors.covering import Effort
 from postroad.wire.frames import (
     DEFAULT_LIMITS,
     MAX_CONTROL_BYTES,
@@ -183,9 +184,29 @@ class TestCovering:
         assert len(broker.subscribe(9, selector("t", "price BETWEEN 41 AND 42"))) == 1
         broker.check()
 
+    def test_a_search_among_long_lists_is_cut_short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A subscription costs its broker about as much whatever is advertised already."""
+        spent: list[int] = []
+        ask = covering.covers
+
+        def counted(wide: Selector, narrow: Selector, effort: Effort) -> bool:
+            before = effort.left
+            answer = ask(wide, narrow, effort)
+            spent.append(before - effort.left)
+            return answer
+
+        monkeypatch.setattr(covering, "covers", counted)
+        broker = Interest(ME, BOOT)
+        for key in range(40):
+            where = "a IN (" + ",".join(str(1000 + 2 * n + key) for n in range(780)) + ")"
+            spent.clear()
+            broker.subscribe(key, selector("t", where))
+            assert sum(spent) <= 2 * (covering.STEPS_PER_SEARCH + 4 * 780)
+        broker.check()
+
     def test_a_change_with_many_orphans_is_cut_short(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever is overlooked, each subscription is either advertised or covered."""
-        monkeypatch.setattr(covering, "COMPARISONS_PER_CHANGE", 3)
+        monkeypatch.setattr(covering, "STEPS_PER_CHANGE", 12)
         broker = Interest(ME, BOOT)
         broker.subscribe(0, selector("t"))
         for key in range(1, 9):

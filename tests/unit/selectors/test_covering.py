@@ -9,7 +9,7 @@ import pytest
 from postroad.errors import UsageError
 from postroad.events.topics import check_pattern, pattern_matches
 from postroad.selectors import Selector, covers
-from postroad.selectors.covering import pattern_covers
+from postroad.selectors.covering import Effort, pattern_covers
 from postroad.wire.frames import DEFAULT_LIMITS
 
 
@@ -66,6 +66,15 @@ def test_a_question_too_hard_is_answered_no() -> None:
     wide = " OR ".join(f"(a{n} > 1 AND b{n} < 5)" for n in range(12))
     narrow = " AND ".join(f"(a{n} > 0 OR b{n} < 6)" for n in range(6))
     assert covers(Selector.parse("", wide), Selector.parse("", narrow)) is False
+
+
+def test_a_question_spends_no_more_than_its_effort() -> None:
+    first = Selector.parse("", "a IN (" + ",".join(str(n) for n in range(1000, 1780)) + ")")
+    second = Selector.parse("", "a IN (" + ",".join(str(n) for n in range(1001, 1780)) + ")")
+    assert covers(first, second)
+    effort = Effort(1000)
+    assert covers(first, second, effort) is False
+    assert -2 * 800 < effort.left <= 0  # the comparison that was under way was the last one
 
 
 def test_patterns_exactly() -> None:

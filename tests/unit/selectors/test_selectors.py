@@ -12,6 +12,7 @@ import pytest
 from postroad.errors import SelectorError, TooLargeError, UsageError
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector, tree
+from postroad.selectors.boxes import MAX_BOXES, MAX_WORK
 from postroad.selectors.index import MatchIndex
 from postroad.selectors.parse import MAX_DEPTH, MAX_IN, MAX_LIKE, MAX_TEXT, parse
 from postroad.selectors.predicate import like_matcher
@@ -329,3 +330,22 @@ def test_a_condition_is_parsed_once_per_subscription(monkeypatch: pytest.MonkeyP
     MatchIndex().add(1, selector, 1)
     Interest(1, 1, DEFAULT_LIMITS).subscribe(1, selector)
     assert texts == [selector.where]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        # A long list in each of 60 alternatives.
+        "a IN ({}) AND ({})".format(
+            ",".join(str(n) for n in range(100, 800)), " OR ".join(f"b = {n}" for n in range(60))
+        ),
+        # Alternatives of which few are left, made of thousands.
+        " AND ".join(["(" + " OR ".join(f"a = {n}" for n in range(31)) + ")"] * 4),
+        # More alternatives than may be.
+        " AND ".join(f"(a{n} = 1 OR b{n} = 2)" for n in range(10)),
+    ],
+)
+def test_boxes_never_take_more_than_their_bound(where: str) -> None:
+    boxes = Selector.parse("", where).boxes
+    assert len(boxes) <= MAX_BOXES
+    assert sum(domain.size for box in boxes for domain in box.domains.values()) <= MAX_WORK
