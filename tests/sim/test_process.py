@@ -97,8 +97,8 @@ def started() -> Stage:
 
 def test_a_dial_opens_both_ends() -> None:
     stage = started()
-    assert echo(stage.a).seen == [Opened(connection=2, dialled="b:1", certificate=None, loopback=True)]
-    assert echo(stage.b).seen == [Opened(connection=3, dialled=None, certificate=None, loopback=True)]
+    assert echo(stage.a).seen == [Opened(connection=2, dialled="b:1", loopback=True, host="b")]
+    assert echo(stage.b).seen == [Opened(connection=3, dialled=None, loopback=True, host="a")]
 
 
 def test_what_comes_while_it_is_busy_is_one_turn() -> None:

@@ -41,6 +41,7 @@ from postroad.overlay.flooding import Flooding
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
+from postroad.seam.datagrams import Datagram
 from postroad.seam.effects import Effect, Note
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.seam.storage import AppendFailed, Save, SaveFailed, StorageInput, Stored
@@ -319,7 +320,7 @@ class Broker:
         for item in inputs:
             if type(item) is Received:
                 self._received(item.connection, item.frame, now_us)
-            else:
+            elif type(item) is not Datagram:  # no room takes datagrams yet
                 self._stirred = True
                 self._happened(item, now_us)
         self._intake.settle(now_us)

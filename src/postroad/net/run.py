@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -24,15 +23,7 @@ import uvloop
 
 from postroad import __version__, kernel
 from postroad.broker.core import Broker
-from postroad.config import (
-    DEFAULT_HOST,
-    DEFAULT_METRICS_PORT,
-    DEFAULT_PORT,
-    Identity,
-    NodeConfig,
-    format_address,
-    parse_address,
-)
+from postroad.config import Identity, NodeConfig, parse_address
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
 from postroad.durable.publisher.pubend_rows import refuse_lower_limits
 from postroad.durable.publisher.publishing import TABLES as PUBLISHING_TABLES
@@ -40,7 +31,6 @@ from postroad.durable.publisher.releasing import TABLES as RELEASING_TABLES
 from postroad.durable.retiring import TABLE as RETIRED_TABLE
 from postroad.durable.retiring import read_retired
 from postroad.durable.subscriber.hosting import TABLES as HOSTING_TABLES
-from postroad.errors import UsageError
 from postroad.history.history import TABLE as HISTORY_TABLE
 from postroad.history.history import read_row as read_history
 from postroad.links.handshake import MAX_WINDOW
@@ -49,8 +39,9 @@ from postroad.net.clock import Clock
 from postroad.net.configure import is_loopback
 from postroad.net.historian import Historian
 from postroad.net.http import HttpServer
+from postroad.net.listen import bind_both, bind_metrics, bound_address, connection_limit
 from postroad.net.log import LOGGER
-from postroad.net.server import BACKLOG, Server
+from postroad.net.server import Server
 from postroad.net.tls import client_context, server_context
 from postroad.seam.storage import Reader, Stored, StreamEnd
 from postroad.selectors import Selector
@@ -61,8 +52,6 @@ from postroad.streams.ends import TABLE as ENDS_TABLE
 from postroad.streams.ends import read_end
 from postroad.tracking.strategies import Tracking, make_tracking
 
-MAX_FILES: Final = 1 << 20  # where the system sets no limit on open files
-RESERVED_FILES: Final = 128  # open files that are not connections: listeners, log, database, spare
 EXIT_SECOND_SIGNAL: Final = 130
 
 
@@ -70,7 +59,7 @@ def run(config: NodeConfig) -> int:
     """Serve until told to stop; the process's exit code."""
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bind_listener(config.listen))
+        listener, datagrams = map(stack.enter_context, bind_both(config.listen))
         metrics = bind_metrics(config.metrics)
         if metrics is not None:
             stack.enter_context(metrics)
@@ -83,6 +72,7 @@ def run(config: NodeConfig) -> int:
             config=config,
             identity=identity,
             listener=listener,
+            datagrams=datagrams,
             metrics=metrics,
             max_connections=limit,
             tls_server=tls_server,
@@ -98,6 +88,7 @@ class _Node:
     config: NodeConfig
     identity: Identity
     listener: socket.socket
+    datagrams: socket.socket
     metrics: socket.socket | None
     max_connections: int
     tls_server: ssl.SSLContext | None
@@ -106,90 +97,12 @@ class _Node:
     def about(self) -> dict[str, str]:
         return {
             "name": self.identity.name,
-            "address": _bound_address(self.listener),
-            "metrics_address": "off" if self.metrics is None else _bound_address(self.metrics),
+            "address": bound_address(self.listener),
+            "metrics_address": "off" if self.metrics is None else bound_address(self.metrics),
             "data": str(self.config.data.resolve()),
             "process": str(os.getpid()),
             "version": __version__,
         }
-
-
-def bind_listener(address: str | None) -> socket.socket:
-    """The listening socket; None asks for the default address."""
-    host, port = parse_address(address or format_address(DEFAULT_HOST, DEFAULT_PORT))
-    try:
-        return _bind(host, port)
-    except OSError as error:
-        shown = format_address(host, port)
-        if address is None:
-            raise UsageError(
-                f"{shown} is taken, probably by another broker:"
-                " stop it, or choose another address with --listen (port 0 takes any free one)"
-            ) from None
-        raise UsageError(
-            f"cannot listen on {shown}: {error.strerror or error};"
-            " choose another address with --listen (port 0 takes any free one)"
-        ) from None
-
-
-def bind_metrics(address: str | None) -> socket.socket | None:
-    """As asked, or the default address, or any free port where that is taken: brokers never clash over it."""
-    if address == "off":
-        return None
-    if address is None:
-        try:
-            return _bind(DEFAULT_HOST, DEFAULT_METRICS_PORT)
-        except OSError:
-            return _bind(DEFAULT_HOST, 0)
-    host, port = parse_address(address, DEFAULT_METRICS_PORT)
-    try:
-        return _bind(host, port)
-    except OSError as error:
-        raise UsageError(
-            f"cannot serve metrics on {format_address(host, port)}: {error.strerror or error};"
-            " choose another address with --metrics, or --metrics off"
-        ) from None
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _bound_address(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return format_address(host, port)
-
-
-def connection_limit(asked: int) -> int:
-    """Connections the limit on open files leaves room for, which is raised as far as it may be."""
-    soft, hard = (
-        MAX_FILES if one == resource.RLIM_INFINITY else one
-        for one in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    room = soft - RESERVED_FILES
-    if asked > room:
-        raise UsageError(
-            f"max_connections = {asked} needs {asked + RESERVED_FILES} open files, the limit is {soft}"
-        )
-    if room < 1:
-        raise UsageError(
-            f"the limit of {soft} open files leaves no room for connections: raise it (ulimit -n)"
-        )
-    return asked or room
 
 
 async def _serve(node: _Node) -> int:
@@ -239,7 +152,7 @@ async def _serve(node: _Node) -> int:
     # Modules and what was made so far stay: full collections, which stop the broker, need not walk them.
     gc.collect()
     gc.freeze()
-    await server.start(node.listener)
+    await server.start(node.listener, node.datagrams)
     LOGGER.info(
         "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",
         about["address"],

@@ -30,8 +30,11 @@ from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net import tls
 from postroad.net.clock import Clock
+from postroad.net.datagrams import Datagrams, to_endpoint
 from postroad.net.historian import Historian
+from postroad.net.listen import BACKLOG
 from postroad.net.log import LOGGER, complain, note
+from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
 from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
@@ -40,7 +43,6 @@ from postroad.units import MIB, MILLISECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
 
 EXIT_BUG: Final = 70  # EX_SOFTWARE of sysexits.h
-BACKLOG: Final = 1024
 DIAL_S: Final = 5.0
 MAX_DIALS: Final = 1_000  # under way at a time
 TLS_HANDSHAKE_S: Final = 10.0
@@ -130,6 +132,7 @@ class Server:
         self._tls_client = tls_client
         self._loop = asyncio.get_running_loop()
         self._listener: asyncio.Server | None = None
+        self._datagrams: Datagrams | None = None
         self._live: dict[int, Connection] = {}  # Opened and not Closed, by number
         self._sockets: set[Connection] = set()  # every open socket, those being refused or closed too
         self._dials: set[asyncio.Task[None]] = set()
@@ -155,8 +158,10 @@ class Server:
 
     # -- life
 
-    async def start(self, listener: socket.socket) -> None:
-        """Accept connections on a bound socket and give the core its first turn."""
+    async def start(self, listener: socket.socket, datagrams: socket.socket | None = None) -> None:
+        """Accept connections and datagrams on bound sockets and give the core its first turn."""
+        if datagrams is not None:
+            self._datagrams = Datagrams(datagrams, self.queue)
         self._listener = await self._loop.create_server(
             lambda: Connection(self, None),
             sock=listener,
@@ -200,6 +205,8 @@ class Server:
         stored = {} if self._storage is None else self._storage.stats()
         if self._historian is not None:
             stored["tracking_dropped_total"] = self._historian.dropped
+        if self._datagrams is not None:
+            stored |= self._datagrams.metrics()
         return (
             self.core.metrics()
             | stored
@@ -218,7 +225,7 @@ class Server:
 
     # -- turns
 
-    def queue(self, inputs: list[Input]) -> None:
+    def queue(self, inputs: Sequence[Input]) -> None:
         self._inputs += inputs
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -284,6 +291,9 @@ class Server:
                     before.append(effect.data)
                 else:
                     writes[number] = [before, effect.data]
+            elif type(effect) is SendTo:
+                if self._datagrams is not None:
+                    self._datagrams.send(effect.endpoint, effect.data)
             elif isinstance(effect, Close):
                 connection = live.get(effect.connection)
                 if connection is not None:
@@ -301,6 +311,10 @@ class Server:
                 self._historian.read(effect.tag, effect.sequences, self._filters_read)
             elif isinstance(effect, Append | Chop | Read | Save):
                 stores.append(effect)
+            elif self._datagrams is not None and isinstance(effect, JoinGroup):
+                self._datagrams.join(effect.group)
+            elif self._datagrams is not None and isinstance(effect, LeaveGroup):
+                self._datagrams.leave(effect.group)
         if stores and self._storage is not None:
             self._storage.perform(stores)
         for number, data in writes.items():
@@ -357,12 +371,15 @@ class Server:
     def _abort_all(self) -> None:
         for connection in list(self._sockets):
             connection.transport.abort()
+        if self._datagrams is not None:
+            self._datagrams.close()
+            self._datagrams = None
 
     # -- connections
 
     def connection_made(self, connection: Connection) -> None:
         transport = connection.transport
-        connection.peer, loopback = _peer(transport)
+        connection.peer, host, loopback = _peer(transport)
         self._sockets.add(connection)
         if self._stopping:
             transport.abort()
@@ -383,6 +400,7 @@ class Server:
                     dialled=connection.dialled,
                     certificate=tls.principal(transport.get_extra_info("ssl_object")),
                     loopback=loopback,
+                    host=host,
                 )
             ]
         )
@@ -472,13 +490,13 @@ class Server:
             self.queue([DialFailed(address=address)])
 
 
-def _peer(transport: asyncio.Transport) -> tuple[str, bool]:
-    """The peer's address for people, and whether it is this machine's loopback."""
+def _peer(transport: asyncio.Transport) -> tuple[str, str, bool]:
+    """The peer's address for people, its host for datagrams, and whether it is this machine's loopback."""
     name = transport.get_extra_info("peername")
     if not name:
-        return "?", False  # gone already
+        return "?", "", False  # gone already
     host, port = name[0], name[1]
     address = ipaddress.ip_address(host.split("%", 1)[0])
     mapped = getattr(address, "ipv4_mapped", None)
     shown = f"[{host}]:{port}" if address.version == 6 else f"{host}:{port}"
-    return shown, (mapped or address).is_loopback
+    return shown, to_endpoint(name)[0], (mapped or address).is_loopback

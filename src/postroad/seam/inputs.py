@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from postroad.seam.datagrams import Datagram
 from postroad.seam.storage import StorageInput
 from postroad.seam.tracking import FiltersRead, NotKept
 
@@ -21,6 +22,7 @@ class Opened:
     dialled: str | None = None
     certificate: str | None = None
     loopback: bool = True
+    host: str = ""  # the peer's, as an Endpoint writes it: its datagrams come from there, and go there
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -40,4 +42,4 @@ class DialFailed:
     address: str
 
 
-Input = Opened | Received | Closed | DialFailed | FiltersRead | NotKept | StorageInput
+Input = Opened | Received | Datagram | Closed | DialFailed | FiltersRead | NotKept | StorageInput

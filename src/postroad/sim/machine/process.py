@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
+from postroad.config import parse_address
 from postroad.errors import BugError, PeerError
+from postroad.seam.datagrams import Datagram, Endpoint, JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.storage import Append, Chop, Read, Save
 from postroad.seam.tracking import FiltersRead, Keep, ReadFilters
@@ -23,6 +25,7 @@ from postroad.sim.machine.network import Network
 from postroad.sim.machine.storage import VirtualStorage
 from postroad.sim.machine.world import Clock, Timer, World
 from postroad.units import KIB, MILLISECOND_US
+from postroad.wire.datagrams import is_ours
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
 SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that never comes to rest
@@ -64,7 +67,8 @@ class Incarnation:
     # -- the network's side
 
     def opened(self, connection: int, dialled: str | None) -> None:
-        self.put(Opened(connection=connection, dialled=dialled, certificate=None, loopback=True))
+        host = self._process.network.peer_host(connection)
+        self.put(Opened(connection=connection, dialled=dialled, certificate=None, loopback=True, host=host))
 
     def received(self, connection: int, frame: bytes) -> None:
         self.put(Received(connection=connection, frame=frame))
@@ -74,6 +78,10 @@ class Incarnation:
 
     def dial_failed(self, address: str) -> None:
         self.put(DialFailed(address=address))
+
+    def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None:
+        if is_ours(data):  # as the real driver does
+            self.put(Datagram(source, data, group))
 
     # -- turns
 
@@ -177,6 +185,7 @@ class Process:
         self.network = network
         self.name = name
         self.address = address
+        self.endpoint: Endpoint = parse_address(address)  # of its datagrams
         self.disk = Disk(world, name)
         self.storage: VirtualStorage | None = None  # of the present incarnation, if it keeps anything
         self.histories = Histories(world, name)
@@ -209,6 +218,7 @@ class Process:
         self.boots.append((boot, self.world.now_us, 0))
         self.world.note(self.name, f"starts, boot {boot}")
         self.network.listen(self.address, self.current)
+        self.network.bind(self.endpoint, self.current)
         self.current.schedule()
 
     def open_storage(self) -> VirtualStorage:
@@ -295,6 +305,8 @@ class Process:
             match effect:
                 case Send(connection=connection, data=data):
                     self.network.send(incarnation, connection, data)
+                case SendTo(endpoint=endpoint, data=data):
+                    self.network.send_datagram(incarnation, self.endpoint, endpoint, data)
                 case Close(connection=connection, error=error):
                     self._judge(connection, error)
                     self.network.close(connection)
@@ -304,6 +316,10 @@ class Process:
                     self.world.note(self.name, f"notes {level}: {text}")
                 case Keep(effects=kept):
                     self.histories.keep(kept)
+                case JoinGroup(group=group):
+                    self.network.join(group, self.endpoint)
+                case LeaveGroup(group=group):
+                    self.network.leave(group, self.endpoint)
                 case ReadFilters(tag=tag, sequences=sequences):
                     self._read(incarnation, tag, sequences)
 
@@ -326,6 +342,7 @@ class Process:
             self.storage.die()
             self.storage = None
         self.network.unlisten(self.address)
+        self.network.unbind(self.endpoint)
         self.network.abandon(self.current, silently=silently)
         boot, started, _ = self.boots[-1]
         self.boots[-1] = (boot, started, self.world.now_us)
