@@ -241,3 +241,21 @@ def test_a_connection_names_the_host_that_datagrams_come_from() -> None:
     stage.run(20 * MILLISECOND_US)
     assert stage.node("a").of(Opened)[0].host == "b"
     assert stage.node("b").of(Opened)[0].host == "a"
+
+
+def test_a_core_that_is_no_broker_answers_frames_and_datagrams_in_the_simulator() -> None:
+    stage = Stage("a", "b")
+    current = stage.processes["a"].current
+    assert current is not None
+    stage.network.dial(current, "b:7420")
+    stage.run(20 * MILLISECOND_US)
+    (opened,) = stage.node("a").of(Opened)
+    frame = encode(Ping(time_us=1))
+    # Both nodes answer a frame with itself, so it goes to and fro; one datagram is answered once.
+    stage.network.send(current, opened.connection, frame)
+    stage.do("a", SendTo(to("b"), pack(ASK, b"hello")))
+    stage.run(10 * MILLISECOND_US)
+    assert stage.node("a").of(Received)[0] == Received(opened.connection, frame)
+    assert stage.heard("a") == [Datagram(to("b"), pack(ANSWER, b"hello"))]
+    stage.processes["a"].stop()
+    assert not stage.processes["a"].running

@@ -1,27 +1,21 @@
 """One broker process, from its configuration to its exit code.
 
 The order matters: what can be refused without a data folder is tried before one is made, the folder is
-locked before anything else, sockets are bound before the core exists (so that status can tell the real
-addresses), and `ready NAME HOST:PORT` is printed when connections are accepted, not before. SIGTERM and
-SIGINT stop it cleanly; a second one ends it at once.
+locked before anything else, and sockets are bound before the core exists, so that status can tell the real
+addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import os
 import secrets
-import signal
-import socket
 import ssl
 from dataclasses import dataclass, replace
-from typing import Final
 
 import uvloop
 
-from postroad import __version__, kernel
+from postroad import kernel
 from postroad.broker.core import Broker
 from postroad.config import Identity, NodeConfig, parse_address
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
@@ -38,10 +32,10 @@ from postroad.net import log
 from postroad.net.clock import Clock
 from postroad.net.configure import is_loopback
 from postroad.net.historian import Historian
-from postroad.net.http import HttpServer
-from postroad.net.listen import bind_both, bind_metrics, bound_address, connection_limit
+from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
 from postroad.net.server import Server
+from postroad.net.serving import Sockets, open_sockets, serve
 from postroad.net.tls import client_context, server_context
 from postroad.seam.storage import Reader, Stored, StreamEnd
 from postroad.selectors import Selector
@@ -52,17 +46,11 @@ from postroad.streams.ends import TABLE as ENDS_TABLE
 from postroad.streams.ends import read_end
 from postroad.tracking.strategies import Tracking, make_tracking
 
-EXIT_SECOND_SIGNAL: Final = 130
-
 
 def run(config: NodeConfig) -> int:
     """Serve until told to stop; the process's exit code."""
     tls_server, tls_client = server_context(config.tls), client_context(config.tls)
-    with contextlib.ExitStack() as stack:
-        listener, datagrams = map(stack.enter_context, bind_both(config.listen))
-        metrics = bind_metrics(config.metrics)
-        if metrics is not None:
-            stack.enter_context(metrics)
+    with open_sockets(config.listen, config.metrics) as sockets, contextlib.ExitStack() as stack:
         limit = connection_limit(config.max_connections)
         folder = DataFolder(config.data)
         stack.callback(folder.close)
@@ -71,9 +59,7 @@ def run(config: NodeConfig) -> int:
         node = _Node(
             config=config,
             identity=identity,
-            listener=listener,
-            datagrams=datagrams,
-            metrics=metrics,
+            sockets=sockets,
             max_connections=limit,
             tls_server=tls_server,
             tls_client=tls_client,
@@ -87,27 +73,23 @@ class _Node:
 
     config: NodeConfig
     identity: Identity
-    listener: socket.socket
-    datagrams: socket.socket
-    metrics: socket.socket | None
+    sockets: Sockets
     max_connections: int
     tls_server: ssl.SSLContext | None
     tls_client: ssl.SSLContext | None
 
     def about(self) -> dict[str, str]:
-        return {
-            "name": self.identity.name,
-            "address": bound_address(self.listener),
-            "metrics_address": "off" if self.metrics is None else bound_address(self.metrics),
-            "data": str(self.config.data.resolve()),
-            "process": str(os.getpid()),
-            "version": __version__,
-        }
+        return self.sockets.about(self.identity.name) | {"data": str(self.config.data.resolve())}
+
+    def details(self) -> str:
+        mutual = self.config.tls.require_client_certificate
+        tls = "mutual" if mutual else "yes" if self.tls_server else "no"
+        identity = self.identity
+        return f"data={self.config.data} broker={identity.number:08x} boot={identity.boot} tls={tls}"
 
 
 async def _serve(node: _Node) -> int:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_unhandled)
     config, about, clock = node.config, node.about(), Clock()
     served: list[Server] = []  # the one there is, once there is one
 
@@ -143,46 +125,13 @@ async def _serve(node: _Node) -> int:
         storage=storage,
     )
     served.append(server)
-    http = HttpServer(figures=server.metrics, delays=server.delays, ready=lambda: server.ready, about=about)
-    _stop_on_signals(loop, server)
-    if node.metrics is not None:
-        await http.start(node.metrics)
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
-    # Modules and what was made so far stay: full collections, which stop the broker, need not walk them.
-    gc.collect()
-    gc.freeze()
-    await server.start(node.listener, node.datagrams)
-    LOGGER.info(
-        "serving address=%s metrics=%s data=%s broker=%08x boot=%d tls=%s",
-        about["address"],
-        about["metrics_address"],
-        config.data,
-        node.identity.number,
-        node.identity.boot,
-        "mutual" if config.tls.require_client_certificate else "yes" if node.tls_server else "no",
-    )
     _warn(config, about["address"])
-    print(f"ready {node.identity.name} {about['address']}", flush=True)  # noqa: T201 -- scripts wait for it
-    code = await server.wait()
-    http.close()
+    code = await serve(server, node.sockets, about, node.details())
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
-
-
-def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
-    stops: list[asyncio.Task[None]] = []
-
-    def on_signal(name: str) -> None:
-        if stops:
-            LOGGER.warning("%s again: ending at once", name)
-            os._exit(EXIT_SECOND_SIGNAL)
-        LOGGER.info("%s: stopping", name)
-        stops.append(loop.create_task(server.stop()))
-
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, on_signal, one.name)
 
 
 def _history(
@@ -229,14 +178,3 @@ def _warn(config: NodeConfig, address: str) -> None:
         )
     if not config.tls.certificate and not is_loopback(parse_address(address)[0]):
         LOGGER.warning("listening on %s without TLS: tokens and events travel in the clear", address)
-
-
-def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """What no callback caught: failed TLS handshakes, accept() out of descriptors. One line each."""
-    error = context.get("exception")
-    if isinstance(error, OSError):
-        LOGGER.info("%s: %s", context.get("message"), error)
-    else:
-        LOGGER.error(
-            "%s", context.get("message"), exc_info=error if isinstance(error, BaseException) else None
-        )
