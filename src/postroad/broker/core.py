@@ -114,7 +114,12 @@ class Broker:
         tables = {} if stored is None else stored.tables
         self._publishers = Publishers(identity)
         self._topology = Topology(
-            me=me, node=identity.node, name=identity.name, boot=identity.boot, before=identity.before
+            me=me,
+            node=identity.node,
+            name=identity.name,
+            boot=identity.boot,
+            before=identity.before,
+            address=config.links.address,
         )
         self._links = self._make_links(draw)
         for address in config.dial:

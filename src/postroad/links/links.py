@@ -170,6 +170,8 @@ class Links:
             node=self._me.node,
             boot=self._me.boot,
             cost=self._settings.cost,
+            datagrams=self._settings.datagrams,
+            address=self._settings.address,
         )
         return [Send(connection, encode(hello))]
 
@@ -403,6 +405,8 @@ class Links:
             time_us=now_us,
             publisher=peer.publisher,
             resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
+            datagrams=self._settings.datagrams,
+            address=self._settings.address,
         )
         return [Send(state.number, encode(welcome))]
 

@@ -155,6 +155,20 @@ class Datagrams:
         self._sock.close()
 
 
+def bind_anywhere() -> socket.socket:
+    """A socket on any free port of any address, for IPv4 and, where this machine has it, IPv6."""
+    both = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        if both:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", 0))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def to_endpoint(address: _Address) -> Endpoint:
     """As cores write it."""
     host: str = address[0]

@@ -28,9 +28,10 @@ from postroad.durable.subscriber.hosting import TABLES as HOSTING_TABLES
 from postroad.history.history import TABLE as HISTORY_TABLE
 from postroad.history.history import read_row as read_history
 from postroad.links.handshake import MAX_WINDOW
+from postroad.links.links import LinkSettings
 from postroad.net import log
 from postroad.net.clock import Clock
-from postroad.net.configure import is_loopback
+from postroad.net.configure import is_loopback, is_wildcard
 from postroad.net.historian import Historian
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
@@ -81,6 +82,13 @@ class _Node:
     def about(self) -> dict[str, str]:
         return self.sockets.about(self.identity.name) | {"data": str(self.config.data.resolve())}
 
+    def links(self) -> LinkSettings:
+        """With what only the sockets know."""
+        port = self.sockets.datagrams.getsockname()[1]
+        listening = self.sockets.address
+        found = "" if is_wildcard(parse_address(listening)[0]) else listening
+        return replace(self.config.broker.links, datagrams=port, address=self.config.advertise or found)
+
     def details(self) -> str:
         mutual = self.config.tls.require_client_certificate
         tls = "mutual" if mutual else "yes" if self.tls_server else "no"
@@ -106,7 +114,7 @@ async def _serve(node: _Node) -> int:
     tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
-        replace(config.broker, about=tuple(about.items())),
+        replace(config.broker, about=tuple(about.items()), links=node.links()),
         node.identity,
         draw=secrets.randbelow,
         now_us=clock.now_us(),
