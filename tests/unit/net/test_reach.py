@@ -72,9 +72,7 @@ def test_a_port_out_of_bounds_is_the_peers_error(port: int) -> None:
     messages: list[Message] = [HELLO, WELCOME]
     for message in messages:
         bad = msgspec.structs.replace(message, datagrams=port)
-        with pytest.raises(
-            PeerError, match=f"a UDP port of {port}; it is between 1 and 65535, or 0"
-        ):
+        with pytest.raises(PeerError, match=f"a UDP port of {port}; it is between 1 and 65535, or 0"):
             check_hello(bad) if isinstance(bad, Hello) else check_welcome(bad)
 
 
