@@ -43,7 +43,7 @@ from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_NEIGHBOURS, Topology
 from postroad.seam.datagrams import Datagram
 from postroad.seam.effects import Effect, Note
-from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sample
 from postroad.seam.storage import AppendFailed, Save, SaveFailed, StorageInput, Stored
 from postroad.seam.tracking import FiltersRead, NotKept
 from postroad.streams.delivery import Delivery
@@ -325,7 +325,7 @@ class Broker:
         for item in inputs:
             if type(item) is Received:
                 self._received(item.connection, item.frame, now_us)
-            elif type(item) is not Datagram:  # no room takes datagrams yet
+            elif type(item) is not Datagram and type(item) is not Sample:  # no room takes these yet
                 self._stirred = True
                 self._happened(item, now_us)
         self._intake.settle(now_us)
@@ -340,7 +340,8 @@ class Broker:
         if self._stirred or self._learned or len(self._tracer.tracking.noted) > noted:
             self._tracer.tracking.record()  # some of it may be of another time, which must be known soon
         self._learned = False
-        kept = self._tracer.tick(now_us, busy=bool(inputs))
+        busy = bool(inputs) and type(inputs[-1]) is not Sample  # which is the first, or alone
+        kept = self._tracer.tick(now_us, busy=busy)
         if awake or kept:
             self._out += kept
             self._out += self._history.tick(kept, now_us)

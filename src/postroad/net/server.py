@@ -34,12 +34,13 @@ from postroad.net.datagrams import Datagrams, to_endpoint
 from postroad.net.historian import Historian
 from postroad.net.listen import BACKLOG
 from postroad.net.log import LOGGER, complain, note
+from postroad.net.samples import Sampler
 from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
 from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.storage.commit import Storage
-from postroad.units import MIB, MILLISECOND_US
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
 
 EXIT_BUG: Final = 70  # EX_SOFTWARE of sysexits.h
@@ -48,6 +49,7 @@ MAX_DIALS: Final = 1_000  # under way at a time
 TLS_HANDSHAKE_S: Final = 10.0
 CLOSE_S: Final = 5.0  # a connection being closed has this long to take what was sent before
 CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond what credit allows
+SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 
@@ -141,6 +143,8 @@ class Server:
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # when the timer fires; meaningless without one
+        self._sampler = Sampler()
+        self._sample_us = clock.now_us() + SAMPLE_US  # no earlier sample is given
         self._last_number = 0
         self._stopping = False
         self._drained = asyncio.Event()  # stopping, and the last socket is closed
@@ -238,6 +242,9 @@ class Server:
         if self._stopping or not (inputs or due):
             return
         now_us = self._clock.now_us()
+        if now_us >= self._sample_us:
+            inputs.insert(0, self._sampler.sample(len(self._live)))
+            self._sample_us = now_us + SAMPLE_US
         began_ns = time.perf_counter_ns()
         try:
             effects = self.core.handle(inputs, now_us)

@@ -42,4 +42,16 @@ class DialFailed:
     address: str
 
 
-Input = Opened | Received | Datagram | Closed | DialFailed | FiltersRead | NotKept | StorageInput
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How busy this node is. At most one a second, the first of a turn that takes place anyway: an idle core
+    is not woken for it, and whoever asks how busy a node is has the answer of that moment."""
+
+    cpu_share: float  # of all cores of the machine, 0 to 1, since the sample before
+    process_cpu_share: float  # of this process, 1 for a whole core
+    memory_total_bytes: int  # of the machine
+    memory_free_bytes: int  # what programs could still have
+    connections: int
+
+
+Input = Opened | Received | Datagram | Closed | DialFailed | Sample | FiltersRead | NotKept | StorageInput

@@ -9,6 +9,7 @@ Each start is a new incarnation; what the network still holds for an old one rea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
@@ -16,6 +17,7 @@ from postroad.config import parse_address
 from postroad.errors import BugError, PeerError
 from postroad.seam.datagrams import Datagram, Endpoint, JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
+from postroad.seam.inputs import Sample
 from postroad.seam.storage import Append, Chop, Read, Save
 from postroad.seam.tracking import FiltersRead, Keep, ReadFilters
 from postroad.sim.judge.tracking import Histories
@@ -24,7 +26,7 @@ from postroad.sim.machine.disk import CrashStyle, Disk
 from postroad.sim.machine.network import Network
 from postroad.sim.machine.storage import VirtualStorage
 from postroad.sim.machine.world import Clock, Timer, World
-from postroad.units import KIB, MILLISECOND_US
+from postroad.units import GIB, KIB, MILLISECOND_US, SECOND_US
 from postroad.wire.datagrams import is_ours
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
@@ -32,6 +34,10 @@ SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that nev
 SPIN_US: Final = 10 * MILLISECOND_US
 SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many
 COMMIT_BYTES: Final = 8 * KIB
+SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
+IDLE: Final = Sample(
+    cpu_share=0.0, process_cpu_share=0.0, memory_total_bytes=GIB, memory_free_bytes=GIB, connections=0
+)
 SWITCHOVER: Final = "switchover"  # the turn in which a catchup stream ends and its subscriber is counted in
 
 
@@ -55,6 +61,8 @@ class Incarnation:
         self.core = core
         self.boot = boot
         self.turns = 0
+        self._connections: set[int] = set()
+        self._sample_us = process.world.now_us + SAMPLE_US  # no earlier sample is given
         self._process = process
         self._inputs: list[Input] = []
         self._turn_timer: Timer | None = None
@@ -67,6 +75,7 @@ class Incarnation:
     # -- the network's side
 
     def opened(self, connection: int, dialled: str | None) -> None:
+        self._connections.add(connection)
         host = self._process.network.peer_host(connection)
         self.put(Opened(connection=connection, dialled=dialled, certificate=None, loopback=True, host=host))
 
@@ -74,6 +83,7 @@ class Incarnation:
         self.put(Received(connection=connection, frame=frame))
 
     def closed(self, connection: int) -> None:
+        self._connections.discard(connection)
         self.put(Closed(connection=connection))
 
     def dial_failed(self, address: str) -> None:
@@ -117,6 +127,9 @@ class Incarnation:
         process = self._process
         inputs, self._inputs = self._inputs, []
         self._watch_for_spinning(bool(inputs))
+        if process.world.now_us >= self._sample_us:
+            self._sample_us = process.world.now_us + SAMPLE_US
+            inputs.insert(0, replace(process.load, connections=len(self._connections)))
         before = self._switchovers()
         effects = self._guard(lambda: self.core.handle(inputs, process.clock.now_us()))
         if self._switchovers() > before:
@@ -191,6 +204,7 @@ class Process:
         self.histories = Histories(world, name)
         self.crashes: list[int] = []  # when, in true time
         self.clock = clock
+        self.load = IDLE  # what its cores are told of the machine, but for the connections
         self.check_every = check_every
         self.current: Incarnation | None = None
         self.boots: list[tuple[int, int, int]] = []  # (boot, started, ended or 0), in true time
