@@ -44,8 +44,9 @@ class DialFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """How busy this node is. At most one a second, the first of a turn that takes place anyway: an idle core
-    is not woken for it, and whoever asks how busy a node is has the answer of that moment."""
+    """How busy this node is. At most one a second, the first of a turn that takes place anyway, and in turns
+    without other inputs one in five seconds: an idle core is not woken for it, and one that is asked how busy
+    its node is has the answer of that moment."""
 
     cpu_share: float  # of all cores of the machine, 0 to 1, since the sample before
     process_cpu_share: float  # of this process, 1 for a whole core

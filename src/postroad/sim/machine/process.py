@@ -35,6 +35,7 @@ SPIN_US: Final = 10 * MILLISECOND_US
 SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many
 COMMIT_BYTES: Final = 8 * KIB
 SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
+REST_US: Final = 4 * SECOND_US  # more, where nothing comes in
 IDLE: Final = Sample(
     cpu_share=0.0, process_cpu_share=0.0, memory_total_bytes=GIB, memory_free_bytes=GIB, connections=0
 )
@@ -127,7 +128,7 @@ class Incarnation:
         process = self._process
         inputs, self._inputs = self._inputs, []
         self._watch_for_spinning(bool(inputs))
-        if process.world.now_us >= self._sample_us:
+        if process.world.now_us >= self._sample_us + (0 if inputs else REST_US):
             self._sample_us = process.world.now_us + SAMPLE_US
             inputs.insert(0, replace(process.load, connections=len(self._connections)))
         before = self._switchovers()
