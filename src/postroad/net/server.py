@@ -21,7 +21,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
 from postroad.broker.core import Closed, DialFailed, Input, Opened, Received
@@ -50,6 +50,8 @@ TLS_HANDSHAKE_S: Final = 10.0
 CLOSE_S: Final = 5.0  # a connection being closed has this long to take what was sent before
 CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond what credit allows
 SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
+REST_US: Final = 4 * SECOND_US  # more, where nothing comes in
+MAX_FRAME_BYTES: Final = (1 << 32) - 1  # that a length can say: our own frames are within their limits
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 
@@ -63,20 +65,34 @@ class Core(Protocol):
     def shutdown(self, now_us: int) -> list[Effect]: ...
 
 
+class Translator(Protocol):
+    """Speaks another protocol with one peer, at the edge: the core sees and says frames."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The whole frames that stand for what the peer sent; PeerError if it breaks its protocol."""
+        ...
+
+    def encode(self, frame: bytes) -> bytes:
+        """What the peer is sent for one whole frame of the core; b"" for nothing."""
+        ...
+
+
 class Connection(asyncio.Protocol):
     """One socket: cuts frames, queues inputs. Everything else is the server's."""
 
-    __slots__ = ("dialled", "live", "number", "peer", "server", "splitter", "transport")
+    __slots__ = ("dialled", "feed", "live", "number", "peer", "server", "splitter", "translator", "transport")
 
     transport: asyncio.Transport
 
-    def __init__(self, server: Server, dialled: str | None) -> None:
+    def __init__(self, server: Server, dialled: str | None, translator: Translator | None = None) -> None:
         self.server = server
+        self.translator = translator  # None: the peer speaks frames
         self.dialled = dialled
         self.number = 0
         self.peer = "?"
         self.live = False  # between Opened and Closed; what arrives outside of it is dropped
         self.splitter = Splitter(server.max_batch_bytes, handshake=True)
+        self.feed = self.splitter.feed if translator is None else translator.feed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -88,7 +104,7 @@ class Connection(asyncio.Protocol):
         server = self.server
         server.bytes_in += len(data)
         try:
-            frames = self.splitter.feed(data)
+            frames = self.feed(data)
         except PeerError as error:
             server.refuse(self, error)
             return
@@ -133,7 +149,7 @@ class Server:
         self._tls_server = tls_server
         self._tls_client = tls_client
         self._loop = asyncio.get_running_loop()
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._datagrams: Datagrams | None = None
         self._live: dict[int, Connection] = {}  # Opened and not Closed, by number
         self._sockets: set[Connection] = set()  # every open socket, those being refused or closed too
@@ -166,15 +182,22 @@ class Server:
         """Accept connections and datagrams on bound sockets and give the core its first turn."""
         if datagrams is not None:
             self._datagrams = Datagrams(datagrams, self.queue)
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self, None),
+        await self.listen(listener)
+        self.ready = True
+        self._flush(due=True)
+
+    async def listen(
+        self, listener: socket.socket, translate: Callable[[], Translator] | None = None
+    ) -> None:
+        """Accept connections on a bound socket. Each has its own translator, where peers speak otherwise."""
+        accepted = await self._loop.create_server(
+            lambda: Connection(self, None, None if translate is None else translate()),
             sock=listener,
             backlog=BACKLOG,
             ssl=self._tls_server,
             ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls_server else None,
         )
-        self.ready = True
-        self._flush(due=True)
+        self._listeners.append(accepted)
 
     async def wait(self) -> int:
         """The exit code, once `stop()` is done or the core has failed."""
@@ -242,7 +265,7 @@ class Server:
         if self._stopping or not (inputs or due):
             return
         now_us = self._clock.now_us()
-        if now_us >= self._sample_us:
+        if now_us >= self._sample_us + (0 if inputs else REST_US):
             inputs.insert(0, self._sampler.sample(len(self._live)))
             self._sample_us = now_us + SAMPLE_US
         began_ns = time.perf_counter_ns()
@@ -345,6 +368,8 @@ class Server:
         self.queue([FiltersRead(tag=tag, records=records)])
 
     def _write(self, connection: Connection, data: bytes | list[bytes]) -> None:
+        if connection.translator is not None:
+            data = _translated(connection.translator, data)
         if isinstance(data, bytes):
             self._bytes_out += len(data)
             connection.transport.write(data)
@@ -368,8 +393,8 @@ class Server:
     def _close_doors(self) -> None:
         self._stopping = True
         self.ready = False
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._timer is not None:
             self._timer.cancel()
         for dial in list(self._dials):
@@ -495,6 +520,12 @@ class Server:
             why = tls.reason(error) if isinstance(error, ssl.SSLError) else error or type(error).__name__
             complain("info", f"no connection to {address}: {why}")
             self.queue([DialFailed(address=address)])
+
+
+def _translated(translator: Translator, data: bytes | list[bytes]) -> bytes:
+    """What a peer is sent for these whole frames."""
+    frames = Splitter(MAX_FRAME_BYTES).feed(data if isinstance(data, bytes) else b"".join(data))
+    return b"".join(map(translator.encode, frames))
 
 
 def _peer(transport: asyncio.Transport) -> tuple[str, str, bool]:
