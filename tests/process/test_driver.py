@@ -14,7 +14,7 @@ import uvloop
 from postroad.delays import Delays
 from postroad.net.clock import Clock
 from postroad.net.http import HttpServer
-from postroad.net.run import bind_listener, bind_metrics
+from postroad.net.listen import bind_listener, bind_metrics
 from postroad.net.server import EXIT_BUG, Server
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
@@ -106,7 +106,7 @@ def test_frames_of_one_turn_arrive_together_and_in_order() -> None:
             assert sum(any(isinstance(one, Received) for one in turn) for turn in core.turns) <= 3
             await core.saw(Closed)
         (opened,) = await core.saw(Opened)
-        assert opened == Opened(connection=1, dialled=None, certificate=None, loopback=True)
+        assert opened == Opened(connection=1, dialled=None, certificate=None, loopback=True, host="127.0.0.1")
 
     run(test())
 

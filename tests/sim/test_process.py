@@ -97,8 +97,8 @@ def started() -> Stage:
 
 def test_a_dial_opens_both_ends() -> None:
     stage = started()
-    assert echo(stage.a).seen == [Opened(connection=2, dialled="b:1", certificate=None, loopback=True)]
-    assert echo(stage.b).seen == [Opened(connection=3, dialled=None, certificate=None, loopback=True)]
+    assert echo(stage.a).seen == [Opened(connection=2, dialled="b:1", loopback=True, host="b")]
+    assert echo(stage.b).seen == [Opened(connection=3, dialled=None, loopback=True, host="a")]
 
 
 def test_what_comes_while_it_is_busy_is_one_turn() -> None:
@@ -109,7 +109,7 @@ def test_what_comes_while_it_is_busy_is_one_turn() -> None:
     before = len(echo(stage.b).turns)
     stage.network.send(current, 2, frames)
     stage.run(2 * MILLISECOND_US)
-    assert len(echo(stage.b).seen) == 11
+    assert sum(isinstance(item, Received) for item in echo(stage.b).seen) == 10
     assert len(echo(stage.b).turns) - before <= 4
 
 

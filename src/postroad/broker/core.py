@@ -19,8 +19,9 @@ from postroad.events.batch import EventBatch
 from postroad.ids import Identity, is_volatile
 from postroad.links.connection import SHUTTING_DOWN
 from postroad.overlay.topology import MAX_NEIGHBOURS
+from postroad.seam.datagrams import Datagram
 from postroad.seam.effects import Effect
-from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sample
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
 from postroad.seam.storage import StorageInput, Stored
@@ -29,6 +30,7 @@ from postroad.seam.tracking import FiltersRead, NotKept
 from postroad.seam.turn import Turn, Unanswered
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
+from postroad.wire.datagrams import datagram_kind
 from postroad.wire.frames import (
     BATCH_KINDS,
     Credit,
@@ -86,7 +88,9 @@ class Broker:
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
         """Everything that happened since the last call; returns what to do."""
-        turn = Turn(now_us, self._unanswered, busy=bool(inputs))
+        # A sample comes first, or alone: nobody waits for what a turn does with it.
+        busy = bool(inputs) and type(inputs[-1]) is not Sample
+        turn = Turn(now_us, self._unanswered, busy=busy)
         rooms, tracking = self._rooms, self._rooms.tracking
         self._counters["turns_total"] += 1
         while self._board.starting:
@@ -94,6 +98,11 @@ class Broker:
         for item in inputs:
             if type(item) is Received:
                 self._received(turn, item.connection, item.frame)
+            elif type(item) is Datagram:
+                self._on_datagram(turn, item)
+            elif type(item) is Sample:
+                for sampled in self._board.sampled:
+                    sampled(turn, item)
             else:
                 self._stirred = True
                 self._happened(turn, item)
@@ -245,6 +254,13 @@ class Broker:
             self._stirred |= not is_volatile(batch.pubend)
             self._rooms.routing.knowledge(turn, peer.broker, batch)
             self._rooms.links.consumed(turn, peer.connection, len(frame))
+
+    def _on_datagram(self, turn: Turn, datagram: Datagram) -> None:
+        """Anybody can send one. What no room handles costs no more than this look."""
+        handler = self._board.datagrams.get(datagram_kind(datagram.data))
+        if handler is not None:
+            self._stirred = True
+            handler(turn, datagram)
 
     # ---- inspection
 

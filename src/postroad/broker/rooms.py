@@ -62,7 +62,12 @@ class Rooms:
         self.tracking = tracking
         publishers, receipts = Publishers(identity), Receipts()
         self.topology = Topology(
-            me=me, node=identity.node, name=identity.name, boot=identity.boot, before=identity.before
+            me=me,
+            node=identity.node,
+            name=identity.name,
+            boot=identity.boot,
+            before=identity.before,
+            address=config.links.address,
         )
         self.links = Links(
             board,

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import ssl
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from types import TracebackType
@@ -43,6 +43,9 @@ from postroad.client.subscription import Subscription
 from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
+from postroad.net.datagrams import Datagrams, bind_anywhere
+from postroad.net.log import complain
+from postroad.seam.datagrams import SendTo
 from postroad.seam.effects import Close, Dial, Send
 from postroad.tracking.query.verdict import TraceResult
 from postroad.units import SECOND_US, size
@@ -106,6 +109,7 @@ class Client:
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
         self._failed: PostroadError | None = None  # for good
+        self._datagrams: Datagrams | None = None  # once there was one to send
         self._notice: Callable[[str], None] | None = None  # tells people when the broker goes and comes
 
     # --- life
@@ -186,6 +190,9 @@ class Client:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._datagrams is not None:
+            self._datagrams.close()
+            self._datagrams = None
         self._end(self._failed)
         if self._dialling is not None:
             self._dialling.cancel()
@@ -473,7 +480,7 @@ class Client:
 
     # --- driving the core
 
-    def _handle(self, inputs: list[fx.Input]) -> None:
+    def _handle(self, inputs: Sequence[fx.Input]) -> None:
         self._perform(self._core.handle(inputs, now_us()))
         self._arm()
 
@@ -501,6 +508,8 @@ class Client:
                 frames.append(effect.data)
             elif type(effect) is fx.Delivered:
                 self._put(effect.number, effect.batch, effect.size)
+            elif type(effect) is SendTo:
+                self._send_datagram(effect)
             elif type(effect) is Close:
                 self._write(frames)
                 frames = []
@@ -514,6 +523,15 @@ class Client:
     def _write(self, frames: list[bytes]) -> None:
         if frames and self._connection is not None:
             self._connection.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _send_datagram(self, effect: SendTo) -> None:
+        if self._datagrams is None:
+            try:
+                self._datagrams = Datagrams(bind_anywhere(), self._handle)
+            except OSError as error:
+                complain("warning", f"no datagrams can be sent: {error}")
+                return
+        self._datagrams.send(effect.endpoint, effect.data)
 
     def _tell(self, effect: fx.Effect) -> None:
         match effect:
@@ -602,7 +620,7 @@ class Client:
             self._handle([fx.DialFailed(address=address, reason=reason)])
         else:
             self._connection = connection
-            self._handle([fx.Opened(connection=connection.number)])
+            self._handle([fx.Opened(connection=connection.number, host=connection.host)])
 
     def _received(self, connection: Connection, frames: list[bytes]) -> None:
         number = connection.number

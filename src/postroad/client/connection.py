@@ -10,6 +10,7 @@ from typing import Final, cast
 from postroad.client.settings import CLIENT_LIMITS
 from postroad.config import parse_address
 from postroad.errors import PeerError, PostroadError, UnavailableError
+from postroad.net.datagrams import to_endpoint
 from postroad.net.tls import reason as tls_reason
 from postroad.net.tls import unheard as tls_unheard
 from postroad.wire.frames import Splitter
@@ -54,6 +55,12 @@ class Connection(asyncio.Protocol):
         except OSError as error:
             return _reason(error)
         return "closed at once" if self.over.done() else ""
+
+    @property
+    def host(self) -> str:
+        """The broker's, as an Endpoint writes it; "" if it is gone already."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return to_endpoint(peer)[0] if peer else ""
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:

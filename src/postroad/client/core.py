@@ -49,6 +49,7 @@ from postroad.errors import (
 )
 from postroad.events import Value
 from postroad.links.handshake import check_welcome, printable, smaller
+from postroad.seam.datagrams import Endpoint
 from postroad.seam.effects import Close, Dial, Send
 from postroad.wire import frames as wire
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
@@ -75,6 +76,8 @@ class ClientCore:
         self.state = State.IDLE
         self.skew_us = 0  # the broker's clock minus ours
         self.limits = CLIENT_LIMITS
+        self._host = ""  # OPENING and UP: the broker's
+        self._datagram_port = 0  # UP: the broker's; 0: it takes none
         self._draw = draw
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
@@ -134,6 +137,11 @@ class ClientCore:
             due.append(self._down_us + settings.outage_us)
         return min(due, default=None)
 
+    @property
+    def datagrams(self) -> Endpoint | None:
+        """Where the broker takes datagrams, if there is a broker and it does."""
+        return (self._host, self._datagram_port) if self.state is State.UP and self._datagram_port else None
+
     def _dead_at(self, pinged_us: int) -> int:
         return pinged_us + self.settings.dead_us - self.settings.ping_us
 
@@ -181,6 +189,7 @@ class ClientCore:
     def _on_opened(self, item: Opened, now_us: int) -> None:
         self.state = State.OPENING
         self._connection = item.connection
+        self._host = item.host
         self._hello_us = self._heard_us = now_us
         settings = self.settings
         # What was sent there and not answered is known by the number we had there, wherever we were since.
@@ -320,6 +329,7 @@ class ClientCore:
             publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
         )
         self.state = State.UP
+        self._datagram_port = message.datagrams
         self._welcomed = True
         self._up_us = now_us
         self._tried = 0

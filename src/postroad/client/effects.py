@@ -1,6 +1,6 @@
 """What a client's core is told by its driver, and what it tells the driver and the application.
 
-Send, Close, Dial and Note are those of `seam.effects`.
+Send, Close, Dial and Note are those of `seam.effects`, SendTo and Datagram those of `seam.datagrams`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
+from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Close, Dial, Send
 
 # --- what the driver reports
@@ -20,6 +21,7 @@ class Opened:
     """The connection asked for by Dial is there; `connection` numbers are never reused."""
 
     connection: int
+    host: str = ""  # of the broker, as an Endpoint writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Closed:
     error: PostroadError | None = None
 
 
-Input = Opened | DialFailed | Received | Closed
+Input = Opened | DialFailed | Received | Closed | Datagram
 
 
 # --- what the application is told
@@ -167,6 +169,7 @@ class Answered:
 
 Effect = (
     Send
+    | SendTo
     | Close
     | Dial
     | Up

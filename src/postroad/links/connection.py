@@ -20,6 +20,8 @@ class LinkSettings:
 
     cost: int = 1  # of this broker's links; the larger of both ends holds
     token: str = ""  # said when dialling another broker
+    datagrams: int = 0  # our UDP port, said to every peer; 0: none
+    address: str = ""  # where others reach us, said to every peer; "": not known
     broker_window: int = 8 * MIB  # batch bytes in flight to us
     client_window: int = 4 * MIB
     handshake_us: int = 10 * SECOND_US

@@ -14,7 +14,7 @@ from postroad.errors import PeerError
 from postroad.ids import MAX_COST, MAX_NAME, NODE_BYTES, check_name, name_fits
 from postroad.seam.peers import Role
 from postroad.units import KIB, MIB
-from postroad.wire.frames import PROTOCOL_VERSION, Hello, Limits, Welcome
+from postroad.wire.frames import MAX_PORT, PROTOCOL_VERSION, Hello, Limits, Welcome, check_address
 
 MIN_WINDOW: Final = 64 * KIB
 MAX_WINDOW: Final = 64 * MIB  # a driver keeps this much for a peer that does not read, and no more
@@ -64,6 +64,12 @@ def _check_broker(*, broker: int, node: bytes, boot: int, name: str) -> None:
         raise PeerError(f"a broker's boot is a 32-bit number from 1 on, not {boot}")
 
 
+def _check_reach(message: Hello | Welcome) -> None:
+    if not 0 <= message.datagrams <= MAX_PORT:
+        raise PeerError(f"a UDP port of {message.datagrams}; it is between 1 and {MAX_PORT}, or 0 for none")
+    check_address(message.address)
+
+
 def check_hello(hello: Hello) -> Role:
     """The role; PeerError unless every field is within its bounds."""
     _check_common(
@@ -73,6 +79,7 @@ def check_hello(hello: Hello) -> Role:
         time_us=hello.time_us,
         cost=hello.cost,
     )
+    _check_reach(hello)
     if len(hello.token) > MAX_TOKEN:
         raise PeerError(f"a token of more than {MAX_TOKEN} characters")
     if hello.role == "broker":
@@ -96,6 +103,7 @@ def check_welcome(welcome: Welcome) -> None:
         time_us=welcome.time_us,
         cost=welcome.cost,
     )
+    _check_reach(welcome)
     _check_broker(broker=welcome.broker, node=welcome.node, boot=welcome.boot, name=welcome.name)
 
 

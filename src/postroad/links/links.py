@@ -178,6 +178,8 @@ class Links:
             node=self._me.node,
             boot=self._me.boot,
             cost=self._settings.cost,
+            datagrams=self._settings.datagrams,
+            address=self._settings.address,
         )
         turn.send(connection, encode(hello))
 
@@ -405,6 +407,8 @@ class Links:
             time_us=turn.now_us,
             publisher=peer.publisher,
             resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
+            datagrams=self._settings.datagrams,
+            address=self._settings.address,
         )
         turn.send(state.number, encode(welcome))
 

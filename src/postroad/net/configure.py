@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args
 
-from postroad.config import BrokerConfig, NodeConfig, TlsConfig, parse_address
+from postroad.config import BrokerConfig, NodeConfig, TlsConfig, format_address, parse_address
 from postroad.errors import UsageError, shorten
 from postroad.ids import MAX_NAME, name_fits
 from postroad.links.access import Action, AuthConfig, Rule, hash_token
@@ -117,6 +117,7 @@ class _Table:
 def _node(top: _Table) -> NodeConfig:
     name = top.take("name", _name, None)
     listen = top.take("listen", _address, None)
+    advertise = top.take("advertise", _reached, None)
     data = top.take("data", lambda value: Path(_text(value)).expanduser(), NodeConfig().data)
     links = top.take("links", _addresses, _NONE)
     metrics = top.take("metrics", _metrics, None)
@@ -137,7 +138,7 @@ def _node(top: _Table) -> NodeConfig:
             may_be_0=("jitter_us", "cache_bytes"),
         ),
         auth=auth,
-        links=replace(_section(top.table("connections"), defaults.links), token=token),
+        links=replace(_section(top.table("connections"), defaults.links, known=("datagrams",)), token=token),
         dial=links,
     )
     top.done()
@@ -146,6 +147,7 @@ def _node(top: _Table) -> NodeConfig:
     return NodeConfig(
         name=name,
         listen=listen,
+        advertise=advertise,
         data=data,
         metrics=metrics,
         log=log,
@@ -213,11 +215,18 @@ def _check_listen(listen: str | None, auth: AuthConfig) -> None:
     )
 
 
-def _section(table: _Table, defaults: T, texts: Collection[str] = (), may_be_0: Collection[str] = ()) -> T:
+def _section(
+    table: _Table,
+    defaults: T,
+    texts: Collection[str] = (),
+    may_be_0: Collection[str] = (),
+    known: Collection[str] = (),
+) -> T:
     """An object of the same class with the file's values, read as the field names say.
 
     Fields that are texts are left out, since secrets and names have a place of their own in the file, but
-    for `texts`. Durations and sizes `may_be_0` besides those that are by default.
+    for `texts`; and so is what is `known` by itself. Durations and sizes `may_be_0` besides those that are by
+    default.
     """
     values: dict[str, object] = {}
     names = (
@@ -227,6 +236,8 @@ def _section(table: _Table, defaults: T, texts: Collection[str] = (), may_be_0: 
     )
     for name in names:
         default = getattr(defaults, name)
+        if name in known:
+            continue
         if isinstance(default, str):
             if name in texts:
                 values[name] = table.take(name, _text, default)
@@ -332,6 +343,14 @@ def _address(value: object) -> str:
     return _text(value)
 
 
+def _reached(value: object) -> str:
+    """Where others reach this broker, so a place that means the same to all of them."""
+    host, port = parse_address(_text(value))
+    if port == 0 or is_wildcard(host):
+        raise UsageError(f"{_shown(value)} is no address that others can dial")
+    return format_address(host, port)
+
+
 def _addresses(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or len(value) > MAX_LINKS:
         raise UsageError(f"expected a list of up to {MAX_LINKS} addresses")
@@ -385,6 +404,14 @@ def _duration_or_0(value: object) -> int:
 def _or_never(read: Callable[[object], int], default: int) -> Callable[[object], int]:
     """What is 0 by default, for never or without end, may be 0."""
     return lambda value: 0 if default == 0 and value in (0, "0") and value is not False else read(value)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it stands for all addresses of a machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -21,7 +21,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
 from postroad.config import parse_address
@@ -29,23 +29,29 @@ from postroad.delays import Delays
 from postroad.errors import PeerError, PostroadError, UnavailableError
 from postroad.net import tls
 from postroad.net.clock import Clock
+from postroad.net.datagrams import Datagrams, to_endpoint
 from postroad.net.historian import Historian
+from postroad.net.listen import BACKLOG
 from postroad.net.log import LOGGER, complain, note
+from postroad.net.samples import Sampler
+from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
 from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect
 from postroad.seam.tracking import FiltersRead, Keep, NotKept, ReadFilters, TrackingEffect
 from postroad.storage.commit import Storage
-from postroad.units import MIB, MILLISECOND_US
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Refuse, Splitter, encode
 
 EXIT_BUG: Final = 70  # EX_SOFTWARE of sysexits.h
-BACKLOG: Final = 1024
 DIAL_S: Final = 5.0
 MAX_DIALS: Final = 1_000  # under way at a time
 TLS_HANDSHAKE_S: Final = 10.0
 CLOSE_S: Final = 5.0  # a connection being closed has this long to take what was sent before
 CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond what credit allows
+SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
+REST_US: Final = 4 * SECOND_US  # more, where nothing comes in
+MAX_FRAME_BYTES: Final = (1 << 32) - 1  # that a length can say: our own frames are within their limits
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 
@@ -59,20 +65,34 @@ class Core(Protocol):
     def shutdown(self, now_us: int) -> list[Effect]: ...
 
 
+class Translator(Protocol):
+    """Speaks another protocol with one peer, at the edge: the core sees and says frames."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The whole frames that stand for what the peer sent; PeerError if it breaks its protocol."""
+        ...
+
+    def encode(self, frame: bytes) -> bytes:
+        """What the peer is sent for one whole frame of the core; b"" for nothing."""
+        ...
+
+
 class Connection(asyncio.Protocol):
     """One socket: cuts frames, queues inputs. Everything else is the server's."""
 
-    __slots__ = ("dialled", "live", "number", "peer", "server", "splitter", "transport")
+    __slots__ = ("dialled", "feed", "live", "number", "peer", "server", "splitter", "translator", "transport")
 
     transport: asyncio.Transport
 
-    def __init__(self, server: Server, dialled: str | None) -> None:
+    def __init__(self, server: Server, dialled: str | None, translator: Translator | None = None) -> None:
         self.server = server
+        self.translator = translator  # None: the peer speaks frames
         self.dialled = dialled
         self.number = 0
         self.peer = "?"
         self.live = False  # between Opened and Closed; what arrives outside of it is dropped
         self.splitter = Splitter(server.max_batch_bytes, handshake=True)
+        self.feed = self.splitter.feed if translator is None else translator.feed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -84,7 +104,7 @@ class Connection(asyncio.Protocol):
         server = self.server
         server.bytes_in += len(data)
         try:
-            frames = self.splitter.feed(data)
+            frames = self.feed(data)
         except PeerError as error:
             server.refuse(self, error)
             return
@@ -129,7 +149,8 @@ class Server:
         self._tls_server = tls_server
         self._tls_client = tls_client
         self._loop = asyncio.get_running_loop()
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._datagrams: Datagrams | None = None
         self._live: dict[int, Connection] = {}  # Opened and not Closed, by number
         self._sockets: set[Connection] = set()  # every open socket, those being refused or closed too
         self._dials: set[asyncio.Task[None]] = set()
@@ -138,6 +159,8 @@ class Server:
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # when the timer fires; meaningless without one
+        self._sampler = Sampler()
+        self._sample_us = clock.now_us() + SAMPLE_US  # no earlier sample is given
         self._last_number = 0
         self._stopping = False
         self._drained = asyncio.Event()  # stopping, and the last socket is closed
@@ -155,17 +178,26 @@ class Server:
 
     # -- life
 
-    async def start(self, listener: socket.socket) -> None:
-        """Accept connections on a bound socket and give the core its first turn."""
-        self._listener = await self._loop.create_server(
-            lambda: Connection(self, None),
+    async def start(self, listener: socket.socket, datagrams: socket.socket | None = None) -> None:
+        """Accept connections and datagrams on bound sockets and give the core its first turn."""
+        if datagrams is not None:
+            self._datagrams = Datagrams(datagrams, self.queue)
+        await self.listen(listener)
+        self.ready = True
+        self._flush(due=True)
+
+    async def listen(
+        self, listener: socket.socket, translate: Callable[[], Translator] | None = None
+    ) -> None:
+        """Accept connections on a bound socket. Each has its own translator, where peers speak otherwise."""
+        accepted = await self._loop.create_server(
+            lambda: Connection(self, None, None if translate is None else translate()),
             sock=listener,
             backlog=BACKLOG,
             ssl=self._tls_server,
             ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls_server else None,
         )
-        self.ready = True
-        self._flush(due=True)
+        self._listeners.append(accepted)
 
     async def wait(self) -> int:
         """The exit code, once `stop()` is done or the core has failed."""
@@ -200,6 +232,8 @@ class Server:
         stored = {} if self._storage is None else self._storage.stats()
         if self._historian is not None:
             stored["tracking_dropped_total"] = self._historian.dropped
+        if self._datagrams is not None:
+            stored |= self._datagrams.metrics()
         return (
             self.core.metrics()
             | stored
@@ -218,7 +252,7 @@ class Server:
 
     # -- turns
 
-    def queue(self, inputs: list[Input]) -> None:
+    def queue(self, inputs: Sequence[Input]) -> None:
         self._inputs += inputs
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -231,6 +265,9 @@ class Server:
         if self._stopping or not (inputs or due):
             return
         now_us = self._clock.now_us()
+        if now_us >= self._sample_us + (0 if inputs else REST_US):
+            inputs.insert(0, self._sampler.sample(len(self._live)))
+            self._sample_us = now_us + SAMPLE_US
         began_ns = time.perf_counter_ns()
         try:
             effects = self.core.handle(inputs, now_us)
@@ -284,6 +321,9 @@ class Server:
                     before.append(effect.data)
                 else:
                     writes[number] = [before, effect.data]
+            elif type(effect) is SendTo:
+                if self._datagrams is not None:
+                    self._datagrams.send(effect.endpoint, effect.data)
             elif isinstance(effect, Close):
                 connection = live.get(effect.connection)
                 if connection is not None:
@@ -301,6 +341,10 @@ class Server:
                 self._historian.read(effect.tag, effect.sequences, self._filters_read)
             elif isinstance(effect, Append | Chop | Read | Save):
                 stores.append(effect)
+            elif self._datagrams is not None and isinstance(effect, JoinGroup):
+                self._datagrams.join(effect.group)
+            elif self._datagrams is not None and isinstance(effect, LeaveGroup):
+                self._datagrams.leave(effect.group)
         if stores and self._storage is not None:
             self._storage.perform(stores)
         for number, data in writes.items():
@@ -324,6 +368,8 @@ class Server:
         self.queue([FiltersRead(tag=tag, records=records)])
 
     def _write(self, connection: Connection, data: bytes | list[bytes]) -> None:
+        if connection.translator is not None:
+            data = _translated(connection.translator, data)
         if isinstance(data, bytes):
             self._bytes_out += len(data)
             connection.transport.write(data)
@@ -347,8 +393,8 @@ class Server:
     def _close_doors(self) -> None:
         self._stopping = True
         self.ready = False
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._timer is not None:
             self._timer.cancel()
         for dial in list(self._dials):
@@ -357,12 +403,15 @@ class Server:
     def _abort_all(self) -> None:
         for connection in list(self._sockets):
             connection.transport.abort()
+        if self._datagrams is not None:
+            self._datagrams.close()
+            self._datagrams = None
 
     # -- connections
 
     def connection_made(self, connection: Connection) -> None:
         transport = connection.transport
-        connection.peer, loopback = _peer(transport)
+        connection.peer, host, loopback = _peer(transport)
         self._sockets.add(connection)
         if self._stopping:
             transport.abort()
@@ -383,6 +432,7 @@ class Server:
                     dialled=connection.dialled,
                     certificate=tls.principal(transport.get_extra_info("ssl_object")),
                     loopback=loopback,
+                    host=host,
                 )
             ]
         )
@@ -472,13 +522,19 @@ class Server:
             self.queue([DialFailed(address=address)])
 
 
-def _peer(transport: asyncio.Transport) -> tuple[str, bool]:
-    """The peer's address for people, and whether it is this machine's loopback."""
+def _translated(translator: Translator, data: bytes | list[bytes]) -> bytes:
+    """What a peer is sent for these whole frames."""
+    frames = Splitter(MAX_FRAME_BYTES).feed(data if isinstance(data, bytes) else b"".join(data))
+    return b"".join(map(translator.encode, frames))
+
+
+def _peer(transport: asyncio.Transport) -> tuple[str, str, bool]:
+    """The peer's address for people, its host for datagrams, and whether it is this machine's loopback."""
     name = transport.get_extra_info("peername")
     if not name:
-        return "?", False  # gone already
+        return "?", "", False  # gone already
     host, port = name[0], name[1]
     address = ipaddress.ip_address(host.split("%", 1)[0])
     mapped = getattr(address, "ipv4_mapped", None)
     shown = f"[{host}]:{port}" if address.version == 6 else f"{host}:{port}"
-    return shown, (mapped or address).is_loopback
+    return shown, to_endpoint(name)[0], (mapped or address).is_loopback

@@ -27,7 +27,14 @@ import msgspec
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.ids import MAX_COST, NODE_BYTES, check_name
 from postroad.units import SECOND_US
-from postroad.wire.frames import FRAME_PREFIX_BYTES, MAX_CONTROL_BYTES, Advertisement, TopologyUpdate, encode
+from postroad.wire.frames import (
+    FRAME_PREFIX_BYTES,
+    MAX_CONTROL_BYTES,
+    Advertisement,
+    TopologyUpdate,
+    check_address,
+    encode,
+)
 
 MAX_BROKERS: Final = 10_000
 MAX_NEIGHBOURS: Final = 1_000
@@ -54,6 +61,7 @@ def check_advertisement(ad: Advertisement) -> None:
     if not 0 <= ad.boot <= _MAX_U32 or not 0 <= ad.sequence <= MAX_SEQUENCE:
         raise PeerError(f"advertisement of broker {ad.broker:08x} with boot or sequence out of range")
     check_name(ad.name)
+    check_address(ad.address)
     if len(ad.neighbours) > MAX_NEIGHBOURS or len(ad.pubends) > MAX_PUBENDS:
         raise PeerError(f"advertisement of broker {ad.broker:08x} with too many neighbours or pubends")
     _check_sorted((number for number, _ in ad.neighbours), _MAX_U32, "neighbours")
@@ -168,10 +176,20 @@ class Topology:
         name: str,
         boot: int,
         before: int | None = None,
+        address: str = "",
         expire_us: int = EXPIRE_US,
     ) -> None:
-        """`before`: the last boot that this broker knows of."""
-        own = Advertisement(broker=me, node=node, name=name, boot=boot, sequence=1, neighbours=(), pubends=())
+        """`before`: the last boot that this broker knows of; `address`: where others reach it, if known."""
+        own = Advertisement(
+            broker=me,
+            node=node,
+            name=name,
+            boot=boot,
+            sequence=1,
+            neighbours=(),
+            pubends=(),
+            address=address,
+        )
         try:
             check_advertisement(own)
         except PeerError as error:
@@ -467,6 +485,11 @@ class Topology:
         """A broker's name, its number in hexadecimal where none is known."""
         ad = self._ads.get(broker)
         return f"{broker:08x}" if ad is None else ad.name
+
+    def address(self, broker: int) -> str:
+        """Where a broker's connections are taken, "" where that is not known."""
+        ad = self._ads.get(broker)
+        return "" if ad is None else ad.address
 
     def pubends(self, broker: int) -> tuple[int, ...]:
         ad = self._ads.get(broker)

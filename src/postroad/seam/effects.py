@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from postroad.errors import PostroadError
+from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.storage import StorageEffect
 from postroad.seam.tracking import Keep, ReadFilters
 
@@ -41,4 +42,4 @@ class Note:
     text: str
 
 
-Effect = Send | Close | Dial | Note | Keep | ReadFilters | StorageEffect
+Effect = Send | SendTo | Close | Dial | Note | JoinGroup | LeaveGroup | Keep | ReadFilters | StorageEffect

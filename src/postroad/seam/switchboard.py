@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from postroad.errors import BugError
+from postroad.seam.datagrams import Datagram
+from postroad.seam.inputs import Sample
 from postroad.seam.peers import Peer, Role
 from postroad.seam.storage import Reader, Stored
 from postroad.seam.tracking import NotKept
@@ -23,6 +25,7 @@ FromPeer = Callable[[Turn, Peer, Any], None]
 Handle = Callable[[Turn, Peer, Request], None]  # answers with a Reply, at once or later
 Asked = Callable[[Turn, int, int, bytes], None]  # the asking broker, its number of the question, the body
 PeerChanged = Callable[[Turn, Peer], None]
+GotDatagram = Callable[[Turn, Datagram], None]
 
 
 class Room(Protocol):
@@ -47,6 +50,8 @@ class Switchboard:
         self.brokers: dict[type[Message], FromPeer] = {}
         self.requests: dict[str, tuple[Handle, str]] = {}  # what -> its handler, and the right it needs or ""
         self.queries: dict[str, Asked] = {}
+        self.datagrams: dict[int, GotDatagram] = {}  # by kind
+        self.sampled: list[Callable[[Turn, Sample], None]] = []
         self.came_up: dict[Role, list[PeerChanged]] = {"client": [], "broker": []}
         self.went_down: dict[Role, list[PeerChanged]] = {"client": [], "broker": []}
         self.starting: list[Callable[[Turn], None]] = []
@@ -72,6 +77,14 @@ class Switchboard:
     def query(self, what: str, handler: Asked) -> None:
         """What other brokers ask. The handler answers with `Inquiries.respond`, at once or later."""
         _claim(self.queries, what, handler)
+
+    def datagram(self, kind: int, handler: GotDatagram) -> None:
+        """Datagrams of this kind; `wire.datagrams` says what they begin with."""
+        _claim(self.datagrams, kind, handler)
+
+    def sample(self, handler: Callable[[Turn, Sample], None]) -> None:
+        """How busy this machine is."""
+        self.sampled.append(handler)
 
     def peers(self, role: Role, up: PeerChanged | None = None, down: PeerChanged | None = None) -> None:
         """Peers of this role come and go; rooms hear of it in the order in which they were made."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from postroad.errors import BugError, PostroadError
+from postroad.seam.datagrams import Endpoint, JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.storage import (
     Append,
@@ -99,6 +100,15 @@ class Turn:
 
     def dial(self, address: str) -> None:
         self.effects.append(Dial(address))
+
+    def send_to(self, endpoint: Endpoint, datagram: bytes) -> None:
+        self.effects.append(SendTo(endpoint, datagram))
+
+    def join_group(self, group: Endpoint) -> None:
+        self.effects.append(JoinGroup(group))
+
+    def leave_group(self, group: Endpoint) -> None:
+        self.effects.append(LeaveGroup(group))
 
     def note(self, level: str, text: str) -> None:
         """A line for the log."""

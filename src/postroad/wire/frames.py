@@ -21,6 +21,8 @@ PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
 MAX_CONTROL_BYTES: Final = 1 << 20
 MAX_BODY_BYTES: Final = MAX_CONTROL_BYTES - 1024  # of a message that carries one
+MAX_ADDRESS_BYTES: Final = 261  # HOST:PORT: a name in the DNS has at most 255
+MAX_PORT: Final = 65_535
 HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever sends it
 _DEFAULTS_BYTES: Final = 64  # more than the fields a sender may leave out take
 _PREFIX: Final = struct.Struct("<IB")
@@ -113,6 +115,8 @@ class Hello(Message, frozen=True, kw_only=True):
     cost: int = 1
     publisher: int = 0  # role "client": the number and key of an earlier connection to go on with
     resume_key: bytes = b""
+    datagrams: int = 0  # the sender's UDP port, at the host that this connection comes from; 0: it has none
+    address: str = ""  # role "broker": HOST:PORT where others reach it; "" if it does not know
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -129,6 +133,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     time_us: int  # the broker's clock, for the skew adjustment (spec T5)
     publisher: int = 0
     resume_key: bytes = b""
+    datagrams: int = 0  # the broker's UDP port, at the host that this connection leads to; 0: it has none
+    address: str = ""  # HOST:PORT where others reach it; "" if it does not know
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -300,6 +306,7 @@ class Advertisement(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     sequence: int
     neighbours: tuple[tuple[int, int], ...]  # (broker, cost), sorted
     pubends: tuple[int, ...]  # pubends it serves, sorted
+    address: str = ""  # HOST:PORT where others reach it; "" if it does not know
 
 
 class TopologyUpdate(Message, frozen=True, kw_only=True):
@@ -443,6 +450,17 @@ def decode_body(body: bytes, kind: type[_Body]) -> _Body:
         return msgspec.msgpack.decode(body, type=kind)
     except _UNREADABLE as error:
         raise PeerError(f"malformed body: {error}") from None
+
+
+def check_address(address: str) -> None:
+    """PeerError unless it is HOST:PORT, or "" for one that is not known."""
+    host, _, port = address.rpartition(":")
+    plain = address.isascii() and address.isprintable() and " " not in address
+    number = int(port) if plain and port.isdigit() and len(port) <= len(str(MAX_PORT)) else 0
+    if address and not (host and 1 <= number <= MAX_PORT):
+        raise PeerError(f"an address is HOST:PORT, not {address[:40]!r}")
+    if len(address) > MAX_ADDRESS_BYTES:
+        raise PeerError(f"an address of {len(address)} bytes, the most is {MAX_ADDRESS_BYTES}")
 
 
 def json_within_frame(values: Mapping[str, object]) -> str:

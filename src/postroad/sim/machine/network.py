@@ -9,29 +9,39 @@ TCP neither loses nor repeats nor reorders, but the stream protocol promises to 
 finds gaps and asks again, spec D2), so a *raw* link does these things to frames of chosen kinds. Credit
 would drift apart on such a link, because both ends count bytes that only one of them saw; the raw link
 settles the difference itself.
+
+Each datagram takes its own time, so that jitter alone reorders them; `Quality` says how many are lost, come
+twice or come late, and how long one may be. What a full link has no room for is lost. So is what a blocked or
+stalled pair sends, in one direction or both. A group is heard by those who joined it within the sender's
+segment, its sender among them.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from postroad.errors import BugError, UsageError
+from postroad.seam.datagrams import Endpoint
 from postroad.sim.machine.frames import split
 from postroad.sim.machine.world import Timer, World
 from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.datagrams import MAX_DATAGRAM_BYTES
 from postroad.wire.frames import BATCH_KINDS, Credit, Kind, decode, encode
 
 DIAL_REFUSED_US: Final = 2 * MILLISECOND_US
 DIAL_TIMEOUT_US: Final = 5 * SECOND_US
 MAX_IN_FLIGHT: Final = 200_000  # frames on one direction of one connection
+MAX_QUEUED_US: Final = 100 * MILLISECOND_US  # of datagrams that wait for bandwidth; one more is lost
+UDP_HEADER_BYTES: Final = 48  # with that of IPv6
 
 RAW_KINDS: Final = frozenset({Kind.KNOWLEDGE, Kind.SILENCE, Kind.NACK, Kind.ATTACH})
 
 
-class Endpoint(Protocol):
+class Node(Protocol):
     """A node as the network sees it."""
 
     name: str
@@ -43,6 +53,12 @@ class Endpoint(Protocol):
     def dial_failed(self, address: str) -> None: ...
 
 
+class DatagramNode(Node, Protocol):
+    """A node that takes datagrams."""
+
+    def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
     """How a pair of nodes is connected. `bandwidth` is in bytes a second, 0 for unlimited."""
@@ -50,6 +66,12 @@ class Quality:
     latency_us: int = MILLISECOND_US
     jitter_us: int = 200
     bandwidth: int = 0
+    # Of datagrams: chances that one is lost, arrives twice, or is late by up to `late_us` more.
+    lose: float = 0.0
+    repeat: float = 0.0
+    overtake: float = 0.0
+    late_us: int = 50 * MILLISECOND_US
+    mtu_bytes: int = MAX_DATAGRAM_BYTES + UDP_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +105,7 @@ class Connection:
 
     __slots__ = ("dead", "ends", "numbers", "open", "pair", "pipes", "since_us")
 
-    def __init__(self, ends: tuple[Endpoint, Endpoint], numbers: tuple[int, int], now_us: int) -> None:
+    def __init__(self, ends: tuple[Node, Node], numbers: tuple[int, int], now_us: int) -> None:
         self.ends = ends
         self.numbers = numbers
         self.pair = pair_of(ends[0].name, ends[1].name)
@@ -91,6 +113,10 @@ class Connection:
         self.open = [True, True]  # whether each end still believes in it
         self.dead = False  # cut: nothing passes any more
         self.since_us = now_us
+
+
+def _words(data: bytes) -> str:
+    return f"a datagram ({len(data)} bytes, {zlib.crc32(data):08x})"
 
 
 def pair_of(a: str, b: str) -> tuple[str, str]:
@@ -112,7 +138,7 @@ class Network:
         self.attach_arrived: Callable[[str, bytes], None] = lambda _sender, _frame: None
         self.attach_lost: Callable[[str, bytes], None] = lambda _sender, _frame: None
         self.default = Quality()
-        self._listening: dict[str, Endpoint] = {}
+        self._listening: dict[str, Node] = {}
         self._connections: dict[int, tuple[Connection, int]] = {}  # number of an end -> connection, side
         self._quality: dict[tuple[str, str], Quality] = {}
         self._raw: dict[tuple[str, str], Raw] = {}
@@ -121,18 +147,27 @@ class Network:
         self._muffled: dict[tuple[str, str], int] = {}  # (sender, receiver) -> until when
         self._refusing: dict[str, int] = {}
         self._last_number = 0
+        self._datagram_ports: dict[Endpoint, DatagramNode] = {}
+        self._hosts: dict[str, str] = {}  # node -> host, of those who take datagrams or did
+        self._groups: dict[Endpoint, dict[Endpoint, DatagramNode]] = {}  # group -> who joined it
+        self._segments: dict[str, str] = {}  # node -> its segment of the network; "" if it is not listed
+        self._busy_until_us: dict[
+            tuple[str, str], int
+        ] = {}  # (sender, receiver) -> until when datagrams take
         self.frames = 0
         self.lost = 0
+        self.datagrams = 0
+        self.datagrams_lost = 0
 
     # -- what nodes do
 
-    def listen(self, address: str, endpoint: Endpoint) -> None:
+    def listen(self, address: str, endpoint: Node) -> None:
         self._listening[address] = endpoint
 
     def unlisten(self, address: str) -> None:
         self._listening.pop(address, None)
 
-    def dial(self, caller: Endpoint, address: str) -> None:
+    def dial(self, caller: Node, address: str) -> None:
         """Opened at both ends after a round trip, or a failed dial."""
         target = self._listening.get(address)
         if target is None or self._refusing.get(address, 0) > self.world.now_us:
@@ -145,7 +180,7 @@ class Network:
         delay = 2 * self._delay(pair)
         self.world.after(delay, lambda: self._connect(caller, target, address))
 
-    def send(self, endpoint: Endpoint, number: int, data: bytes) -> None:
+    def send(self, endpoint: Node, number: int, data: bytes) -> None:
         """Whole frames from one end. A connection that is gone swallows them, as a socket does."""
         found = self._connections.get(number)
         if found is None:
@@ -175,7 +210,7 @@ class Network:
         if not connection.dead:
             self._end(connection, side)
 
-    def abandon(self, endpoint: Endpoint, *, silently: bool) -> None:
+    def abandon(self, endpoint: Node, *, silently: bool) -> None:
         """The process behind `endpoint` is gone. `silently` (the machine died) sends no farewell."""
         self.changed()
         for number in [n for n, (c, side) in self._connections.items() if c.ends[side] is endpoint]:
@@ -188,6 +223,88 @@ class Network:
                 connection.pipes[side].fin = True
                 if not connection.dead:
                     self._end(connection, side)
+
+    # -- datagrams
+
+    def bind(self, endpoint: Endpoint, node: DatagramNode) -> None:
+        """Datagrams to this endpoint are for the node from now on."""
+        self._datagram_ports[endpoint] = node
+        self._hosts[node.name] = endpoint[0]
+
+    def unbind(self, endpoint: Endpoint) -> None:
+        self._datagram_ports.pop(endpoint, None)
+        for members in self._groups.values():
+            members.pop(endpoint, None)
+
+    def join(self, group: Endpoint, endpoint: Endpoint) -> None:
+        """What is sent to the group is for whoever is bound to the endpoint, too."""
+        self._groups.setdefault(group, {})[endpoint] = self._datagram_ports[endpoint]
+
+    def leave(self, group: Endpoint, endpoint: Endpoint) -> None:
+        self._groups.get(group, {}).pop(endpoint, None)
+
+    def place(self, name: str, segment: str) -> None:
+        """A node hears of groups what others of its segment send. All are in one until they are placed."""
+        self._segments[name] = segment
+
+    def send_datagram(self, sender: Node, source: Endpoint, target: Endpoint, data: bytes) -> None:
+        """To an endpoint, or to all who joined a group. What leads nowhere is lost."""
+        self.datagrams += 1
+        self.world.note(sender.name, f"sends {_words(data)} to {target[0]}:{target[1]}")
+        members = self._groups.get(target)
+        if members is None:
+            node = self._datagram_ports.get(target)
+            if node is not None:
+                self._transmit_datagram(sender, node, source, data, None)
+            return
+        segment = self._segments.get(sender.name, "")
+        for node in list(members.values()):
+            if self._segments.get(node.name, "") == segment:
+                self._transmit_datagram(sender, node, source, data, target)
+
+    def _transmit_datagram(
+        self, sender: Node, node: DatagramNode, source: Endpoint, data: bytes, group: Endpoint | None
+    ) -> None:
+        pair, now = pair_of(sender.name, node.name), self.world.now_us
+        quality = self._quality.get(pair, self.default)
+        chance = self.world.random(f"datagrams/{pair[0]}/{pair[1]}")
+        lose, repeat = chance.random(), chance.random()
+        begins_us = max(now, self._busy_until_us.get((sender.name, node.name), 0))
+        size = len(data) + UDP_HEADER_BYTES
+        if (
+            lose < quality.lose
+            or size > quality.mtu_bytes
+            or begins_us - now > MAX_QUEUED_US
+            or self._cut_off(sender.name, node.name)
+        ):
+            self._lose_datagram(node, data)
+            return
+        if quality.bandwidth:
+            begins_us += size * SECOND_US // quality.bandwidth
+            self._busy_until_us[sender.name, node.name] = begins_us
+        for _ in range(2 if repeat < quality.repeat else 1):
+            late = chance.randrange(quality.late_us + 1) if chance.random() < quality.overtake else 0
+            delay = quality.latency_us + chance.randrange(quality.jitter_us + 1) + late
+            self.world.at(
+                begins_us + delay, lambda: self._hand_over_datagram(sender, node, source, data, group)
+            )
+
+    def _hand_over_datagram(
+        self, sender: Node, node: DatagramNode, source: Endpoint, data: bytes, group: Endpoint | None
+    ) -> None:
+        if not node.alive or self._cut_off(sender.name, node.name):
+            self._lose_datagram(node, data)
+            return
+        self.world.note(node.name, f"receives {_words(data)} of {source[0]}:{source[1]}")
+        node.datagram(source, data, group)
+
+    def _lose_datagram(self, node: Node, data: bytes) -> None:
+        self.datagrams_lost += 1
+        self.world.note("network", f"loses {_words(data)} for {node.name}")
+
+    def _cut_off(self, sender: str, receiver: str) -> bool:
+        muffled = self._muffled.get((sender, receiver), 0) > self.world.now_us
+        return muffled or self.is_blocked(sender, receiver) or self.is_stalled(sender, receiver)
 
     # -- what faults do
 
@@ -262,6 +379,12 @@ class Network:
     def exists(self, number: int) -> bool:
         return number in self._connections
 
+    def peer_host(self, number: int) -> str:
+        """That of the other end of a connection, where its datagrams come from."""
+        connection, side = self._connections[number]
+        name = connection.ends[1 - side].name
+        return self._hosts.get(name, name)
+
     def connection(self, number: int) -> Connection:
         """That with an end of this number, which believes in it."""
         return self._connections[number][0]
@@ -272,13 +395,13 @@ class Network:
     def _first_open(connection: Connection) -> int:
         return connection.numbers[0] if connection.open[0] else connection.numbers[1]
 
-    def _fail(self, caller: Endpoint, address: str) -> None:
+    def _fail(self, caller: Node, address: str) -> None:
         if not caller.alive:
             return
         self.world.note(caller.name, f"could not dial {address}")
         caller.dial_failed(address)
 
-    def _connect(self, caller: Endpoint, target: Endpoint, address: str) -> None:
+    def _connect(self, caller: Node, target: Node, address: str) -> None:
         if not caller.alive:
             return
         pair = pair_of(caller.name, target.name)

@@ -9,11 +9,14 @@ Each start is a new incarnation; what the network still holds for an old one rea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
+from postroad.config import parse_address
 from postroad.errors import BugError, PeerError
+from postroad.seam.datagrams import Datagram, Endpoint, JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
-from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
+from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received, Sample
 from postroad.seam.storage import Append, Chop, Read, Save
 from postroad.seam.tracking import FiltersRead, Keep, ReadFilters
 from postroad.sim.judge.tracking import Histories
@@ -22,13 +25,19 @@ from postroad.sim.machine.disk import CrashStyle, Disk
 from postroad.sim.machine.network import Network
 from postroad.sim.machine.storage import VirtualStorage
 from postroad.sim.machine.world import Clock, Timer, World
-from postroad.units import KIB, MILLISECOND_US
+from postroad.units import GIB, KIB, MILLISECOND_US, SECOND_US
+from postroad.wire.datagrams import is_ours
 
 TURN_US: Final = (5, 150)  # how long a turn keeps the process busy, from .. to
 SPIN_TURNS: Final = 50  # turns without input within SPIN_US are a core that never comes to rest
 SPIN_US: Final = 10 * MILLISECOND_US
 SEGMENT_BYTES: Final = 32 * KIB  # small, so that a short life fills many
 COMMIT_BYTES: Final = 8 * KIB
+SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
+REST_US: Final = 4 * SECOND_US  # more, where nothing comes in
+IDLE: Final = Sample(
+    cpu_share=0.0, process_cpu_share=0.0, memory_total_bytes=GIB, memory_free_bytes=GIB, connections=0
+)
 SWITCHOVER: Final = "switchover"  # the turn in which a catchup stream ends and its subscriber is counted in
 
 
@@ -52,6 +61,8 @@ class Incarnation:
         self.core = core
         self.boot = boot
         self.turns = 0
+        self._connections: set[int] = set()
+        self._sample_us = process.world.now_us + SAMPLE_US  # no earlier sample is given
         self._process = process
         self._inputs: list[Input] = []
         self._turn_timer: Timer | None = None
@@ -64,16 +75,23 @@ class Incarnation:
     # -- the network's side
 
     def opened(self, connection: int, dialled: str | None) -> None:
-        self.put(Opened(connection=connection, dialled=dialled, certificate=None, loopback=True))
+        self._connections.add(connection)
+        host = self._process.network.peer_host(connection)
+        self.put(Opened(connection=connection, dialled=dialled, certificate=None, loopback=True, host=host))
 
     def received(self, connection: int, frame: bytes) -> None:
         self.put(Received(connection=connection, frame=frame))
 
     def closed(self, connection: int) -> None:
+        self._connections.discard(connection)
         self.put(Closed(connection=connection))
 
     def dial_failed(self, address: str) -> None:
         self.put(DialFailed(address=address))
+
+    def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None:
+        if is_ours(data):  # as the real driver does
+            self.put(Datagram(source, data, group))
 
     # -- turns
 
@@ -109,6 +127,9 @@ class Incarnation:
         process = self._process
         inputs, self._inputs = self._inputs, []
         self._watch_for_spinning(bool(inputs))
+        if process.world.now_us >= self._sample_us + (0 if inputs else REST_US):
+            self._sample_us = process.world.now_us + SAMPLE_US
+            inputs.insert(0, replace(process.load, connections=len(self._connections)))
         before = self._switchovers()
         effects = self._guard(lambda: self.core.handle(inputs, process.clock.now_us()))
         if self._switchovers() > before:
@@ -177,11 +198,13 @@ class Process:
         self.network = network
         self.name = name
         self.address = address
+        self.endpoint: Endpoint = parse_address(address)  # of its datagrams
         self.disk = Disk(world, name)
         self.storage: VirtualStorage | None = None  # of the present incarnation, if it keeps anything
         self.histories = Histories(world, name)
         self.crashes: list[int] = []  # when, in true time
         self.clock = clock
+        self.load = IDLE  # what its cores are told of the machine, but for the connections
         self.check_every = check_every
         self.current: Incarnation | None = None
         self.boots: list[tuple[int, int, int]] = []  # (boot, started, ended or 0), in true time
@@ -209,6 +232,7 @@ class Process:
         self.boots.append((boot, self.world.now_us, 0))
         self.world.note(self.name, f"starts, boot {boot}")
         self.network.listen(self.address, self.current)
+        self.network.bind(self.endpoint, self.current)
         self.current.schedule()
 
     def open_storage(self) -> VirtualStorage:
@@ -295,6 +319,8 @@ class Process:
             match effect:
                 case Send(connection=connection, data=data):
                     self.network.send(incarnation, connection, data)
+                case SendTo(endpoint=endpoint, data=data):
+                    self.network.send_datagram(incarnation, self.endpoint, endpoint, data)
                 case Close(connection=connection, error=error):
                     self._judge(connection, error)
                     self.network.close(connection)
@@ -304,6 +330,10 @@ class Process:
                     self.world.note(self.name, f"notes {level}: {text}")
                 case Keep(effects=kept):
                     self.histories.keep(kept)
+                case JoinGroup(group=group):
+                    self.network.join(group, self.endpoint)
+                case LeaveGroup(group=group):
+                    self.network.leave(group, self.endpoint)
                 case ReadFilters(tag=tag, sequences=sequences):
                     self._read(incarnation, tag, sequences)
 
@@ -326,6 +356,7 @@ class Process:
             self.storage.die()
             self.storage = None
         self.network.unlisten(self.address)
+        self.network.unbind(self.endpoint)
         self.network.abandon(self.current, silently=silently)
         boot, started, _ = self.boots[-1]
         self.boots[-1] = (boot, started, self.world.now_us)

@@ -1,0 +1,104 @@
+"""Serves a core until it is told to stop: its sockets, HTTP, signals. Any core: a broker's or another's.
+
+SIGTERM and SIGINT stop it cleanly; a second one ends it at once. `ready NAME HOST:PORT` is printed when
+connections are accepted, not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from postroad import __version__
+from postroad.net.http import HttpServer
+from postroad.net.listen import bind_both, bind_metrics, bound_address
+from postroad.net.log import LOGGER
+from postroad.net.server import Server
+
+EXIT_SECOND_SIGNAL: Final = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sockets:
+    """What a process is reached by. All of them are bound."""
+
+    listener: socket.socket
+    datagrams: socket.socket
+    metrics: socket.socket | None
+
+    @property
+    def address(self) -> str:
+        return bound_address(self.listener)
+
+    def about(self, name: str) -> dict[str, str]:
+        """What only the driver knows, for status and metrics."""
+        return {
+            "name": name,
+            "address": self.address,
+            "metrics_address": "off" if self.metrics is None else bound_address(self.metrics),
+            "process": str(os.getpid()),
+            "version": __version__,
+        }
+
+
+@contextlib.contextmanager
+def open_sockets(listen: str | None, metrics: str | None) -> Iterator[Sockets]:
+    """As asked; None asks for the default addresses, and metrics may be "off"."""
+    with contextlib.ExitStack() as stack:
+        listener, datagrams = map(stack.enter_context, bind_both(listen))
+        http = bind_metrics(metrics)
+        if http is not None:
+            stack.enter_context(http)
+        yield Sockets(listener=listener, datagrams=datagrams, metrics=http)
+
+
+async def serve(server: Server, sockets: Sockets, about: dict[str, str], details: str = "") -> int:
+    """The exit code, once it has stopped. `about` is of `sockets`, with what the node adds; `details` are
+    for the log."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_unhandled)
+    http = HttpServer(figures=server.metrics, delays=server.delays, ready=lambda: server.ready, about=about)
+    _stop_on_signals(loop, server)
+    if sockets.metrics is not None:
+        await http.start(sockets.metrics)
+    # Modules and what was made so far stay: full collections, which stop the process, need not walk them.
+    gc.collect()
+    gc.freeze()
+    await server.start(sockets.listener, sockets.datagrams)
+    LOGGER.info("serving address=%s metrics=%s %s", about["address"], about["metrics_address"], details)
+    print(f"ready {about['name']} {sockets.address}", flush=True)  # noqa: T201 -- scripts wait for it
+    code = await server.wait()
+    http.close()
+    return code
+
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    stops: list[asyncio.Task[None]] = []
+
+    def on_signal(name: str) -> None:
+        if stops:
+            LOGGER.warning("%s again: ending at once", name)
+            os._exit(EXIT_SECOND_SIGNAL)
+        LOGGER.info("%s: stopping", name)
+        stops.append(loop.create_task(server.stop()))
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, on_signal, one.name)
+
+
+def _unhandled(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """What no callback caught: failed TLS handshakes, accept() out of descriptors. One line each."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        LOGGER.info("%s: %s", context.get("message"), error)
+    else:
+        LOGGER.error(
+            "%s", context.get("message"), exc_info=error if isinstance(error, BaseException) else None
+        )
