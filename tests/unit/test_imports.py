@@ -1,4 +1,7 @@
-"""The seam: cores decide, drivers touch the world. A core imports nothing that does I/O or tells time."""
+"""Which room may import which, and that cores do no I/O and tell no time.
+
+A room is a folder of src/postroad, or a file that stands there alone.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +11,90 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "postroad"
-FORBIDDEN = {
+IMPURE = {
     *("asyncio", "multiprocessing", "os", "pathlib", "random", "secrets", "selectors", "signal", "socket"),
     *("sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uvloop"),
 }
-CORES = [
-    *("errors.py", "units.py", "ids.py", "clocks.py", "delays.py", "seam", "events", "selectors", "wire"),
-    *("links", "overlay", "streams", "clients", "durable", "tracking", "history", "broker"),
-    *(f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "settings", "streams")),
-]
-DRIVERS = {"net", "sim", "cli", "storage", "bench"}
+VOCABULARY = {"errors", "units", "ids", "delays", "clocks"}
+TRAVELS = {"kernel", "wire", "events"}  # what is in a frame
+SEAM = VOCABULARY | TRAVELS | {"seam"}
+# Each room, and what it may import beside itself. Rooms come after those that they import.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": {"errors"},
+    "ids": {"errors"},
+    "delays": {"units"},
+    "clocks": {"units"},
+    "kernel": {"errors"},
+    "wire": {"errors"},
+    "events": VOCABULARY | {"kernel", "wire"},
+    "seam": VOCABULARY | {"wire"},
+    "selectors": VOCABULARY | TRAVELS,
+    "links": SEAM,
+    "overlay": SEAM | {"selectors"},
+    "tracking": SEAM | {"overlay"},
+    "streams": SEAM | {"selectors", "links", "overlay", "tracking"},
+    "clients": SEAM | {"selectors", "links", "overlay", "tracking", "streams"},
+    "durable": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
+    "history": SEAM | {"overlay", "tracking", "durable"},
+    "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable"},
+}
+ROOMS = SEAM | MAY_IMPORT.keys()
+MAY_IMPORT["broker"] = set(ROOMS)
+# The rest touches the world. No core imports any of it.
+MAY_IMPORT["storage"] = SEAM | {"tracking"}
+MAY_IMPORT["net"] = ROOMS | {"broker", "storage"}
+MAY_IMPORT["client"] = SEAM | {"links", "tracking", "config", "net"}
+MAY_IMPORT["sim"] = ROOMS | {"broker", "storage", "client"}
+MAY_IMPORT["spark"] = SEAM | {"selectors", "tracking", "history", "client"}
+MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "spark"}
+MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench"}
+MAY_IMPORT["cli"] = SEAM | {"tracking", "net", "client", "sim", "spark", "lab", "bench"}
+MAY_IMPORT["sync"] = {"client"}
+MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "sync"}
+MAY_IMPORT["__main__"] = {"cli"}
+PURE = {*ROOMS - {"config", "kernel"}, "broker"}
+PURE_FILES = {f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "settings", "streams")}
 
 
-def core_files() -> list[Path]:
-    files: list[Path] = []
-    for name in CORES:
-        path = SOURCE / name
-        files += sorted(path.glob("**/*.py")) if path.is_dir() else [path]
-    return files
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imported(path: Path) -> set[str]:
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "postroad":
+            modules |= {f"postroad.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            modules.add(node.module)
+    return modules
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_cores_are_pure(path: Path) -> None:
-    modules = imported(path)
-    assert not {module.split(".")[0] for module in modules} & FORBIDDEN
-    rooms = {module.split(".")[1] for module in modules if module.startswith("postroad.")}
-    assert not rooms & DRIVERS
+def rooms_imported(path: Path) -> set[str]:
+    rooms = {module.split(".")[1] for module in imported(path) if module.startswith("postroad.")}
+    return rooms - {room_of(path), "__version__"}
+
+
+FILES = sorted(SOURCE.glob("**/*.py"))
+CORES = [p for p in FILES if room_of(p) in PURE or str(p.relative_to(SOURCE)) in PURE_FILES]
+
+
+@pytest.mark.parametrize("room", sorted({room_of(path) for path in FILES}))
+def test_a_room_imports_only_the_rooms_that_it_may(room: str) -> None:
+    for path in FILES:
+        if room_of(path) == room:
+            assert rooms_imported(path) <= MAY_IMPORT[room], path
+
+
+def test_every_room_that_may_be_imported_comes_first() -> None:
+    order = list(MAY_IMPORT)
+    for at, room in enumerate(order):
+        assert MAY_IMPORT[room] - {room} <= {*order[:at], "sync"}, room
+
+
+@pytest.mark.parametrize("path", CORES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_cores_do_no_io_and_tell_no_time(path: Path) -> None:
+    assert not {module.split(".")[0] for module in imported(path)} & IMPURE

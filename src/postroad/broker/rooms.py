@@ -20,11 +20,11 @@ from postroad.durable.publisher.release import RetentionPolicy
 from postroad.durable.publisher.releasing import Releasing
 from postroad.durable.retiring import Retiring
 from postroad.durable.subscriber.moving import NoDurableSubscribers
-from postroad.durable.subscriber.outputs import Deliver, DeliverGap
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Receivers
 from postroad.durable.subscriber.subscribers import DurableSubscribers
 from postroad.errors import PeerError
 from postroad.history.bulletin_writer import BulletinWriter
-from postroad.history.bulletins import Author, Receivers
+from postroad.history.bulletins import Author
 from postroad.history.history import History, Sources
 from postroad.ids import Identity, is_history
 from postroad.links.links import Links

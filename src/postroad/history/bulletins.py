@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from postroad.durable.subscriber.outputs import Receivers
 from postroad.errors import BugError, PeerError
 from postroad.events.attributes import Value
 from postroad.ids import ID_BYTES
@@ -242,9 +243,6 @@ class Spans:
 
     def __len__(self) -> int:
         return len(self.end)
-
-
-Receivers = Sequence[tuple[str, int]]  # the name of a subscription, and the session it is sent in
 
 
 class DeliveryReport:

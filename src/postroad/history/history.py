@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.durable.subscriber.outputs import Deliver, DeliverGap
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Receivers
 from postroad.errors import BugError
 from postroad.history.bulletin_writer import BulletinWriter
 from postroad.history.bulletins import (
@@ -38,7 +38,6 @@ from postroad.history.bulletins import (
     Author,
     Bulletin,
     DeliveryReport,
-    Receivers,
     attachment_bulletins,
     deliveries_bulletin,
     running_number,

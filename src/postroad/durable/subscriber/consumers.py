@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 from postroad.durable.subscriber.cursor import Cursor
 from postroad.durable.subscriber.groups import Assigned, AssignGap, SharedSubscription
 from postroad.durable.subscriber.hosting import Hosting
-from postroad.durable.subscriber.outputs import Deliver, DeliverGap
+from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Receivers
 from postroad.durable.subscriber.subscriptions import SAVE_US, Subscription
 from postroad.errors import BugError, PostroadError, UsageError
 from postroad.events.batch import empty_frame
-from postroad.history.bulletins import Receivers
 from postroad.links.links import Links
 from postroad.seam.turn import Turn
 from postroad.units import SECOND_US

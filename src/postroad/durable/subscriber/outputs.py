@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +108,7 @@ class Reported:
 
 
 Message = Deliver | DeliverGap
+Receivers = Sequence[tuple[str, int]]  # the name of a subscription, and the session it is sent in
 Output = Deliver | DeliverGap | Wants | Confirmed | Reported
 
 

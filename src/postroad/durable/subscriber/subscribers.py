@@ -27,6 +27,7 @@ from postroad.durable.subscriber.outputs import (
     Deliver,
     DeliverGap,
     Output,
+    Receivers,
     Reported,
     Wants,
     delivery_frame,
@@ -36,7 +37,6 @@ from postroad.durable.subscriber.sessions import Session, Sessions
 from postroad.durable.subscriber.subscriptions import Attachment, Subscription, check_name
 from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
-from postroad.history.bulletins import Receivers
 from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.links.links import Links
 from postroad.overlay.inquiries import Inquiries
