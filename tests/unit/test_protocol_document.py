@@ -104,6 +104,7 @@ def test_who_may_send_what_when() -> None:
     assert kinds("before up", "a") == TAKES[Phase.DIALLED]
     assert kinds("when up", "c") == TAKES[Phase.CLIENT]
     assert kinds("when up", "n") == TAKES[Phase.BROKER]
+    assert kinds("when up", "p") == TAKES[Phase.DIRECT]
     kind_of = {message: kind for kind, message in CONTROL.items()}
     taken = {kind_of[message] for state, message in client._MESSAGES if state is client.State.UP}
     assert kinds("when up", "b") == taken | {Kind.DELIVERY}

@@ -81,6 +81,11 @@ class Broker:
             refuse=self._refuse,
         )
         self._unanswered.tables = self._board.named_tables
+        self._handlers = {
+            "client": self._board.clients,
+            "broker": self._board.brokers,
+            "direct": self._board.direct,
+        }
         self._board.request("status", self._status_request)
         self._board.metrics(self._metrics)
 
@@ -194,8 +199,7 @@ class Broker:
             self._on_credit(turn, connection)
         else:
             peer = self._peers[connection]
-            handlers = self._board.brokers if peer.role == "broker" else self._board.clients
-            handler = handlers.get(type(message))
+            handler = self._handlers[peer.role].get(type(message))
             if handler is None:
                 raise BugError(f"{type(message).__name__} from a {peer.role} has no handler")
             handler(turn, peer, message)
@@ -237,7 +241,7 @@ class Broker:
         peer = self._peers.get(connection)
         if peer is not None and peer.role == "broker":
             self._rooms.routing.credit(turn, peer.broker)
-        elif peer is not None:
+        elif peer is not None and peer.role == "client":
             self._rooms.delivery.credit(turn, connection)
             if self._rooms.subscribers is not None:
                 self._rooms.subscribers.credit(turn, connection)

@@ -27,6 +27,7 @@ from postroad.history.bulletin_writer import BulletinWriter
 from postroad.history.bulletins import Author
 from postroad.history.history import History, Sources
 from postroad.ids import Identity, is_history
+from postroad.links.direct import DirectPeers
 from postroad.links.links import Links
 from postroad.overlay.flooding import Flooding
 from postroad.overlay.inquiries import Inquiries
@@ -90,9 +91,10 @@ class Rooms:
             set_back=self._set_back,
             gone=self._gone,
         )
-        inquiries = Inquiries(board, me=me, topology=self.topology, link=self.flooding.connection)
+        self.direct = DirectPeers(board, links=self.links, address_of=self.topology.address)
+        self.inquiries = Inquiries(board, me=me, topology=self.topology, link=self.flooding.connection)
         self.tracer = Tracer(
-            board, tracking, me=me, topology=self.topology, inquiries=inquiries, kept=self._kept
+            board, tracking, me=me, topology=self.topology, inquiries=self.inquiries, kept=self._kept
         )
         self.delivery = Delivery(
             board,
@@ -170,7 +172,7 @@ class Rooms:
                 interest=self.interest,
                 routing=self.routing,
                 flood=self.flooding.interest,
-                inquiries=inquiries,
+                inquiries=self.inquiries,
                 topology=self.topology,
                 retired=self._retired,
                 tracking=tracking,
@@ -195,7 +197,7 @@ class Rooms:
             tracking=tracking,
             config=config.tracking,
             writer=BulletinWriter(self.durable, config.limits),
-            inquiries=inquiries,
+            inquiries=self.inquiries,
             now_us=now_us,
         )
         self.subscribing = Subscribing(
@@ -214,17 +216,18 @@ class Rooms:
             board,
             me=me,
             topology=self.topology,
-            inquiries=inquiries,
+            inquiries=self.inquiries,
             forget=self._forget,
             restored=self._restored,
         )
         Requests(board, links=self.links)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
-            board, interest=self.interest, inquiries=inquiries
+            board, interest=self.interest, inquiries=self.inquiries
         )
         self.in_order: tuple[Room, ...] = (
             self.links,
+            self.direct,
             self.flooding,
             self.durable,
             self.routing,

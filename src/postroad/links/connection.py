@@ -59,6 +59,7 @@ class Phase(Enum):
     ACCEPTED = "accepted"  # HELLO is due
     CLIENT = "client"
     BROKER = "broker"
+    DIRECT = "direct"  # a broker that is no neighbour, or not here as one
     CLOSING = "closing"  # the driver was asked to close it
 
 
@@ -88,6 +89,7 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
         Kind.QUERY,
         Kind.ANSWER,
     },
+    Phase.DIRECT: _UPKEEP | {Kind.DIRECT},
     Phase.CLOSING: frozenset(),
 }
 
@@ -105,6 +107,7 @@ class Connection:
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)
     hello_us: int = 0  # time_us of the HELLO we sent
+    direct_to: int | None = None  # the broker that we dialled it for, beside the links
     peer: Peer | None = None  # set once up, kept while closing
     superseded: bool = False  # another connection took its place
     redundant: bool = False  # it ended, or will, because another does its work

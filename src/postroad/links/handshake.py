@@ -82,11 +82,11 @@ def check_hello(hello: Hello) -> Role:
     _check_reach(hello)
     if len(hello.token) > MAX_TOKEN:
         raise PeerError(f"a token of more than {MAX_TOKEN} characters")
-    if hello.role == "broker":
+    if hello.role in ("broker", "direct"):
         _check_broker(broker=hello.broker, node=hello.node, boot=hello.boot, name=hello.name)
-        return "broker"
+        return "broker" if hello.role == "broker" else "direct"
     if hello.role != "client":
-        raise PeerError(f"the role is client or broker, not {hello.role[:40]!r}")
+        raise PeerError(f"the role is client, broker or direct, not {hello.role[:40]!r}")
     if not name_fits(hello.name):
         raise PeerError(f"a client's name has at most {MAX_NAME} bytes and is printable")
     if not 0 <= hello.publisher <= _MAX_U32 or len(hello.resume_key) > MAX_KEY_BYTES:

@@ -81,6 +81,7 @@ class Links:
         "_conflict",
         "_connections",
         "_dialler",
+        "_direct_dials",
         "_draw",
         "_last_hello_us",
         "_limits",
@@ -88,6 +89,7 @@ class Links:
         "_resuming",
         "_settings",
         "_timers",
+        "_unreached",
         "round_trips",
     )
 
@@ -119,6 +121,9 @@ class Links:
         self._connections: dict[int, Connection] = {}  # opened and not yet reported closed
         self._brokers: dict[bytes, int] = {}  # node id -> the one connection that is, or was last, its link
         self._timers: list[tuple[int, int]] = []  # heap of (due, connection); void if due is not its timer_us
+        # Address -> brokers that are to be reached there directly, in the order of their dials.
+        self._direct_dials: dict[str, list[int]] = {}
+        self._unreached: list[int] = []  # those that were not reached, until somebody asks
         self._last_hello_us = 0
         self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
         board.status("links", self._links_status)
@@ -140,8 +145,35 @@ class Links:
         if connection is not None:
             self.refuse(turn, connection, UnavailableError("no longer linked"))
 
+    def dial_directly(self, turn: Turn, broker: int, address: str) -> None:
+        """Reach a broker once, beside the links: `take_unreached` names it if that fails."""
+        self._direct_dials.setdefault(address, []).append(broker)
+        turn.dial(address)
+
+    def take_unreached(self) -> list[int]:
+        """Brokers that could not be reached directly since the last call."""
+        unreached, self._unreached = self._unreached, []
+        return unreached
+
+    def _take_direct(self, address: str) -> int | None:
+        """The broker that the oldest direct dial to this address is for.
+
+        A dial for a link may be under way to the same address: either connection will do for either purpose.
+        """
+        brokers = self._direct_dials.get(address)
+        if not brokers:
+            return None
+        broker = brokers.pop(0)
+        if not brokers:
+            del self._direct_dials[address]
+        return broker
+
     def dial_failed(self, address: str, now_us: int) -> None:
-        self._dialler.failed(address, now_us)
+        broker = self._take_direct(address)
+        if broker is None:
+            self._dialler.failed(address, now_us)
+        else:
+            self._unreached.append(broker)
 
     # -- connections come and go -------------------------------------------------------------------
 
@@ -163,12 +195,14 @@ class Links:
         self._set_timer(state)
         if dialled is None:
             return
-        self._dialler.opened(dialled, connection)
+        state.direct_to = self._take_direct(dialled)
+        if state.direct_to is None:
+            self._dialler.opened(dialled, connection)
         # Unique and increasing, because it decides between two links that we dialled to one broker.
         self._last_hello_us = state.hello_us = max(turn.now_us, self._last_hello_us + 1)
         hello = Hello(
             version=PROTOCOL_VERSION,
-            role="broker",
+            role="broker" if state.direct_to is None else "direct",
             name=self._me.name,
             token=self._settings.token,
             limits=self._limits,
@@ -194,7 +228,10 @@ class Links:
             self._dialler.wake(now_us)
         if peer is not None and peer.role == "client":
             self._resuming.closed(peer.publisher, connection)
-        if state.dialled is not None:
+        if state.direct_to is not None:
+            if peer is None:
+                self._unreached.append(state.direct_to)
+        elif state.dialled is not None:
             held_us = 0 if peer is None else now_us - state.up_us
             self._dialler.closed(
                 state.dialled, connection, now_us, redundant=state.redundant, held_us=held_us
@@ -306,8 +343,8 @@ class Links:
         principal = self._access.authenticate(
             token=hello.token, certificate=state.certificate, loopback=state.loopback
         )
-        if role == "broker":
-            return self._hello_broker(turn, state, hello, principal)
+        if role != "client":
+            return self._hello_broker(turn, state, hello, principal, role)
         number, resumed = self._resuming.number(hello, principal)
         rival = self._resuming.connection(number)
         # Two connections keep no order: the HELLO of one that its client gave up may come last.
@@ -332,14 +369,14 @@ class Links:
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
         return peer
 
-    def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str) -> Peer:
+    def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str, role: Role) -> Peer:
         if not self._access.may_link(principal):
             raise DeniedError(f"{principal!r} may not link as a broker")
         self._check_limits(hello.name, hello.limits)
         rank = (hello.boot, hello.node < self._me.node, hello.boot, hello.time_us)
         peer = Peer(
             connection=state.number,
-            role="broker",
+            role=role,
             name=hello.name,
             broker=hello.broker,
             node=hello.node,
@@ -349,7 +386,7 @@ class Links:
             principal=principal,
             limits=smaller(self._limits, hello.limits),
             dialled=None,
-            replaces=self._rival(hello.broker, hello.node, rank),
+            replaces=self._rival(hello.broker, hello.node, rank, role),
         )
         state.rank = rank
         self._welcomes(turn, state, peer, self._settings.broker_window)
@@ -359,12 +396,19 @@ class Links:
     def _welcome(self, turn: Turn, state: Connection, welcome: Welcome) -> Peer:
         check_welcome(welcome)
         self._check_limits(welcome.name, welcome.limits)
-        if state.dialled is not None:
-            self._dialler.led_to(state.dialled, welcome.node)
+        role: Role = "direct"
+        if state.direct_to is None:
+            role = "broker"
+            if state.dialled is not None:
+                self._dialler.led_to(state.dialled, welcome.node)
+        elif welcome.broker != state.direct_to:
+            raise PeerError(
+                f"{state.dialled} leads to broker {welcome.broker:08x}, not to {state.direct_to:08x}"
+            )
         rank = (welcome.boot, self._me.node < welcome.node, self._me.boot, state.hello_us)
         peer = Peer(
             connection=state.number,
-            role="broker",
+            role=role,
             name=welcome.name,
             broker=welcome.broker,
             node=welcome.node,
@@ -374,20 +418,21 @@ class Links:
             principal="",
             limits=smaller(self._limits, welcome.limits),
             dialled=state.dialled,
-            replaces=self._rival(welcome.broker, welcome.node, rank),
+            replaces=self._rival(welcome.broker, welcome.node, rank, role),
         )
         state.rank = rank
         self._come_up(turn, state, peer, self._settings.broker_window, welcome.window)
         return peer
 
-    def _rival(self, number: int, node: bytes, rank: tuple[int, bool, int, int]) -> int | None:
-        """The connection that a new link to this broker replaces; RedundantError if that one stays."""
+    def _rival(self, number: int, node: bytes, rank: tuple[int, bool, int, int], role: Role) -> int | None:
+        """The connection that a new link to this broker replaces; RedundantError if that one stays. Direct
+        connections replace nothing: two brokers may have one from each side."""
         if node == self._me.node:
             raise RedundantError("this address leads to the broker itself")
         if number == self._me.number or self._conflict(number, node):
             raise PeerError(f"the broker number {number:08x} belongs to another broker of this network")
         rival = self._brokers.get(node)
-        if rival is None:
+        if rival is None or role == "direct":
             return None
         old = self._connections[rival]
         if old.phase is not Phase.CLOSING and old.rank >= rank:
@@ -413,7 +458,7 @@ class Links:
         turn.send(state.number, encode(welcome))
 
     def _come_up(self, turn: Turn, state: Connection, peer: Peer, window_in: int, window_out: int) -> None:
-        state.phase = Phase.CLIENT if peer.role == "client" else Phase.BROKER
+        state.phase = Phase(peer.role)
         state.peer = peer
         state.up_us = state.pinged_us = turn.now_us
         state.window_in = state.credit_in = window_in

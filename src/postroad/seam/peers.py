@@ -7,7 +7,7 @@ from typing import Literal
 
 from postroad.wire.frames import Limits
 
-Role = Literal["client", "broker"]
+Role = Literal["client", "broker", "direct"]  # direct: a broker that is not here as a neighbour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Peer:
     connection: int
     role: Role
     name: str
-    broker: int  # role "broker": its number, node id, boot, and the cost both ends give the link
+    broker: int  # role "broker" or "direct": its number, node id, boot, and the cost both ends give the link
     node: bytes
     boot: int
     cost: int

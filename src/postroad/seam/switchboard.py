@@ -25,6 +25,7 @@ FromPeer = Callable[[Turn, Peer, Any], None]
 Handle = Callable[[Turn, Peer, Request], None]  # answers with a Reply, at once or later
 Asked = Callable[[Turn, int, int, bytes], None]  # the asking broker, its number of the question, the body
 PeerChanged = Callable[[Turn, Peer], None]
+FromDirect = Callable[[Turn, Peer, bytes], None]
 GotDatagram = Callable[[Turn, Datagram], None]
 
 
@@ -52,8 +53,11 @@ class Switchboard:
         self.queries: dict[str, Asked] = {}
         self.datagrams: dict[int, GotDatagram] = {}  # by kind
         self.sampled: list[Callable[[Turn, Sample], None]] = []
-        self.came_up: dict[Role, list[PeerChanged]] = {"client": [], "broker": []}
-        self.went_down: dict[Role, list[PeerChanged]] = {"client": [], "broker": []}
+        self.direct: dict[type[Message], FromPeer] = {}
+        self.rooms_direct: dict[str, FromDirect] = {}
+        self.cut_off: list[Callable[[Turn, int], None]] = []
+        self.came_up: dict[Role, list[PeerChanged]] = {"client": [], "broker": [], "direct": []}
+        self.went_down: dict[Role, list[PeerChanged]] = {"client": [], "broker": [], "direct": []}
         self.starting: list[Callable[[Turn], None]] = []
         self.figures: list[Callable[[], Figures]] = []
         self.facts: dict[str, Callable[[int], object]] = {}  # key of the status -> its value at a time
@@ -77,6 +81,12 @@ class Switchboard:
     def query(self, what: str, handler: Asked) -> None:
         """What other brokers ask. The handler answers with `Inquiries.respond`, at once or later."""
         _claim(self.queries, what, handler)
+
+    def from_direct(self, room: str, handler: FromDirect, unreached: Callable[[Turn, int], None]) -> None:
+        """What the same room of another broker says by `DirectPeers.send`. `unreached` is told of a broker to
+        which something was to be sent, and that could not be reached or went away."""
+        _claim(self.rooms_direct, room, handler)
+        self.cut_off.append(unreached)
 
     def datagram(self, kind: int, handler: GotDatagram) -> None:
         """Datagrams of this kind; `wire.datagrams` says what they begin with."""

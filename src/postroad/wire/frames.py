@@ -67,6 +67,7 @@ class Kind(IntEnum):
     INTEREST_PULL = 43
     QUERY = 44
     ANSWER = 45
+    DIRECT = 48
 
 
 BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
@@ -373,6 +374,13 @@ class Answer(Message, frozen=True, kw_only=True):
     body: bytes
 
 
+class Direct(Message, frozen=True, kw_only=True):
+    """What a room of one broker says to the same room of another, over a direct connection."""
+
+    room: str
+    body: bytes
+
+
 CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.HELLO: Hello,
     Kind.WELCOME: Welcome,
@@ -403,6 +411,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.INTEREST_PULL: InterestPull,
     Kind.QUERY: Query,
     Kind.ANSWER: Answer,
+    Kind.DIRECT: Direct,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -98,6 +98,7 @@ MESSAGES: list[Message] = [
     frames.InterestPull(owners=(7, 8)),
     frames.Query(source=1, target=2, number=3, hops=4, what="trace", body=b"?"),
     frames.Answer(source=2, target=1, number=3, hops=4, body=b"!"),
+    frames.Direct(room="echo", body=b"?"),
 ]
 
 
