@@ -46,11 +46,6 @@ class _Work:
     def __init__(self) -> None:
         self.left = MAX_WORK
 
-    def spend(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
-            raise _TooManyError
-
 
 def to_boxes(condition: Condition) -> tuple[Box, ...]:
     """No box means that the condition is never true."""
@@ -60,7 +55,9 @@ def to_boxes(condition: Condition) -> tuple[Box, ...]:
         found = _boxes(condition, False, _Work())
     except _TooManyError:
         return (Box({}, (condition,)),)
-    return tuple(Box(dict(sorted(box.domains.items())), box.opaque) for box in found)
+    return tuple(
+        [box if len(box.domains) < 2 else Box(dict(sorted(box.domains.items())), box.opaque) for box in found]
+    )
 
 
 def _boxes(node: Condition, negated: bool, work: _Work) -> list[Box]:
@@ -127,14 +124,18 @@ def _all(boxes: list[Box], work: _Work) -> Box | None:
     """The box of what is in all of these; None if nothing is."""
     if len(boxes) == 1:
         return boxes[0]
+    if work.left < 0:
+        raise _TooManyError
     joined: dict[str, Domain] = {}
     opaque: dict[Condition, None] = {}
     for box in boxes:
-        work.spend(1 + len(box.opaque))
+        left = work.left - 1 - len(box.opaque)
         for name, domain in box.domains.items():
-            work.spend(domain.size)
+            left -= 1 + len(domain.numbers) + len(domain.texts)
             if not _meet_into(joined, name, domain):
+                work.left = left
                 return None
+        work.left = left
         for item in box.opaque:
             opaque[item] = None
     return Box(joined, tuple(opaque))

@@ -30,11 +30,13 @@ Plan = tuple[tuple[tuple[Check, ...], tuple[Residue, ...]], ...]
 def to_plan(boxes: tuple[Box, ...]) -> Plan:
     programs: dict[Condition, Residue] = {}  # boxes of one selector share their opaque conditions
     return tuple(
-        (
-            tuple([_check(name.encode(), domain) for name, domain in box.domains.items()]),
-            _residue(box.opaque, programs) if box.opaque else (),
-        )
-        for box in boxes
+        [
+            (
+                tuple([_check(name.encode(), domain) for name, domain in box.domains.items()]),
+                _residue(box.opaque, programs) if box.opaque else (),
+            )
+            for box in boxes
+        ]
     )
 
 

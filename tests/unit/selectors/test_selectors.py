@@ -11,8 +11,9 @@ import pytest
 
 from postroad.errors import SelectorError, TooLargeError, UsageError
 from postroad.overlay.interest import Interest
-from postroad.selectors import Selector, tree
+from postroad.selectors import Selector, boxes, tree
 from postroad.selectors.boxes import MAX_BOXES, MAX_WORK
+from postroad.selectors.domains import Domain
 from postroad.selectors.index import MatchIndex
 from postroad.selectors.parse import MAX_DEPTH, MAX_IN, MAX_LIKE, MAX_TEXT, parse
 from postroad.selectors.predicate import like_matcher
@@ -346,6 +347,23 @@ def test_a_condition_is_parsed_once_per_subscription(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_boxes_never_take_more_than_their_bound(where: str) -> None:
-    boxes = Selector.parse("", where).boxes
-    assert len(boxes) <= MAX_BOXES
-    assert sum(domain.size for box in boxes for domain in box.domains.values()) <= MAX_WORK
+    made = Selector.parse("", where).boxes
+    assert len(made) <= MAX_BOXES
+    assert sum(domain.size for box in made for domain in box.domains.values()) <= MAX_WORK
+
+
+def test_alternatives_that_come_to_nothing_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    meetings = 0
+
+    def counted(joined: dict[str, Domain], name: str, domain: Domain) -> bool:
+        nonlocal meetings
+        meetings += 1
+        return meet_into(joined, name, domain)
+
+    meet_into = boxes._meet_into
+    monkeypatch.setattr(boxes, "_meet_into", counted)
+    many = "(" + " OR ".join(f"a = {n}" for n in range(60)) + ")"
+    none = "(" + " OR ".join(f"a = {n} + 0.5" for n in range(40)) + ")"
+    (box,) = Selector.parse("", f"{many} AND {none} AND b = 1 AND c = 2").boxes
+    assert box.opaque  # it was given up
+    assert 0 < meetings <= MAX_WORK
