@@ -95,6 +95,19 @@ def test_delays_are_counted(brokers: Any, until: Callable[..., None]) -> None:
     assert count(b1, "log_sync_seconds_count") >= 1
 
 
+def test_slow_sockets_do_not_keep_health_from_answering(brokers: Any) -> None:
+    """They send no request, or do not read what they asked for; each makes room for the next."""
+    b1 = brokers.start("b1", extra=("--metrics", "127.0.0.1:0"))
+    host, _, port = status(b1)["metrics_address"].rpartition(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(200)]
+    for number, one in enumerate(slow):
+        one.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" if number % 2 else b"GET /hea")
+    assert get(f"{host}:{port}", "/health") == (200, "alive\n")
+    assert get(f"{host}:{port}", "/ready")[0] == 200
+    for one in slow:
+        one.close()
+
+
 def test_metrics_health_and_ready(brokers: Any) -> None:
     b1 = brokers.start("b1", extra=("--metrics", "127.0.0.1:0"))
     metrics = status(b1)["metrics_address"]

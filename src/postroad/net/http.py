@@ -2,6 +2,10 @@
 
 A few dozen lines instead of a web framework: one request per connection, its head bounded in bytes and
 time. /health answers while the process lives, /ready while it serves (503 before and while it stops).
+
+Where there are MAX_REQUESTS connections, the oldest makes room for the newest: a scraper sends its request and
+reads the answer at once, so whoever is there for long is not one.
+
 Metric names ending in _total are counters, delays are histograms, all others gauges; each gets the prefix
 `postroad_`.
 """
@@ -29,7 +33,7 @@ from postroad.units import SECOND_US
 
 MAX_HEAD_BYTES: Final = 8192
 REQUEST_S: Final = 5.0
-MAX_REQUESTS: Final = 64  # at a time; scrapers are few
+MAX_REQUESTS: Final = 64  # at a time
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -82,7 +86,7 @@ class HttpServer:
         self._registry.register(_Figures(figures, delays, about))
         ProcessCollector(registry=self._registry)
         self._ready = ready
-        self._active = 0
+        self._open: dict[asyncio.StreamWriter, None] = {}  # not answered yet, oldest first
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -93,17 +97,20 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._active += 1
+        if len(self._open) >= MAX_REQUESTS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
-            if self._active <= MAX_REQUESTS:
-                async with asyncio.timeout(REQUEST_S):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(head))
-                    await writer.drain()
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # nobody to answer, or nothing that deserves one
         finally:
-            self._active -= 1
+            self._open.pop(writer, None)
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:
