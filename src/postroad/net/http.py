@@ -6,7 +6,6 @@ time. /health answers while the process lives, /ready while it serves (503 befor
 Where there are MAX_REQUESTS connections, the oldest makes room for the newest: a scraper sends its request
 and reads the answer at once, so whoever is there for long is not one.
 
-
 Metric names ending in _total are counters, delays are histograms, all others gauges; each gets the prefix
 `postroad_`.
 """
