@@ -34,7 +34,7 @@ from postroad.durable.subscriber.outputs import (
 from postroad.durable.subscriber.reading import Readers
 from postroad.durable.subscriber.sessions import Session, Sessions
 from postroad.durable.subscriber.subscriptions import Attachment, Subscription, check_name, durable_key
-from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
+from postroad.errors import BugError, DeletedError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
 from postroad.history.bulletins import Receivers
 from postroad.ids import SubscriptionKey, is_history, is_volatile, pubend_text
@@ -573,7 +573,7 @@ class DurableSubscribers:
         """For good: its subscriber is told, nothing is kept."""
         one = self.hosting.subscriptions.get(name)
         if one is not None and one.session is not None:
-            self._end(turn, one.session, UsageError(f"the durable subscription {name!r} was deleted"))
+            self._end(turn, one.session, DeletedError(f"the durable subscription {name!r} was deleted"))
         number = self.hosting.delete(turn, name)
         self.moving.unclaim(name)
         self._unconfirmed.pop(number, None)
