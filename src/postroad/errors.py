@@ -67,6 +67,18 @@ class DeniedError(UsageError):
     code = "denied"
 
 
+class DeletedError(UsageError):
+    """The durable subscription was deleted while this one used it."""
+
+    code = "deleted"
+
+
+class MovedError(UsageError):
+    """Another connection, at another broker, took the durable subscription."""
+
+    code = "moved"
+
+
 class PeerError(PostroadError):
     """The other side broke the protocol or a limit. Its link is closed; nothing else suffers."""
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, NewType
+from enum import IntEnum
+from typing import Final, NamedTuple, NewType
 
 import msgspec
 
@@ -94,6 +95,22 @@ def plain_name(client: str, publisher: int, number: int) -> str:
 
 def is_plain_name(name: str) -> bool:
     return _PLAIN_NAME.fullmatch(name) is not None
+
+
+class SubscriptionKind(IntEnum):
+    PLAIN = 0
+    DURABLE = 1
+    READER = 2  # of what is stored, between two tokens
+
+
+class SubscriptionKey(NamedTuple):
+    """Names a local subscription within its broker. Each kind counts its own."""
+
+    kind: SubscriptionKind
+    id: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} subscription {self.id}"
 
 
 class IdSource:

@@ -12,7 +12,7 @@ import pytest
 from tests.worlds.broken_brokers import PUBEND, Broken, is_delivery
 
 from postroad.client import effects as fx
-from postroad.errors import UnavailableError, UsageError
+from postroad.errors import DeletedError, MovedError, UnavailableError, UsageError
 from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
 from postroad.seam.effects import Effect
@@ -525,9 +525,18 @@ def test_who_begins_anew_twice_is_told_of_what_it_heard_of_between() -> None:
         given.reader.gap(other, 9, 11)
 
 
+def test_a_subscription_may_end_where_it_moved_away_and_not_for_any_other_fault_of_its_user() -> None:
+    """The code of the error says which, whatever its text says."""
+    reader = Given("auto").reader
+    text = "'r' was taken by another connection, at broker 'b1'"
+    assert reader.may_end(MovedError(text))
+    assert not reader.may_end(UsageError(text))
+    assert not reader.may_end(None)
+
+
 def test_who_was_deleted_begins_anew() -> None:
     given = Given("auto")
-    deleted = UsageError("the durable subscription 'r' was deleted")
+    deleted = DeletedError("the durable subscription 'r' was deleted")
     assert not given.reader.may_end(deleted)
     events = given.batch(1, 2, 3, 4)
     owed = {events.id(row): row + 1 for row in range(4)}

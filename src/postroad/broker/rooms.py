@@ -26,7 +26,7 @@ from postroad.errors import PeerError
 from postroad.history.bulletin_writer import BulletinWriter
 from postroad.history.bulletins import Author
 from postroad.history.history import History, Sources
-from postroad.ids import Identity, is_history
+from postroad.ids import Identity, SubscriptionKey, is_history
 from postroad.links.direct import DirectPeers
 from postroad.links.links import Links
 from postroad.overlay.flooding import Flooding
@@ -264,7 +264,7 @@ class Rooms:
     def _kept(self, turn: Turn, effects: Sequence[TrackingEffect]) -> None:
         self.history.kept(turn, effects)
 
-    def _confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+    def _confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         self.subscribing.confirmed(turn, key, missing)
 
     def _held(self, pubend: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from postroad.clients.intake import Intake
 from postroad.errors import DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
-from postroad.ids import plain_name
+from postroad.ids import SubscriptionKey, SubscriptionKind, plain_name
 from postroad.links.links import Links
 from postroad.overlay.flooding import Flooding
 from postroad.overlay.interest import Interest
@@ -20,7 +20,6 @@ from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.streams.delivery import Delivery
 from postroad.streams.routing import Routing
-from postroad.streams.streams import DURABLE_KEY
 from postroad.tracking.strategies import Tracking
 from postroad.wire.frames import Ended, Limits, Subscribe, Subscribed, Unsubscribe, encode
 
@@ -47,7 +46,7 @@ class DurableSubscriptions(Protocol):
     def unsubscribe(self, turn: Turn, connection: int, number: int) -> bool:
         """Whether there was one."""
 
-    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+    def confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         """A subscription has begun wherever it can, but for these brokers."""
 
     def has(self, connection: int, number: int) -> bool: ...
@@ -81,7 +80,8 @@ class Subscribing:
         self._routing = routing
         self._hosts = [] if durable is None else [durable]
         self._tracking = tracking
-        self._subscribers: dict[int, tuple[int, int, str]] = {}  # key -> (connection, number, name)
+        # Plain subscription -> (connection, number, name).
+        self._subscribers: dict[SubscriptionKey, tuple[int, int, str]] = {}
         board.from_client(Subscribe, self._subscribe)
         board.from_client(Unsubscribe, self._unsubscribe)
         board.peers("client", down=self._closed)
@@ -123,7 +123,7 @@ class Subscribing:
     def _subscribe_plain(self, turn: Turn, peer: Peer, message: Subscribe, selector: Selector) -> None:
         connection, number = peer.connection, message.number
         name = plain_name(peer.name, peer.publisher, number)
-        key = self._delivery.subscribe(connection, message, selector, name)
+        key = _plain_key(self._delivery.subscribe(connection, message, selector, name))
         try:
             updates = self._interest.subscribe(key, selector)
         except UsageError:
@@ -135,10 +135,10 @@ class Subscribing:
         self._flooding.interest(turn, updates)
         self._routing.subscribe(turn, key, self._interest.own_version)
 
-    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+    def confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         """A subscription has begun wherever it can, but for these brokers."""
         missing = missing[:MAX_MISSING]
-        if key >= DURABLE_KEY:
+        if key.kind is SubscriptionKind.DURABLE:
             self._host().confirmed(turn, key, missing)
             return
         connection, number, _ = self._subscribers[key]
@@ -146,22 +146,27 @@ class Subscribing:
 
     def _unsubscribe(self, turn: Turn, peer: Peer, message: Unsubscribe) -> None:
         self._intake.flush(turn)
-        key = self._delivery.unsubscribe(peer.connection, message.number)
-        if key is not None:
-            self._end(turn, key)
-        if key is not None or any(
+        plain = self._delivery.unsubscribe(peer.connection, message.number)
+        if plain is not None:
+            self._end(turn, _plain_key(plain))
+        if plain is not None or any(
             host.unsubscribe(turn, peer.connection, message.number) for host in self._hosts
         ):
             ended = Ended(number=message.number, code="", reason="")
             turn.send(peer.connection, encode(ended))
 
     def _closed(self, turn: Turn, peer: Peer) -> None:
-        for key in self._delivery.closed(peer.connection):
-            self._end(turn, key)
+        for plain in self._delivery.closed(peer.connection):
+            self._end(turn, _plain_key(plain))
 
-    def _end(self, turn: Turn, key: int) -> None:
+    def _end(self, turn: Turn, key: SubscriptionKey) -> None:
         _, _, name = self._subscribers.pop(key)
         if self._tracking is not None:
             self._tracking.detached(name, turn.now_us)
         self._routing.unsubscribe(key)
         self._flooding.interest(turn, self._interest.unsubscribe(key))
+
+
+def _plain_key(subscription: int) -> SubscriptionKey:
+    """What interest and routing call a subscription of delivery, which has plain ones only."""
+    return SubscriptionKey(SubscriptionKind.PLAIN, subscription)

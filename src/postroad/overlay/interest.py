@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from postroad.errors import BugError, PeerError, UnavailableError, UsageError
 from postroad.events.batch import EventBatch
 from postroad.events.topics import RESERVED, pattern_matches
+from postroad.ids import SubscriptionKey
 from postroad.overlay.interest_entries import (
     TOPIC_BYTES,
     WHERE_BYTES,
@@ -218,7 +219,7 @@ class Interest:
         self._me = me
         self._limits = limits  # those of every broker here: links refuse others
         self.own_version = boot << 32
-        self._keys: dict[int, OwnSelector] = {}  # every local subscription
+        self._keys: dict[SubscriptionKey, OwnSelector] = {}  # every local subscription
         self._own: dict[Selector, OwnSelector] = {}  # the distinct selectors of `_keys`
         self._own_text_bytes = 0  # of `_own`
         self._entries: dict[int, OwnSelector] = {}  # those advertised, by entry number, which increases
@@ -238,10 +239,10 @@ class Interest:
 
     # Own interest
 
-    def subscribe(self, key: int, selector: Selector) -> list[InterestUpdate]:
+    def subscribe(self, key: SubscriptionKey, selector: Selector) -> list[InterestUpdate]:
         """Add a local subscription. The updates to flood, none when what is advertised covers it already."""
         if key in self._keys:
-            raise UsageError(f"subscription key {key} is in use")
+            raise UsageError(f"the {key} is in the interest already")
         own = self._own.get(selector)
         if own is not None:
             own.references += 1
@@ -256,11 +257,11 @@ class Interest:
         self._place(own, change)
         return self._commit(change)
 
-    def unsubscribe(self, key: int) -> list[InterestUpdate]:
+    def unsubscribe(self, key: SubscriptionKey) -> list[InterestUpdate]:
         """Remove a local subscription. What it alone covered is advertised again before it goes."""
         own = self._keys.pop(key, None)
         if own is None:
-            raise UsageError(f"there is no subscription with key {key}")
+            raise UsageError(f"the {key} is not in the interest")
         own.references -= 1
         if own.references:
             return []

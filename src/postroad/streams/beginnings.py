@@ -7,14 +7,17 @@ A new subscription is confirmed when it has begun on the streams of all reachabl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
-from postroad.ids import is_volatile
+from postroad.ids import SubscriptionKey, SubscriptionKind, is_volatile
 from postroad.overlay.topology import Topology
 from postroad.seam.turn import Turn
 from postroad.streams.delivery import Delivery
-from postroad.streams.streams import DURABLE_KEY, Stream, Upstream
+from postroad.streams.streams import Stream, Upstream
 
-Confirmed = Callable[[Turn, int, tuple[str, ...]], None]  # the subscription's key, who did not confirm
+Confirmed = Callable[[Turn, SubscriptionKey, tuple[str, ...]], None]  # whose, who did not confirm
+_PLAIN: Final = SubscriptionKind.PLAIN
+_DURABLE: Final = SubscriptionKind.DURABLE
 
 
 class Beginnings:
@@ -33,7 +36,7 @@ class Beginnings:
         delivery: Delivery,
         streams: Mapping[int, Stream],
         upstream: Upstream,
-        begin_durable: Callable[[Turn, int, Stream], bool],
+        begin_durable: Callable[[Turn, SubscriptionKey, Stream], bool],
         confirmed: Confirmed,
     ) -> None:
         self._me = me
@@ -44,18 +47,20 @@ class Beginnings:
         self._upstream = upstream
         self._begin_durable = begin_durable
         self._confirmed = confirmed
-        self._subscriptions: dict[int, int] = {}  # live local subscription -> interest version it needs
-        self._unconfirmed: dict[int, tuple[set[int], int]] = {}  # key -> (pubends awaited, deadline)
+        # Live local subscription -> interest version it needs.
+        self._subscriptions: dict[SubscriptionKey, int] = {}
+        # Key -> (pubends awaited, deadline).
+        self._unconfirmed: dict[SubscriptionKey, tuple[set[int], int]] = {}
 
     def __len__(self) -> int:
         """Subscriptions that are not confirmed."""
         return len(self._unconfirmed)
 
-    def subscribe(self, turn: Turn, key: int, version: int) -> None:
+    def subscribe(self, turn: Turn, key: SubscriptionKey, version: int) -> None:
         self._subscriptions[key] = version
         for stream in self._streams.values():
             current = stream.announced and stream.origin in self._upstream
-            if key < DURABLE_KEY and stream.pubend is None:
+            if key.kind is _PLAIN and stream.pubend is None:
                 stream.floors[key] = stream.top if current else None
             if stream.pubend is not None or (stream.version >= version and current):
                 self._activate(turn, stream, key, version, stream.horizon)
@@ -64,14 +69,14 @@ class Beginnings:
         self._unconfirmed[key] = (self._awaited(key), turn.now_us + self._wait_us)
         self._confirm(turn, key)
 
-    def host_subscription(self, key: int, version: int) -> None:
+    def host_subscription(self, key: SubscriptionKey, version: int) -> None:
         """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
         self._subscriptions[key] = version
         for stream in self._streams.values():
             if not is_volatile(stream.id):
                 stream.need = max(stream.need, version)
 
-    def unsubscribe(self, key: int) -> None:
+    def unsubscribe(self, key: SubscriptionKey) -> None:
         self._subscriptions.pop(key, None)
         self._unconfirmed.pop(key, None)
         for stream in self._streams.values():
@@ -83,8 +88,8 @@ class Beginnings:
     def opened(self, stream: Stream) -> None:
         """There is a stream of an own durable pubend."""
         for key, version in self._subscriptions.items():
-            if key < DURABLE_KEY:
-                self._delivery.activate(key, stream.id, stream.horizon)
+            if key.kind is _PLAIN:
+                self._delivery.activate(key.id, stream.id, stream.horizon)
             elif key in self._unconfirmed:
                 stream.waiting[key] = version
 
@@ -93,7 +98,7 @@ class Beginnings:
         stream.waiting = dict(self._subscriptions)
         if not is_volatile(stream.id):
             for key, version in self._subscriptions.items():
-                if key >= DURABLE_KEY and key not in self._unconfirmed:
+                if key.kind is _DURABLE and key not in self._unconfirmed:
                     del stream.waiting[key]
                     stream.need = max(stream.need, version)
         if former is not None:
@@ -109,13 +114,13 @@ class Beginnings:
 
     def activate_waiting(self, turn: Turn, stream: Stream) -> None:
         """Hosting has caught up with a stream: durable subscriptions in force there begin."""
-        for key, version in [item for item in stream.waiting.items() if item[0] >= DURABLE_KEY]:
+        for key, version in [item for item in stream.waiting.items() if item[0].kind is _DURABLE]:
             if stream.pubend is not None or version <= stream.version:
                 self._activate(turn, stream, key, version, stream.horizon)
 
-    def _activate(self, turn: Turn, stream: Stream, key: int, version: int, start: int) -> None:
-        if key < DURABLE_KEY:
-            self._delivery.activate(key, stream.id, max(start, stream.floors.pop(key, None) or 0))
+    def _activate(self, turn: Turn, stream: Stream, key: SubscriptionKey, version: int, start: int) -> None:
+        if key.kind is _PLAIN:
+            self._delivery.activate(key.id, stream.id, max(start, stream.floors.pop(key, None) or 0))
         elif not self._begin_durable(turn, key, stream):
             stream.waiting[key] = version
             return
@@ -127,7 +132,7 @@ class Beginnings:
             unconfirmed[0].discard(stream.id)
             self._confirm(turn, key)
 
-    def _awaited(self, key: int) -> set[int]:
+    def _awaited(self, key: SubscriptionKey) -> set[int]:
         """Pubends of reachable brokers on which the subscription has not begun."""
         return {
             pubend
@@ -137,7 +142,7 @@ class Beginnings:
             if (stream := self._streams.get(pubend)) is None or key in stream.waiting
         }
 
-    def _confirm(self, turn: Turn, key: int) -> None:
+    def _confirm(self, turn: Turn, key: SubscriptionKey) -> None:
         awaited, _ = self._unconfirmed[key]
         if not awaited:
             del self._unconfirmed[key]

@@ -67,7 +67,7 @@ class _Subscription:
         "disconnect",
         "dropped",
         "gaps",
-        "key",
+        "id",
         "limit",
         "lost",
         "name",
@@ -79,7 +79,7 @@ class _Subscription:
 
     def __init__(
         self,
-        key: int,
+        subscription_id: int,
         name: str,
         connection: _Connection,
         asked: Subscribe,
@@ -87,7 +87,7 @@ class _Subscription:
         *,
         limit: int,
     ) -> None:
-        self.key = key
+        self.id = subscription_id
         self.name = name  # by which traces know it
         self.connection = connection
         self.number = asked.number
@@ -112,7 +112,7 @@ class _Stream:
         self.tracked = not is_history(pubend)
         self.bit = bit  # 1 << n, in `_Subscription.active`
         self.end: int | None = None  # knowledge up to here has been delivered; None before any has
-        self.late: dict[int, int] = {}  # subscription key -> tick it begins at, where that is after `end`
+        self.late: dict[int, int] = {}  # subscription -> tick it begins at, where that is after `end`
 
 
 class _Cut(msgspec.Struct, gc=False):
@@ -162,7 +162,7 @@ class Delivery:
         "_frames",
         "_gaps",
         "_index",
-        "_last_key",
+        "_last_id",
         "_note",
         "_spend",
         "_streams",
@@ -182,12 +182,12 @@ class Delivery:
         self._note = note
         self._available = available
         self._spend = spend
-        self._subscriptions: dict[int, _Subscription] = {}  # by key
+        self._subscriptions: dict[int, _Subscription] = {}  # by id
         self._connections: dict[int, _Connection] = {}  # those with subscriptions
         self._streams: dict[int, _Stream] = {}  # by pubend
         self._bits = 0  # the bits in use by `_streams`
-        self._index = MatchIndex()  # all `_subscriptions`; key and target are the subscription's key
-        self._last_key = 0
+        self._index = MatchIndex()  # all `_subscriptions`; key and target are the subscription's id
+        self._last_id = 0
         self._delivered = self._dropped = self._frames = self._gaps = self._disconnects = 0
         board.metrics(self.metrics)
         board.status("subscriptions", lambda _now_us: self.status()[:MAX_STATUS_ROWS])
@@ -195,7 +195,7 @@ class Delivery:
     # Subscriptions
 
     def subscribe(self, connection: int, asked: Subscribe, selector: Selector, name: str) -> int:
-        """A new subscription, which gets nothing until it is activated. Its key is never used again.
+        """A new subscription, which gets nothing until it is activated. Its id is never used again.
 
         `selector` is that of `asked`; `name` is by which traces know it.
         """
@@ -205,14 +205,14 @@ class Delivery:
             raise UsageError(f"a buffer of {asked.buffer} bytes")
         self.check_free(connection, asked.number)
         home = self._connections.get(connection) or _Connection(connection)
-        self._last_key += 1
-        key = self._last_key
-        self._index.add(key, selector, key)
+        self._last_id += 1
+        subscription_id = self._last_id
+        self._index.add(subscription_id, selector, subscription_id)
         limit = min(asked.buffer or self._buffer_bytes, self._connection_bytes)
-        subscription = _Subscription(key, name, home, asked, selector, limit=limit)
-        home.by_number[asked.number] = self._subscriptions[key] = subscription
+        subscription = _Subscription(subscription_id, name, home, asked, selector, limit=limit)
+        home.by_number[asked.number] = self._subscriptions[subscription_id] = subscription
         self._connections[connection] = home
-        return key
+        return subscription_id
 
     def check_free(self, connection: int, number: int) -> None:
         """PeerError if the number is in use: an answer would be taken for the end of the one that has it."""
@@ -224,23 +224,23 @@ class Delivery:
     def _connection_bytes(self) -> int:
         return CONNECTION_BUFFERS * self._buffer_bytes
 
-    def activate(self, key: int, pubend: int, start: int) -> None:
+    def activate(self, subscription_id: int, pubend: int, start: int) -> None:
         """From tick `start` (exclusive) on, events of `pubend` are for this subscription.
 
-        A second call for the same pubend changes nothing; a key that has ended is ignored.
+        A second call for the same pubend changes nothing; a subscription that has ended is ignored.
         """
-        subscription = self._subscriptions.get(key)
+        subscription = self._subscriptions.get(subscription_id)
         if subscription is None:
             return
         stream = self._streams.get(pubend)
         if stream is None:
             stream = self._open_stream(pubend)
-        if subscription.active & stream.bit or key in stream.late:
+        if subscription.active & stream.bit or subscription_id in stream.late:
             return
         if stream.end is not None and start <= stream.end:
             subscription.active |= stream.bit
         else:
-            stream.late[key] = start
+            stream.late[subscription_id] = start
 
     def _open_stream(self, pubend: int) -> _Stream:
         if len(self._streams) >= MAX_PUBENDS:
@@ -259,7 +259,7 @@ class Delivery:
                 subscription.active &= ~stream.bit
 
     def unsubscribe(self, connection: int, number: int) -> int | None:
-        """End a subscription; its key, None if there is none."""
+        """End a subscription; its id, None if there is none."""
         home = self._connections.get(connection)
         subscription = None if home is None else home.by_number.pop(number, None)
         if home is None or subscription is None:
@@ -273,22 +273,22 @@ class Delivery:
         if not home.by_number and not home.ended:
             del self._connections[connection]
         self._forget(subscription)
-        return subscription.key
+        return subscription.id
 
     def closed(self, connection: int) -> list[int]:
-        """The connection is gone; the keys of the subscriptions that ended with it."""
+        """The connection is gone; the ids of the subscriptions that ended with it."""
         home = self._connections.pop(connection, None)
         if home is None:
             return []
         for subscription in home.by_number.values():
             self._forget(subscription)
-        return [subscription.key for subscription in home.by_number.values()]
+        return [subscription.id for subscription in home.by_number.values()]
 
     def _forget(self, subscription: _Subscription) -> None:
-        del self._subscriptions[subscription.key]
-        self._index.remove(subscription.key)
+        del self._subscriptions[subscription.id]
+        self._index.remove(subscription.id)
         for stream in self._streams.values():
-            stream.late.pop(subscription.key, None)
+            stream.late.pop(subscription.id, None)
 
     def count(self, connection: int) -> int:
         """Subscriptions of a connection."""
@@ -322,8 +322,8 @@ class Delivery:
             cut = _Cut(batch, rows, count, pubend, start, end)
             names: list[str] = []
             number, frame, size = -1, b"", 0
-            for key in targets:
-                subscription = subscriptions[key]
+            for target in targets:
+                subscription = subscriptions[target]
                 if not subscription.active & bit:
                     self._deliver_late(turn, stream, subscription, cut)
                     continue
@@ -349,7 +349,7 @@ class Delivery:
 
     def _deliver_late(self, turn: Turn, stream: _Stream, subscription: _Subscription, cut: _Cut) -> None:
         """Deliver to a subscription that may begin inside this span, after it, or never."""
-        begin = stream.late.get(subscription.key)
+        begin = stream.late.get(subscription.id)
         if begin is None or begin >= cut.end:
             return
         if begin > cut.start:
@@ -396,10 +396,10 @@ class Delivery:
 
     def _promote(self, stream: _Stream, end: int) -> None:
         """Those that began at or before `end` need no further look at their first tick."""
-        for key, begin in list(stream.late.items()):
+        for late, begin in list(stream.late.items()):
             if begin <= end:
-                del stream.late[key]
-                self._subscriptions[key].active |= stream.bit
+                del stream.late[late]
+                self._subscriptions[late].active |= stream.bit
 
     # Slow consumers
 
@@ -527,7 +527,7 @@ class Delivery:
         if len(self._index) != len(self._subscriptions):
             raise BugError("the index does not hold exactly the subscriptions")
         listed = [item for home in self._connections.values() for item in home.by_number.values()]
-        if sorted(item.key for item in listed) != sorted(self._subscriptions):
+        if sorted(item.id for item in listed) != sorted(self._subscriptions):
             raise BugError("connections do not hold exactly the subscriptions")
         for home in self._connections.values():
             self._check_connection(home)
@@ -536,9 +536,9 @@ class Delivery:
             if bits & stream.bit:
                 raise BugError(f"pubend {pubend_text(pubend)} shares its bit")
             bits |= stream.bit
-            for key, begin in stream.late.items():
-                if self._subscriptions[key].active & stream.bit or (stream.end or begin) > begin:
-                    raise BugError(f"subscription {key} is late for a tick that is past")
+            for late, begin in stream.late.items():
+                if self._subscriptions[late].active & stream.bit or (stream.end or begin) > begin:
+                    raise BugError(f"subscription {late} is late for a tick that is past")
         if bits != self._bits or any(item.active & ~bits for item in listed):
             raise BugError("bits are in use that belong to no stream")
 
@@ -550,12 +550,12 @@ class Delivery:
         if home.stalled != bool(home.ended or home.queue or home.gapped):
             raise BugError(f"connection {home.number} is not marked as it is")
         gapped = [item for item in home.by_number.values() if item.lost and not item.waiting]
-        if sorted(item.key for item in gapped) != sorted(item.key for item in home.gapped):
+        if sorted(item.id for item in gapped) != sorted(item.id for item in home.gapped):
             raise BugError(f"connection {home.number} does not know whose gaps are due")
         for item in home.by_number.values():
             mine = [len(frame) for owner, frame, _ in home.queue if owner is item]
             if (len(mine), sum(mine)) != (item.waiting, item.waiting_bytes) or sum(mine) > item.limit:
-                raise BugError(f"subscription {item.key} holds {sum(mine)} bytes of {item.limit}")
+                raise BugError(f"subscription {item.id} holds {sum(mine)} bytes of {item.limit}")
 
 
 def _lost_frame(pubend: int, start: int, end: int, number: int) -> bytes:

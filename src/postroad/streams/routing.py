@@ -30,7 +30,7 @@ from typing import Final, Protocol
 from postroad.delays import Delays
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
-from postroad.ids import boot_of, is_history, is_volatile, pubend_text, volatile_pubend
+from postroad.ids import SubscriptionKey, boot_of, is_history, is_volatile, pubend_text, volatile_pubend
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_BROKERS, Topology
@@ -78,7 +78,7 @@ class Host(Protocol):
     def dropped(self, pubend: int) -> None:
         """Its stream is forgotten."""
 
-    def begin(self, turn: Turn, key: int, stream: Stream) -> bool:
+    def begin(self, turn: Turn, key: SubscriptionKey, stream: Stream) -> bool:
         """A new subscription is in force on a stream from here on; False: it is to begin later."""
 
     def learn(self, turn: Turn, stream: Stream, segment: Segment) -> None:
@@ -232,12 +232,12 @@ class Routing:
 
     # ---- local subscriptions
 
-    def subscribe(self, turn: Turn, key: int, version: int) -> None:
+    def subscribe(self, turn: Turn, key: SubscriptionKey, version: int) -> None:
         """A local subscription that relies on this version of the own interest."""
         self._beginnings.subscribe(turn, key, version)
         self._silences.news()
 
-    def unsubscribe(self, key: int) -> None:
+    def unsubscribe(self, key: SubscriptionKey) -> None:
         self._beginnings.unsubscribe(key)
 
     # ---- durable subscribers
@@ -245,10 +245,10 @@ class Routing:
     def add_host(self, host: Host) -> None:
         self._hosts.append(host)
 
-    def _begin_durable(self, turn: Turn, key: int, stream: Stream) -> bool:
+    def _begin_durable(self, turn: Turn, key: SubscriptionKey, stream: Stream) -> bool:
         return is_volatile(stream.id) or all(host.begin(turn, key, stream) for host in self._hosts)
 
-    def host_subscription(self, key: int, version: int) -> None:
+    def host_subscription(self, key: SubscriptionKey, version: int) -> None:
         """A durable subscription that has begun wherever it begins: all knowledge must serve it."""
         self._beginnings.host_subscription(key, version)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from postroad.errors import BugError, PeerError
-from postroad.ids import is_volatile
+from postroad.ids import SubscriptionKey, is_volatile
 from postroad.overlay.topology import MAX_BROKERS
 from postroad.seam.turn import Turn
 from postroad.streams.delivery import MAX_PUBENDS
@@ -27,7 +27,6 @@ from postroad.wire.frames import Stamp
 MAX_STAMPS: Final = 1_024  # the newest stamps of a link that may still be named
 MAX_WANTS: Final = 1_024  # spans one neighbour may wait for in one stream
 MAX_NACK_SPANS: Final = 256
-DURABLE_KEY: Final = 1 << 48  # keys of durable subscriptions lie above those of plain ones
 MAX_STREAMS: Final = MAX_PUBENDS  # so that local delivery takes every stream there is
 MAX_STREAMS_PER_ORIGIN: Final = 16_384  # what one attach can name
 _EVICT_TO: Final = 0.9  # of the cache limit, so that eviction runs now and then, not at every batch
@@ -199,8 +198,10 @@ class Stream:
         self.version = 0  # the own interest version in force at the horizon
         self.announced = True  # the parent said how far the stream is, since we attached
         # Plain subscription not active here yet -> where the stream was when it was made; None: not known.
-        self.floors: dict[int, int | None] = {}
-        self.waiting: dict[int, int] = {}  # subscription not active here yet -> version it waits for
+        self.floors: dict[SubscriptionKey, int | None] = {}
+        self.waiting: dict[
+            SubscriptionKey, int
+        ] = {}  # subscription not active here yet -> version it waits for
         self.asked: list[Asked] = []  # nacks sent upstream and not yet timed out
         self.nack_at: int | None = None  # when to look at the gaps again
         self.partly_asked = False  # there were more gaps than one nack asks for

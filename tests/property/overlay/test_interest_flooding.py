@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from postroad.events import BatchBuilder, EventBatch, Value
-from postroad.ids import MessageId
+from postroad.ids import MessageId, SubscriptionKey, SubscriptionKind
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector, covers
 from postroad.selectors import cover_index as covering
@@ -78,9 +78,9 @@ class Flooding(RuleBasedStateMachine):
         self.batch = _batch()
         self.boots = dict.fromkeys(BROKERS, 1)
         self.cores = {number: Interest(number, 1) for number in BROKERS}
-        self.subscriptions: dict[int, dict[int, Selector]] = {number: {} for number in BROKERS}
+        self.subscriptions: dict[int, dict[SubscriptionKey, Selector]] = {number: {} for number in BROKERS}
         self.in_flight: list[tuple[int, int, InterestUpdate]] = []  # from, to, what
-        self.last_key = 0
+        self.last_id = 0
 
     def flood(self, sender: int, update: InterestUpdate, *, but: int = 0) -> None:
         self.in_flight += [(sender, to, update) for to in LINKS[sender] if to != but]
@@ -95,17 +95,18 @@ class Flooding(RuleBasedStateMachine):
 
     @rule(broker=brokers, selector=selectors)
     def subscribe(self, broker: int, selector: Selector) -> None:
-        self.last_key += 1
-        self.subscriptions[broker][self.last_key] = selector
-        for update in self.cores[broker].subscribe(self.last_key, selector):
+        self.last_id += 1
+        key = SubscriptionKey(SubscriptionKind.PLAIN, self.last_id)
+        self.subscriptions[broker][key] = selector
+        for update in self.cores[broker].subscribe(key, selector):
             self.flood(broker, update)
 
     @rule(broker=brokers, choice=st.integers(0, 1 << 16))
     def unsubscribe(self, broker: int, choice: int) -> None:
-        held = self.subscriptions[broker]
-        if held:
-            key = list(held)[choice % len(held)]
-            del held[key]
+        subscriptions = self.subscriptions[broker]
+        if subscriptions:
+            key = list(subscriptions)[choice % len(subscriptions)]
+            del subscriptions[key]
             for update in self.cores[broker].unsubscribe(key):
                 self.flood(broker, update)
 

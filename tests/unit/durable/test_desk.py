@@ -267,7 +267,7 @@ def test_what_moved_says_where_and_is_deleted_there() -> None:
     assert second.ended() == []
     done = ask(net, 1, "subs.delete", name="s")
     assert done is not None
-    assert (done.code, second.ended()) == ("", ["usage"])
+    assert (done.code, second.ended()) == ("", ["deleted"])
 
 
 @pytest.mark.parametrize("outcome", ["synced", "full", "gone"])

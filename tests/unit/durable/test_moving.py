@@ -112,13 +112,13 @@ def test_a_connected_subscriber_is_ended_when_its_name_is_taken_elsewhere() -> N
     net.wait(1)
     second.begin("s", ack="auto")
     net.wait(1)
-    assert first.ended() == ["usage"]
+    assert first.ended() == ["moved"]
     assert "at broker 'b0'" in reasons(first)[0]
     assert (second.ended(), bool(second.start)) == ([], True)
     third = Reader(net, 1)
     third.begin("s", token=second.token())
     net.wait(1)
-    assert second.ended() == ["usage"]
+    assert second.ended() == ["moved"]
 
 
 def test_while_the_former_broker_is_away_nobody_begins_anew() -> None:
@@ -337,7 +337,7 @@ def test_a_name_made_in_two_partitions_is_that_of_the_later_one() -> None:
     net.wait(1)
     net.link(0, 1)
     net.wait(2)
-    assert (one.ended(), two.ended()) == (["usage"], [])
+    assert (one.ended(), two.ended()) == (["moved"], [])
     assert (names(net, 0), names(net, 1)) == ({"s": True}, {"s": False})
     net.wait(65)
     assert names(net, 0) == {}

@@ -262,7 +262,7 @@ def test_a_retired_broker_that_comes_back_lets_go_of_what_its_former_broker_has(
     net.isolate(1)
     assert retire(net, 0, "b1")[0] == ""
     net.join(1)
-    assert there.ended() == ["usage"]
+    assert there.ended() == ["moved"]
     assert (names(net, 0), names(net, 1)) == ({"s": False}, {"s": True})
     assert goes_on(net, 2) == numbers(0, 5)
 

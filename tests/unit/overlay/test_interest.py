@@ -6,7 +6,7 @@ import pytest
 
 from postroad.errors import PeerError, UsageError
 from postroad.events import BatchBuilder, EventBatch, Value
-from postroad.ids import MessageId
+from postroad.ids import MessageId, SubscriptionKey, SubscriptionKind
 from postroad.overlay import interest
 from postroad.overlay.interest import Interest
 from postroad.selectors import Selector
@@ -27,6 +27,10 @@ BOOT = 3
 
 def selector(topic: str, where: str = "") -> Selector:
     return Selector.parse(topic, where)
+
+
+def key(number: int) -> SubscriptionKey:
+    return SubscriptionKey(SubscriptionKind.PLAIN, number)
 
 
 def advertised(broker: Interest) -> set[tuple[str, str]]:
@@ -69,35 +73,35 @@ def change(base: int, *added: tuple[int, str], removed: tuple[int, ...] = ()) ->
 class TestCovering:
     def test_first_subscription_is_advertised_as_the_next_version(self) -> None:
         broker = Interest(ME, BOOT)
-        (update,) = broker.subscribe(1, selector("a/b", "x > 1"))
+        (update,) = broker.subscribe(key(1), selector("a/b", "x > 1"))
         assert (update.owner, update.base, update.version) == (ME, BOOT << 32, BOOT << 32 | 1)
         assert [(entry.topic, entry.where) for entry in update.added] == [("a/b", "x > 1")]
         assert broker.own_version == update.version
 
     def test_identical_selectors_are_counted(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("a"))
-        assert broker.subscribe(2, selector("a")) == []
-        assert broker.unsubscribe(1) == []
-        (update,) = broker.unsubscribe(2)
+        broker.subscribe(key(1), selector("a"))
+        assert broker.subscribe(key(2), selector("a")) == []
+        assert broker.unsubscribe(key(1)) == []
+        (update,) = broker.unsubscribe(key(2))
         assert (texts(update), len(update.removed)) == ([], 1)
         broker.check()
 
     def test_covered_selector_is_not_advertised(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("a/#"))
+        broker.subscribe(key(1), selector("a/#"))
         version = broker.own_version
-        assert broker.subscribe(2, selector("a/b", "price > 3")) == []
-        assert broker.unsubscribe(2) == []
+        assert broker.subscribe(key(2), selector("a/b", "price > 3")) == []
+        assert broker.unsubscribe(key(2)) == []
         assert broker.own_version == version
         broker.check()
 
     def test_wider_selector_replaces_what_it_covers_in_one_update(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("a/b"))
-        broker.subscribe(2, selector("a/c", "x = 1"))
-        broker.subscribe(3, selector("z"))
-        (update,) = broker.subscribe(4, selector("a/+"))
+        broker.subscribe(key(1), selector("a/b"))
+        broker.subscribe(key(2), selector("a/c", "x = 1"))
+        broker.subscribe(key(3), selector("z"))
+        (update,) = broker.subscribe(key(4), selector("a/+"))
         assert texts(update) == ["a/+"]
         assert update.removed == (1, 2)
         assert advertised(broker) == {("a/+", ""), ("z", "")}
@@ -105,10 +109,10 @@ class TestCovering:
 
     def test_removing_a_coverer_advertises_what_it_alone_covered_in_the_same_update(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("#"))
-        for key, topic in enumerate(("a/b", "a/#", "c"), start=2):
-            assert broker.subscribe(key, selector(topic)) == []
-        (update,) = broker.unsubscribe(1)
+        broker.subscribe(key(1), selector("#"))
+        for number, topic in enumerate(("a/b", "a/#", "c"), start=2):
+            assert broker.subscribe(key(number), selector(topic)) == []
+        (update,) = broker.unsubscribe(key(1))
         # "a/b" was advertised and covered again within this change: nobody hears of it.
         assert texts(update) == ["a/#", "c"]
         assert update.removed == (1,)
@@ -116,72 +120,75 @@ class TestCovering:
 
     def test_coverers_stand_one_deep(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("a/b/c"))
-        broker.subscribe(2, selector("a/b/#"))
-        broker.subscribe(3, selector("a/#"))
+        broker.subscribe(key(1), selector("a/b/c"))
+        broker.subscribe(key(2), selector("a/b/#"))
+        broker.subscribe(key(3), selector("a/#"))
         broker.check()
         assert advertised(broker) == {("a/#", "")}
-        broker.unsubscribe(2)
-        broker.unsubscribe(3)
+        broker.unsubscribe(key(2))
+        broker.unsubscribe(key(3))
         assert advertised(broker) == {("a/b/c", "")}
         broker.check()
 
     def test_conditions_are_compared_within_their_equalities(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("t", "symbol = 'A' AND price > 10"))
-        broker.subscribe(2, selector("t", "symbol = 'B' AND price > 10"))
-        assert broker.subscribe(3, selector("t", "symbol = 'A' AND price > 20 AND n = 5")) == []
-        (update,) = broker.subscribe(4, selector("t", "symbol = 'B'"))
+        broker.subscribe(key(1), selector("t", "symbol = 'A' AND price > 10"))
+        broker.subscribe(key(2), selector("t", "symbol = 'B' AND price > 10"))
+        assert broker.subscribe(key(3), selector("t", "symbol = 'A' AND price > 20 AND n = 5")) == []
+        (update,) = broker.subscribe(key(4), selector("t", "symbol = 'B'"))
         assert update.removed == (2,)
         assert advertised(broker) == {("t", "symbol = 'A' AND price > 10"), ("t", "symbol = 'B'")}
         broker.check()
 
     def test_equalities_shared_by_all_alternatives_count(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("t", "symbol = 'A'"))
-        assert broker.subscribe(2, selector("t", "symbol = 'A' AND n = 1 OR symbol = 'A' AND m = 2.0")) == []
-        assert broker.subscribe(3, selector("t", "symbol = 'A' AND flag")) == []
+        broker.subscribe(key(1), selector("t", "symbol = 'A'"))
+        assert (
+            broker.subscribe(key(2), selector("t", "symbol = 'A' AND n = 1 OR symbol = 'A' AND m = 2.0"))
+            == []
+        )
+        assert broker.subscribe(key(3), selector("t", "symbol = 'A' AND flag")) == []
         broker.check()
 
     def test_some_of_several_equalities_cover(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("t", "a = 1 AND c = 3"))
-        assert broker.subscribe(2, selector("t", "a = 1 AND b = 2 AND c = 3")) == []
-        assert broker.subscribe(3, selector("t", "a = 1 AND b = 2 AND c = 4")) != []
+        broker.subscribe(key(1), selector("t", "a = 1 AND c = 3"))
+        assert broker.subscribe(key(2), selector("t", "a = 1 AND b = 2 AND c = 3")) == []
+        assert broker.subscribe(key(3), selector("t", "a = 1 AND b = 2 AND c = 4")) != []
         broker.check()
 
     def test_two_ways_to_write_any_topic(self) -> None:
         for first, second in (("#", "+/#"), ("+/#", "#")):
             broker = Interest(ME, BOOT)
-            broker.subscribe(1, selector(first))
-            assert broker.subscribe(2, selector(second, "x = 1")) == []
+            broker.subscribe(key(1), selector(first))
+            assert broker.subscribe(key(2), selector(second, "x = 1")) == []
             broker.check()
 
     def test_many_equalities_look_only_at_the_smallest_and_largest_subsets(self) -> None:
         where = " AND ".join(f"a{n} = {n}" for n in range(8))
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("t", "a3 = 3"))
-        broker.subscribe(2, selector("#", where))
-        assert broker.subscribe(3, selector("t", where)) == []
-        assert broker.subscribe(4, selector("t/u", where + " AND z > 1")) == []
+        broker.subscribe(key(1), selector("t", "a3 = 3"))
+        broker.subscribe(key(2), selector("#", where))
+        assert broker.subscribe(key(3), selector("t", where)) == []
+        assert broker.subscribe(key(4), selector("t/u", where + " AND z > 1")) == []
         broker.check()
 
     def test_no_topic_is_wider_than_every_pattern(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("#"))
-        broker.subscribe(2, selector("$postroad/x"))
+        broker.subscribe(key(1), selector("#"))
+        broker.subscribe(key(2), selector("$postroad/x"))
         assert len(advertised(broker)) == 2
-        (update,) = broker.subscribe(3, selector(""))
+        (update,) = broker.subscribe(key(3), selector(""))
         assert update.removed == (1, 2)
-        assert broker.subscribe(4, selector("a/+/b")) == []
+        assert broker.subscribe(key(4), selector("a/+/b")) == []
         broker.check()
 
     def test_search_is_cut_short(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(covering, "COMPARISONS", 2)
         broker = Interest(ME, BOOT)
-        for key in range(5):
-            broker.subscribe(key, selector("t", f"price BETWEEN {key * 10} AND {key * 10 + 5}"))
-        assert len(broker.subscribe(9, selector("t", "price BETWEEN 41 AND 42"))) == 1
+        for number in range(5):
+            broker.subscribe(key(number), selector("t", f"price BETWEEN {number * 10} AND {number * 10 + 5}"))
+        assert len(broker.subscribe(key(9), selector("t", "price BETWEEN 41 AND 42"))) == 1
         broker.check()
 
     def test_a_search_among_long_lists_is_cut_short(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +204,10 @@ class TestCovering:
 
         monkeypatch.setattr(covering, "covers", counted)
         broker = Interest(ME, BOOT)
-        for key in range(40):
-            where = "a IN (" + ",".join(str(1000 + 2 * n + key) for n in range(780)) + ")"
+        for number in range(40):
+            where = "a IN (" + ",".join(str(1000 + 2 * n + number) for n in range(780)) + ")"
             spent.clear()
-            broker.subscribe(key, selector("t", where))
+            broker.subscribe(key(number), selector("t", where))
             assert sum(spent) <= 2 * (covering.STEPS_PER_SEARCH + 4 * 780)
         broker.check()
 
@@ -208,11 +215,14 @@ class TestCovering:
         """Whatever is overlooked, each subscription is either advertised or covered."""
         monkeypatch.setattr(covering, "STEPS_PER_CHANGE", 12)
         broker = Interest(ME, BOOT)
-        broker.subscribe(0, selector("t"))
-        for key in range(1, 9):
-            assert broker.subscribe(key, selector("t", f"price BETWEEN {key} AND {key + 10}")) == []
-        assert broker.subscribe(9, selector("t", "price BETWEEN 17 AND 18")) == []
-        (update,) = broker.unsubscribe(0)
+        broker.subscribe(key(0), selector("t"))
+        for number in range(1, 9):
+            assert (
+                broker.subscribe(key(number), selector("t", f"price BETWEEN {number} AND {number + 10}"))
+                == []
+            )
+        assert broker.subscribe(key(9), selector("t", "price BETWEEN 17 AND 18")) == []
+        (update,) = broker.unsubscribe(key(0))
         assert len(update.added) == 9
         broker.check()
 
@@ -224,14 +234,14 @@ class TestCovering:
         broker = Interest(ME, BOOT)
         before = [f"a/{number}" for number in range(50)]
         for number, topic in enumerate(before):
-            broker.subscribe(number, selector(topic))
-        (update,) = broker.subscribe(100, selector("#"))
+            broker.subscribe(key(number), selector(topic))
+        (update,) = broker.subscribe(key(100), selector("#"))
         assert (texts(update), len(update.removed)) == (["#"], 10)
         after = [f"b/{number}" for number in range(50)]
-        told = [broker.subscribe(200 + number, selector(topic)) for number, topic in enumerate(after)]
+        told = [broker.subscribe(key(200 + number), selector(topic)) for number, topic in enumerate(after)]
         assert all(told)  # it covers as many as it may
         broker.check()
-        (update,) = broker.unsubscribe(100)
+        (update,) = broker.unsubscribe(key(100))
         assert (len(update.added), len(update.removed)) == (10, 1)
         assert {topic for topic, _ in advertised(broker)} == {*before, *after}
         broker.check()
@@ -240,42 +250,52 @@ class TestCovering:
         monkeypatch.setattr(covering, "COVERED", 3)
         broker = Interest(ME, BOOT)
         for number, topic in enumerate(("a/#", "a/1", "a/2", "b/#", "b/1", "c")):
-            broker.subscribe(number, selector(topic))
-        broker.subscribe(10, selector("#"))
+            broker.subscribe(key(number), selector(topic))
+        broker.subscribe(key(10), selector("#"))
         broker.check()
         assert {topic for topic, _ in advertised(broker)} in ({"#", "b/#", "c"}, {"#", "a/#"})
 
-    def test_bad_keys(self) -> None:
+    def test_a_key_is_added_once_and_removed_only_if_it_is_there(self) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("a"))
-        with pytest.raises(UsageError):
-            broker.subscribe(1, selector("b"))
-        with pytest.raises(UsageError):
-            broker.unsubscribe(2)
+        broker.subscribe(key(1), selector("a"))
+        with pytest.raises(UsageError, match="the plain subscription 1 is in the interest already"):
+            broker.subscribe(key(1), selector("b"))
+        with pytest.raises(UsageError, match="the plain subscription 2 is not in the interest"):
+            broker.unsubscribe(key(2))
+
+    def test_equal_ids_of_different_kinds_are_different_subscriptions(self) -> None:
+        broker = Interest(ME, BOOT)
+        keys = [SubscriptionKey(kind, 1) for kind in SubscriptionKind]
+        for subscription, topic in zip(keys, "abc", strict=True):
+            broker.subscribe(subscription, selector(topic))
+        assert advertised(broker) == {("a", ""), ("b", ""), ("c", "")}
+        broker.unsubscribe(keys[1])
+        assert advertised(broker) == {("a", ""), ("c", "")}
+        broker.check()
 
     def test_own_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         broker = Interest(ME, BOOT)
-        broker.subscribe(1, selector("a"))
+        broker.subscribe(key(1), selector("a"))
         monkeypatch.setattr(interest, "TEXT_BYTES_PER_OWNER", 4)
         with pytest.raises(UsageError, match="bytes of selectors"):
-            broker.subscribe(2, selector("long"))
+            broker.subscribe(key(2), selector("long"))
         monkeypatch.setattr(interest, "ENTRIES_PER_OWNER", 1)
         with pytest.raises(UsageError, match="different selectors"):
-            broker.subscribe(2, selector("b"))
-        assert broker.subscribe(3, selector("a")) == []
+            broker.subscribe(key(2), selector("b"))
+        assert broker.subscribe(key(3), selector("a")) == []
         broker.check()
 
 
 class TestLargeTables:
     def test_updates_and_tables_fit_frames(self) -> None:
         broker, reader, second = Interest(ME, BOOT), Interest(OTHER, 1), Interest(3, 1)
-        broker.subscribe(0, selector("#"))
+        broker.subscribe(key(0), selector("#"))
         for update in broker.full(ME):
             reader.accept(update)
         count = 1600
-        for key in range(1, count + 1):
-            assert broker.subscribe(key, selector(f"t/{key}/" + "x" * 900)) == []
-        updates = broker.unsubscribe(0)
+        for number in range(1, count + 1):
+            assert broker.subscribe(key(number), selector(f"t/{number}/" + "x" * 900)) == []
+        updates = broker.unsubscribe(key(0))
         assert len(updates) > 1
         assert updates[-1].removed == (1,)
         for update in updates:
@@ -329,14 +349,14 @@ class TestAccept:
     def test_a_new_start_replaces_the_table_of_the_old_one(self) -> None:
         reader = Interest(OTHER, 1)
         before, after = Interest(ME, 1), Interest(ME, 2)
-        before.subscribe(1, selector("old"))
+        before.subscribe(key(1), selector("old"))
         for update in before.full(ME):
             reader.accept(update)
         assert reader.wanted(after.digest()) == (ME,)
         (table,) = after.full(ME)
         assert reader.accept(table) == (True, False)
         assert wanted_by(reader, ("old", {})) == {}
-        (update,) = after.subscribe(1, selector("new"))
+        (update,) = after.subscribe(key(1), selector("new"))
         assert reader.accept(update) == (True, False)
         assert wanted_by(reader, ("new", {})) == {ME: [0]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.worlds.turns import Turns
 
-from postroad.ids import volatile_pubend
+from postroad.ids import SubscriptionKey, SubscriptionKind, volatile_pubend
 from postroad.overlay.topology import Topology
 from postroad.seam.effects import Note
 from postroad.seam.turn import Turn
@@ -15,11 +15,12 @@ from postroad.streams.ends import MAX_ENDS, STEP_US, Ends
 from postroad.streams.knowledge import MAX_TICK
 from postroad.streams.plain_pubend import PlainPubend
 from postroad.streams.settings import DeliveryConfig
-from postroad.streams.streams import DURABLE_KEY, Stream
+from postroad.streams.streams import Stream
 from postroad.wire.frames import Advertisement, Subscribe
 
 WAIT_US = 5_000_000
 FAR, FURTHER = 2, 3  # the brokers behind this one
+DURABLE = SubscriptionKey(SubscriptionKind.DURABLE, 1)
 
 
 class World:
@@ -37,8 +38,8 @@ class World:
         )
         self.streams: dict[int, Stream] = {}
         self.upstream = {origin: (FAR, (volatile_pubend(origin, 1),)) for origin in (FAR, FURTHER)}
-        self.told: list[tuple[int, tuple[str, ...]]] = []
-        self.hosted: list[tuple[int, int]] = []
+        self.told: list[tuple[SubscriptionKey, tuple[str, ...]]] = []
+        self.hosted: list[tuple[SubscriptionKey, int]] = []
         self.ready = True  # the host of durable subscriptions
         self.beginnings = Beginnings(
             me=1,
@@ -65,12 +66,12 @@ class World:
             0,
         )
 
-    def begin(self, _turn: Turn, key: int, stream: Stream) -> bool:
+    def begin(self, _turn: Turn, key: SubscriptionKey, stream: Stream) -> bool:
         if self.ready:
             self.hosted.append((key, stream.id))
         return self.ready
 
-    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+    def confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         self.told.append((key, missing))
         turn.note("info", "confirmed")
 
@@ -79,9 +80,10 @@ class World:
         stream.version = version
         return stream
 
-    def subscribe(self, version: int, now_us: int = 0) -> int:
+    def subscribe(self, version: int, now_us: int = 0) -> SubscriptionKey:
         asked = Subscribe(number=len(self.delivery.status()) + 1, topic="a", where="")
-        key = self.delivery.subscribe(1, asked, Selector.parse("a", ""), "")
+        plain = self.delivery.subscribe(1, asked, Selector.parse("a", ""), "")
+        key = SubscriptionKey(SubscriptionKind.PLAIN, plain)
         self.beginnings.subscribe(self.turns.turn(now_us), key, version)
         return key
 
@@ -164,11 +166,11 @@ def test_a_new_process_goes_on_with_those_in_force_at_the_last_one() -> None:
     former = world.stream(FAR, version=7)
     world.stream(FURTHER, version=7)
     world.subscribe(7)
-    world.subscribe(8)  # not in force there yet
+    waiting = world.subscribe(8)  # not in force there yet
     later = Stream(volatile_pubend(FAR, 2), start=0)
     world.streams[later.id] = later
     world.beginnings.created(world.turn, later, former)
-    assert (later.need, later.waiting) == (7, {2: 8})
+    assert (later.need, later.waiting) == (7, {waiting: 8})
 
 
 def test_one_that_ended_waits_for_nothing_and_needs_nothing() -> None:
@@ -185,13 +187,13 @@ def test_a_durable_one_begins_when_its_host_has_caught_up() -> None:
     world = World()
     near, far = world.stream(FAR, version=7), world.stream(FURTHER, version=7)
     world.ready = False
-    world.beginnings.subscribe(world.turn, DURABLE_KEY, 7)
-    assert (world.hosted, world.told, near.waiting) == ([], [], {DURABLE_KEY: 7})
+    world.beginnings.subscribe(world.turn, DURABLE, 7)
+    assert (world.hosted, world.told, near.waiting) == ([], [], {DURABLE: 7})
     world.ready = True
     for stream in (near, far):
         world.beginnings.activate_waiting(world.turn, stream)
-    assert world.hosted == [(DURABLE_KEY, near.id), (DURABLE_KEY, far.id)]
-    assert world.told == [(DURABLE_KEY, ())]
+    assert world.hosted == [(DURABLE, near.id), (DURABLE, far.id)]
+    assert world.told == [(DURABLE, ())]
 
 
 def test_what_a_process_that_died_held_is_lost_up_to_where_it_may_have_come() -> None:

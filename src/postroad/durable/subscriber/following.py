@@ -15,12 +15,13 @@ from typing import Final
 
 from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.durable.subscriber.hosting import MAX_FOLLOWED, Hosting
-from postroad.ids import is_volatile
+from postroad.durable.subscriber.subscriptions import durable_key
+from postroad.ids import SubscriptionKey, is_volatile
 from postroad.seam.storage import StreamEnd
 from postroad.seam.turn import Turn
 from postroad.streams.knowledge import Segment
 from postroad.streams.routing import Routing
-from postroad.streams.streams import DURABLE_KEY, Stream
+from postroad.streams.streams import Stream
 
 PULL_SEGMENTS: Final = 256
 FULL: Final = (
@@ -98,12 +99,12 @@ class Following:
         self._behind.pop(pubend, None)
         self._reached.pop(pubend, None)
 
-    def begin(self, turn: Turn, key: int, stream: Stream) -> bool:
+    def begin(self, turn: Turn, key: SubscriptionKey, stream: Stream) -> bool:
         """A new subscription is in force on a stream from here on; False: once hosting has caught up."""
         position = self._hosting.position(stream.id)
         if position is None or stream.id in self._behind:
             return False
-        self._hosting.begin(turn, key - DURABLE_KEY, stream.id, position)
+        self._hosting.begin(turn, key.id, stream.id, position)
         return True
 
     def learn(self, turn: Turn, stream: Stream, segment: Segment) -> None:
@@ -150,7 +151,7 @@ class Following:
         tick if it came with a token, which does not say when it was."""
         for one in list(self._hosting.subscriptions):
             position = self._hosting.position(stream.id)
-            waits = DURABLE_KEY + one.id in stream.waiting
+            waits = durable_key(one.id) in stream.waiting
             if position is not None and stream.id not in one.cursors and not waits:
                 self._hosting.begin(turn, one.id, stream.id, min(one.late, position))
 

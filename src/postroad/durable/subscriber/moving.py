@@ -28,7 +28,15 @@ import msgspec
 
 from postroad.durable.subscriber.claims import NOBODY
 from postroad.durable.subscriber.subscriptions import Subscription, Subscriptions
-from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError, from_wire
+from postroad.errors import (
+    BugError,
+    MovedError,
+    PeerError,
+    PostroadError,
+    UnavailableError,
+    UsageError,
+    from_wire,
+)
 from postroad.events.token import CheckpointToken
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Heard, Interest
@@ -174,10 +182,10 @@ class Moving:
                     continue
                 moved = subscriptions.claimed(name, epoch, owner, version, now_us)
                 if moved is not None:
-                    self._host.end(turn, moved, self._taken(name, owner))
+                    self._host.end(turn, moved, self._moved(name, owner))
 
-    def _taken(self, name: str, broker: int) -> UsageError:
-        return UsageError(
+    def _moved(self, name: str, broker: int) -> MovedError:
+        return MovedError(
             f"{name!r} was taken by another connection, at broker {self._topology.name(broker)!r}"
         )
 
@@ -394,7 +402,7 @@ class Moving:
             one.check_same(Selector.parse(request.topic, request.where), request.shared, request.key)
         except UsageError as error:
             return _Answer(code=error.code, reason=str(error))
-        self._host.end(turn, one, self._taken(one.name, broker))
+        self._host.end(turn, one, self._moved(one.name, broker))
         return _Answer(token=one.token().to_json(), born=one.born)
 
     # ---- time

@@ -27,7 +27,7 @@ from postroad.durable.subscriber.catchup import CatchupStream
 from postroad.durable.subscriber.outputs import Message, delivery_frame
 from postroad.errors import BugError, TooLargeError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
-from postroad.ids import is_volatile, pubend_text
+from postroad.ids import SubscriptionKey, SubscriptionKind, is_volatile, pubend_text
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.seam.turn import Turn
@@ -39,7 +39,6 @@ from postroad.streams.streams import Stream
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Ended, InterestUpdate, Subscribe, Subscribed, encode
 
-KEY: Final = 1 << 49  # keys of readers in the interest lie above those of durable subscriptions
 MAX_READERS: Final = 1_024
 FUTURE_US: Final = 3_600 * SECOND_US  # a range does not end further ahead of this clock
 LOOK_US: Final = 50 * MILLISECOND_US  # readers at the end of a stream look for more this often
@@ -48,7 +47,7 @@ PATIENCE_US: Final = 30 * SECOND_US  # with a broker that is out of reach: one t
 
 @dataclass(slots=True)
 class _Reader:
-    key: int
+    key: SubscriptionKey
     connection: int
     number: int
     need: Mapping[int, int]  # what knowledge of other brokers' pubends must be filtered with
@@ -75,7 +74,7 @@ class Readers:
         self._routing = routing
         self._flood = flood
         self._readers: dict[tuple[int, int], _Reader] = {}  # by connection and number
-        self._keys = count(KEY)
+        self._ids = count(1)
         self._look_at: int | None = None
 
     def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
@@ -94,7 +93,7 @@ class Readers:
             stream = self._routing.stream(pubend)
             if tick > max(turn.now_us + FUTURE_US, 0 if stream is None else stream.top):
                 raise UsageError(f"the range names a tick of {pubend_text(pubend)} in the future: {tick}")
-        key = next(self._keys)
+        key = SubscriptionKey(SubscriptionKind.READER, next(self._ids))
         need: Mapping[int, int] = {}
         if any(pubend >> 32 != self._me for pubend in ends):
             self._flood(turn, self._interest.subscribe(key, selector))

@@ -34,10 +34,10 @@ from postroad.durable.subscriber.outputs import (
 )
 from postroad.durable.subscriber.reading import Readers
 from postroad.durable.subscriber.sessions import Session, Sessions
-from postroad.durable.subscriber.subscriptions import Attachment, Subscription, check_name
-from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
+from postroad.durable.subscriber.subscriptions import Attachment, Subscription, check_name, durable_key
+from postroad.errors import BugError, DeletedError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
-from postroad.ids import is_history, is_volatile, pubend_text
+from postroad.ids import SubscriptionKey, is_history, is_volatile, pubend_text
 from postroad.links.links import Links
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
@@ -48,7 +48,6 @@ from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.streams.routing import Routing
-from postroad.streams.streams import DURABLE_KEY
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
 from postroad.wire.frames import (
@@ -151,12 +150,12 @@ class DurableSubscribers:
         board.start(self._start)
         board.metrics(self.hosting.metrics)
         for one in self.hosting.subscriptions:
-            self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
+            self._interest.subscribe(durable_key(one.id), one.selector)
         self._following.active = bool(len(self.hosting.subscriptions))
         self._version = self._interest.own_version if self._following.active else 0
         self._routing.add_host(self._following)
         for one in self.hosting.subscriptions:
-            self._routing.host_subscription(DURABLE_KEY + one.id, self._version)
+            self._routing.host_subscription(durable_key(one.id), self._version)
 
     def _start(self, turn: Turn) -> None:
         if not self._following.active:
@@ -384,7 +383,7 @@ class DurableSubscribers:
     ) -> None:
         """Others are to know of a new subscription, and it begins."""
         try:
-            updates = self._interest.subscribe(DURABLE_KEY + one.id, one.selector)
+            updates = self._interest.subscribe(durable_key(one.id), one.selector)
         except UsageError:
             self._forget(turn, session)
             self._groups.delete(turn, one.id)
@@ -395,11 +394,11 @@ class DurableSubscribers:
         self._following.active = True
         self._unconfirmed[one.id] = None if token is None else ()
         if token is None:
-            self._routing.subscribe(turn, DURABLE_KEY + one.id, self._version)
+            self._routing.subscribe(turn, durable_key(one.id), self._version)
             self._routing.follow_all(turn)
             return
         self._routing.follow_all(turn)
-        self._routing.host_subscription(DURABLE_KEY + one.id, self._version)
+        self._routing.host_subscription(durable_key(one.id), self._version)
         for pubend in self._routing.durable_streams():
             if self.hosting.position(pubend) is not None:
                 self.hosting.begin(turn, one.id, pubend, 0)
@@ -460,9 +459,9 @@ class DurableSubscribers:
         """Names a session, or something else that is confirmed."""
         return self._sessions.new_number()
 
-    def confirmed(self, turn: Turn, key: int, missing: tuple[str, ...]) -> None:
+    def confirmed(self, turn: Turn, key: SubscriptionKey, missing: tuple[str, ...]) -> None:
         """Routing has begun a new subscription everywhere it could."""
-        subscriber = key - DURABLE_KEY
+        subscriber = key.id
         if subscriber in self._unconfirmed:
             self._unconfirmed[subscriber] = missing
         one = self.hosting.subscriptions.find(subscriber)
@@ -480,7 +479,7 @@ class DurableSubscribers:
 
         Not noted down, it would begin at their first tick should this broker restart before they are back.
         """
-        self._routing.host_subscription(DURABLE_KEY + one.id, self._version)
+        self._routing.host_subscription(durable_key(one.id), self._version)
         for pubend in self._routing.durable_streams():
             position = self.hosting.position(pubend)
             if position is not None and pubend not in one.cursors:
@@ -574,14 +573,15 @@ class DurableSubscribers:
         """For good: its subscriber is told, nothing is kept."""
         one = self.hosting.subscriptions.get(name)
         if one is not None and one.session is not None:
-            self._end(turn, one.session, UsageError(f"the durable subscription {name!r} was deleted"))
+            self._end(turn, one.session, DeletedError(f"the durable subscription {name!r} was deleted"))
         number = self.hosting.delete(turn, name)
         self.moving.unclaim(name)
         self._unconfirmed.pop(number, None)
         for ticket in self._groups.delete(turn, number):
             self._acking.pop(ticket, None)
-        self._routing.unsubscribe(DURABLE_KEY + number)
-        self._flood(turn, self._interest.unsubscribe(DURABLE_KEY + number))
+        key = durable_key(number)
+        self._routing.unsubscribe(key)
+        self._flood(turn, self._interest.unsubscribe(key))
 
     def credit(self, turn: Turn, connection: int) -> None:
         self.readers.credit(turn, connection)

@@ -27,7 +27,7 @@ from postroad.durable.subscriber.claims import NOBODY, Claims
 from postroad.durable.subscriber.cursor import Cursor
 from postroad.errors import BugError, PostroadError, UsageError, shorten
 from postroad.events.token import CheckpointToken
-from postroad.ids import is_plain_name, pubend_text
+from postroad.ids import SubscriptionKey, SubscriptionKind, is_plain_name, pubend_text
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -101,6 +101,11 @@ class Subscription:
             raise UsageError(
                 f"the durable subscription {self.name!r} is {held}: delete it first, or choose another name"
             )
+
+
+def durable_key(subscriber: int) -> SubscriptionKey:
+    """What interest and routing call a durable subscription."""
+    return SubscriptionKey(SubscriptionKind.DURABLE, subscriber)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from postroad.errors import StorageError, UnavailableError, UsageError
+from postroad.errors import DeletedError, MovedError, StorageError, UnavailableError
 from postroad.events import EventBatch
 from postroad.ids import MessageId, is_history, is_volatile, pubend_text
 from postroad.seam.effects import Effect, Send
@@ -214,10 +214,9 @@ class Reader:
     def may_end(self, error: Exception | None) -> bool:
         """What passes by itself; or another broker, of which this one had not heard, has the name; or it was
         deleted."""
-        taken = isinstance(error, UsageError) and "was taken by another connection, at broker" in str(error)
-        if isinstance(error, UsageError) and "was deleted" in str(error):
+        if isinstance(error, DeletedError):
             return self.deleted
-        return taken or isinstance(error, UnavailableError | StorageError)
+        return isinstance(error, MovedError | UnavailableError | StorageError)
 
     # -- what it is given
 
