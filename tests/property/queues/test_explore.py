@@ -1,6 +1,6 @@
 """Every state that small worlds around the view core's own code can reach (spec/queues, "How responsibility
-is agreed"). The network is a set: messages are lost, repeated and reordered by construction; timers fire at any
-time.
+is agreed"). The network is a set: messages are lost, repeated and reordered by construction; timers fire at
+any time.
 
 What must hold in every state: the decided views are one chain; no two epochs can both acknowledge; nothing
 kept is missing and nothing whose accept is confirmed is there again in an epoch that serves; every replica of
@@ -70,7 +70,7 @@ WORLDS: dict[str, World] = {
     ),
     "everything in any order": World(orders={B: (B, C, A)}, ticks=(B,), epochs=FIRST + 1, rounds=2),
 }  # fmt: skip
-BOUNDED = 12_000  # states of each world in `make test`
+BOUNDED = 20_000  # states of each world in `make test`
 WHOLE = 3_000_000  # in a soak; what is larger is cut there
 
 # Larger worlds, for a soak only: two crashes, accepts and changes together, agreement and data in any order.
