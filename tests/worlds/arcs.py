@@ -51,7 +51,7 @@ from postroad.queues.messages import (
     decode,
     encode,
 )
-from postroad.queues.views import Arc, Settings
+from postroad.queues.views import Arc, Machine, Settings
 
 A, B, C, D = b"A", b"B", b"C", b"D"
 PATIENT = Settings(
@@ -119,6 +119,7 @@ class Station:
         "boot",
         "kind",
         "log",
+        "machine",
         "me",
         "now_us",
         "pending",
@@ -129,8 +130,9 @@ class Station:
         "told",
     )
 
-    def __init__(self, me: Node, settings: Settings, kind: type[Arc] = Arc, *, slow: bool = False) -> None:
-        self.me, self.settings, self.kind, self.slow = me, settings, kind, slow
+    def __init__(self, me: Node, settings: Settings, machine: Callable[[], Machine] = Ledger) -> None:
+        self.me, self.settings, self.machine, self.slow = me, settings, machine, False
+        self.kind: type[Arc] = Arc
         self.boot = 1
         self.now_us = 0
         self.row: Row | None = None
@@ -138,7 +140,7 @@ class Station:
         self.pending: tuple[Save | Append, ...] = ()  # asked for and not durable
         self.sent: list[tuple[Node, Message]] = []
         self.told: list[Told] = []
-        self.arc: Arc | None = kind(me, self.boot, settings, Ledger())
+        self.arc: Arc | None = Arc(me, self.boot, settings, machine())
 
     @property
     def core(self) -> Arc:
@@ -191,7 +193,7 @@ class Station:
 
     def restart(self) -> None:
         self.boot += 1
-        self.arc = self.kind(self.me, self.boot, self.settings, Ledger(), self.row, self.log)
+        self.arc = self.kind(self.me, self.boot, self.settings, self.machine(), self.row, self.log)
         self._perform(self.core.take())
 
     def _perform(self, outputs: Iterable[Output]) -> None:
@@ -234,8 +236,10 @@ def keep_all(_to: Node, _message: Message) -> bool:
 class Network:
     """Stations that hear each other in order, on one clock, for the cases."""
 
-    def __init__(self, names: Sequence[Node], settings: Settings = TIMED) -> None:
-        self.stations = {name: Station(name, settings) for name in names}
+    def __init__(
+        self, names: Sequence[Node], settings: Settings = TIMED, machine: Callable[[], Machine] = Ledger
+    ) -> None:
+        self.stations = {name: Station(name, settings, machine) for name in names}
         self.now_us = 0
         self.mail: list[tuple[Node, Node, Message]] = []
         self.seen: list[tuple[Node, Node, Message]] = []  # all that was delivered
@@ -334,9 +338,13 @@ class Network:
         return view
 
 
-def pair(settings: Settings = TIMED, names: Sequence[Node] = (A, B, C, D)) -> Network:
+def pair(
+    settings: Settings = TIMED,
+    names: Sequence[Node] = (A, B, C, D),
+    machine: Callable[[], Machine] = Ledger,
+) -> Network:
     """v0 = {A, B}, A responsible, electors A, B, C; the others know the view."""
-    network = Network(names, settings)
+    network = Network(names, settings, machine)
     network.do(A, lambda arc: arc.found(0))
     network.candidates((A, B, C), A)
     network.run()

@@ -76,6 +76,12 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     def majority(self) -> int:
         return len(self.electors) // 2 + 1
 
+    def is_older(self, seen: View) -> bool:
+        """Whether a consumer that saw the other view refuses deliveries of this one (responsibility 7)."""
+        if self.chain == seen.chain:
+            return self.epoch < seen.epoch
+        return seen.chain.replaces(self.chain) or seen.chain.outranks(self.chain)
+
     def last_started(self) -> Base:
         """The base of whatever follows this view."""
         return Base(self.epoch, self.replicas) if self.stage == STARTED else self.base

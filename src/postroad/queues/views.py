@@ -406,6 +406,10 @@ class Arc:
         self._end(start)
         return number
 
+    def knows(self, chain: Chain) -> bool:
+        """Whether ids of that chain can be compared here. If not, its state is still to be taken in."""
+        return self.view is not None and (chain == self.view.chain or chain in self.absorbed)
+
     def take(self) -> list[Output]:
         outputs, self.outputs = self.outputs, []
         return outputs
