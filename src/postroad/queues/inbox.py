@@ -1,0 +1,810 @@
+"""The replicated state machine of an arc's inboxes (spec Q3, Q5 to Q8; queues paper, sections 2.2 to 2.6).
+
+The responsible broker writes operations, every replica applies them; equal states and equal operations give
+equal states and equal answers. So nothing here reads a clock: an operation carries its time. Express messages
+are not here: they live in the memory of the responsible broker.
+
+**Sources.** Of each (chain of first sending, source) an inbox remembers the last transactional id that was
+kept or rejected; that outlives the messages and takes the place of Fig. 3 at brokers. Nothing may pass an
+earlier message: a put names the id its source sent before it (`after`), and is answered `gap` while that one
+is not here. What is `full` leaves no trace, so that it can be sent again under its id.
+
+**Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
+keep the order per source. An accept is given to one consumer, and to the same one again however often it
+asks; anybody else gets `taken`. Transactional messages of a source are accepted in their order; one that is
+delayed or was rejected holds up those behind it. Priority counts between sources. Recoverable messages have
+no order; one is a duplicate only while its first copy is here.
+
+**Transactions over several arcs.** One arc is the home of the transaction: its record of the decision is the
+truth. (1) Each arc is written `Stage`: the messages are checked, have their room and are invisible; their
+sources' later messages wait behind them. (2) When all arcs have kept that, the home is written `Decide`
+commit; the first decision written there stands, whoever asks. (3) Each arc is written `Resolve` with it: the
+messages appear, or their ids count as rejected. A broker whose arc holds a staged transaction for too long
+asks the home to `Decide` abort, and resolves by the answer; so a source that dies in between blocks nobody
+for longer than that. (4) When every arc has resolved, the home is written `Forget`. A participant that was
+not reached keeps the decision alive, never the other way round.
+
+**Bounds.** Messages and bytes of an inbox and of the arc, sources, consumers, dead letters, staged
+transactions and decisions have limits; what would go over is answered `full`, and whoever sent it slows down.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from postroad.errors import BugError, PeerError, UsageError
+from postroad.queues.messages import Chain
+from postroad.units import KIB, MIB, SECOND_US
+
+MAX_NAME_BYTES: Final = 255
+MAX_PAYLOAD_BYTES: Final = 512 * KIB
+MAX_TOGETHER: Final = 256  # messages of one put or of one arc's part of a transaction
+MAX_INBOXES: Final = 100_000
+MAX_SOURCES: Final = 10_000  # of an inbox, per chain of first sending
+MAX_CONSUMERS: Final = 1_000
+MAX_REJECTED: Final = 64  # ids per source whose rejection can be repeated
+MAX_ACCEPTS: Final = (
+    1_024  # of an inbox, that can be repeated to their consumer; then only the last per source
+)
+MAX_STAGED: Final = 1_024
+MAX_DECISIONS: Final = 65_536
+MAX_PRIORITY: Final = 9
+MESSAGE_OVERHEAD_BYTES: Final = 256
+FORGET_US: Final = 30 * 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A row of the paper's table 1."""
+
+    replicated: bool
+    acknowledged: bool
+    ordered: bool
+    durable: bool  # synced on every replica before it counts as kept
+
+
+KINDS: Final = {
+    ("express", True): Kind(False, True, False, False),
+    ("express", False): Kind(False, False, False, False),
+    ("recoverable", True): Kind(True, True, False, False),
+    ("recoverable", False): Kind(True, False, False, False),
+    ("transactional", True): Kind(True, True, True, True),
+}
+
+
+def kind_of(name: str, *, reliable: bool) -> Kind:
+    kind = KINDS.get((name, reliable))
+    if kind is None:
+        raise UsageError(f"there is no {'reliable' if reliable else 'unreliable'} kind of message {name!r}")
+    return kind
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of the configuration of the network: replicas with other limits would come to other states."""
+
+    inbox_messages: int = 100_000
+    inbox_bytes: int = 64 * MIB
+    arc_bytes: int = 512 * MIB
+    dead_letters: int = 10_000
+    attempts: int = 5  # then a rejected message is a dead letter
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    inbox: str
+    chain: Chain
+    source: str
+    id: int
+    ordered: bool  # transactional
+    payload: bytes
+    after: int = 0  # the id of the source's transactional message before this one, 0 if there is none
+    priority: int = 4
+    not_before_us: int = 0
+    expires_us: int = 0  # 0: never
+    attempts: int = 0
+    reason: str = ""  # of a dead letter
+
+    @property
+    def size(self) -> int:
+        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+
+
+Key: TypeAlias = tuple[Chain, str, int]  # chain of first sending, source, id
+
+
+class _Operation(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Put(_Operation, frozen=True, tag=1):
+    """All of these messages or none: they may be for several inboxes."""
+
+    messages: tuple[Message, ...]
+    now_us: int
+
+
+class Accept(_Operation, frozen=True, tag=2):
+    inbox: str
+    key: Key
+    consumer: str
+    now_us: int
+
+
+class Reject(_Operation, frozen=True, tag=3):
+    """The consumer does not take it: again at `not_before_us`, or `dead` at once."""
+
+    inbox: str
+    key: Key
+    consumer: str
+    reason: str
+    dead: bool
+    not_before_us: int
+    now_us: int
+
+
+class Refuse(_Operation, frozen=True, tag=4):
+    """The broker does not take a message, for good: its id counts as sent."""
+
+    inbox: str
+    key: Key
+    now_us: int
+
+
+class Join(_Operation, frozen=True, tag=5):
+    inbox: str
+    consumer: str
+    principal: str
+    admin: bool
+    now_us: int
+
+
+class Leave(_Operation, frozen=True, tag=6):
+    """`delivered`: what the consumer had and did not settle was tried once more."""
+
+    inbox: str
+    consumer: str
+    delivered: tuple[Key, ...]
+    now_us: int
+
+
+class Sweep(_Operation, frozen=True, tag=7):
+    """What has expired by now becomes a dead letter; sources that were silent for long are forgotten."""
+
+    now_us: int
+
+
+class Revive(_Operation, frozen=True, tag=8):
+    """Dead letters of an inbox are sent again, oldest first, or dropped."""
+
+    inbox: str
+    count: int
+    drop: bool
+    now_us: int
+
+
+class Stage(_Operation, frozen=True, tag=9):
+    transaction: bytes
+    home: bytes  # a key in the arc whose record decides
+    messages: tuple[Message, ...]
+    now_us: int
+
+
+class Decide(_Operation, frozen=True, tag=10):
+    transaction: bytes
+    commit: bool
+    now_us: int
+
+
+class Resolve(_Operation, frozen=True, tag=11):
+    transaction: bytes
+    commit: bool
+    now_us: int
+
+
+class Forget(_Operation, frozen=True, tag=12):
+    transaction: bytes
+
+
+Operation: TypeAlias = (
+    Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`outcome` is one that the operation's method names; `last`: of a gap, the last id that is here."""
+
+    outcome: str
+    last: int = 0
+
+
+class Source(msgspec.Struct):
+    """What outlives the messages of one source in one inbox."""
+
+    last: int = 0  # transactional id that was kept or rejected
+    accepted: int = 0  # the last one that was settled, and by whom
+    accepted_by: str = ""
+    consumer: str = ""  # that the source sticks to
+    touched_us: int = 0
+    rejected: list[int] = msgspec.field(default_factory=list)
+    waiting: list[int] = msgspec.field(default_factory=list)  # numbers of its transactional messages here
+    others: int = 0  # recoverable messages here
+    staged: int = 0  # messages of undecided transactions; nothing may pass them
+
+
+class Inbox(msgspec.Struct):
+    owner: str = ""  # the principal that first received under this name
+    messages: dict[int, Message] = msgspec.field(default_factory=dict)  # by number of arrival, increasing
+    numbers: dict[Key, int] = msgspec.field(default_factory=dict)  # the inverse
+    sources: dict[tuple[Chain, str], Source] = msgspec.field(default_factory=dict)
+    consumers: dict[str, int] = msgspec.field(default_factory=dict)  # how many sources stick to each
+    accepts: dict[Key, str] = msgspec.field(default_factory=dict)  # the last MAX_ACCEPTS, oldest first
+    dead: list[Message] = msgspec.field(default_factory=list)
+    lanes: dict[int, dict[int, None]] = msgspec.field(default_factory=dict)  # numbers by priority
+    next_number: int = 1
+    bytes: int = 0
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    """Dictionaries as lists, in their order: what depends on it goes on alike on every replica."""
+
+    inboxes: list[tuple[str, _InboxSnapshot]]
+    staged: list[tuple[bytes, Stage]]
+    decisions: list[tuple[bytes, bool]]
+
+
+class _InboxSnapshot(msgspec.Struct, array_like=True):
+    owner: str
+    messages: list[tuple[int, Message]]
+    sources: list[tuple[Chain, str, Source]]
+    consumers: list[str]
+    accepts: list[tuple[Key, str]]
+    dead: list[Message]
+    next_number: int
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_OPERATION: Final[msgspec.msgpack.Decoder[Operation]] = msgspec.msgpack.Decoder(Operation)
+_SNAPSHOT: Final = msgspec.msgpack.Decoder(_Snapshot)
+
+
+def encode(operation: Operation) -> bytes:
+    return _ENCODER.encode(operation)
+
+
+def check_message(message: Message) -> None:
+    """UsageError unless every field is within its bounds."""
+    for what, name in (("inbox", message.inbox), ("source", message.source)):
+        if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+            raise UsageError(
+                f"the name of an {what} has 1 to {MAX_NAME_BYTES} bytes, not {len(name.encode())}"
+            )
+    if len(message.payload) > MAX_PAYLOAD_BYTES:
+        raise UsageError(
+            f"a message of {len(message.payload)} bytes is over the limit of {MAX_PAYLOAD_BYTES}"
+        )
+    if not 0 <= message.priority <= MAX_PRIORITY:
+        raise UsageError(f"a priority is from 0 to {MAX_PRIORITY}, not {message.priority}")
+    if not 0 <= message.after < message.id:
+        raise UsageError(f"ids of a source increase from 1: {message.id} cannot come after {message.after}")
+
+
+class Inboxes:
+    """All inboxes of one arc, on one replica. The one method that changes them is `apply`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.inboxes: dict[str, Inbox] = {}
+        self.staged: dict[bytes, Stage] = {}
+        self.decisions: dict[bytes, bool] = {}
+        self.bytes = 0  # of all messages, dead letters and staged ones among them
+
+    # The interface of a replicated machine
+
+    def apply(self, payload: bytes) -> Answer:
+        try:
+            operation = _OPERATION.decode(payload)
+        except msgspec.DecodeError as error:
+            raise BugError(f"a write of {len(payload)} bytes is no operation: {error}") from error
+        return self.perform(operation)
+
+    def perform(self, operation: Operation) -> Answer:
+        match operation:
+            case Put():
+                return self._put(operation)
+            case Accept():
+                return self._accept(operation)
+            case Reject():
+                return self._reject(operation)
+            case Refuse():
+                return self._refuse(operation)
+            case Join():
+                return self._join(operation)
+            case Leave():
+                return self._leave(operation)
+            case Sweep():
+                return self._sweep(operation)
+            case Revive():
+                return self._revive(operation)
+            case Stage():
+                return self._stage(operation)
+            case Decide():
+                return self._decide(operation)
+            case Resolve():
+                return self._resolve(operation)
+            case Forget():
+                self.decisions.pop(operation.transaction, None)
+                return Answer("done")
+
+    def snapshot(self) -> bytes:
+        inboxes = [
+            (
+                name,
+                _InboxSnapshot(
+                    inbox.owner,
+                    list(inbox.messages.items()),
+                    [(chain, source, record) for (chain, source), record in inbox.sources.items()],
+                    list(inbox.consumers),
+                    list(inbox.accepts.items()),
+                    inbox.dead,
+                    inbox.next_number,
+                ),
+            )
+            for name, inbox in self.inboxes.items()
+        ]
+        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()))
+        return _ENCODER.encode(snapshot)
+
+    def install(self, snapshot: bytes) -> None:
+        self.inboxes, self.staged, self.decisions, self.bytes = {}, {}, {}, 0
+        if not snapshot:
+            return
+        read = _read(snapshot)
+        self.staged, self.decisions = dict(read.staged), dict(read.decisions)
+        for name, saved in read.inboxes:
+            inbox = self.inboxes[name] = Inbox(saved.owner, dict(saved.messages))
+            inbox.numbers = {_key(message): number for number, message in saved.messages}
+            for number, message in saved.messages:
+                inbox.lanes.setdefault(message.priority, {})[number] = None
+            inbox.sources = {(chain, source): record for chain, source, record in saved.sources}
+            inbox.consumers = dict.fromkeys(saved.consumers, 0)
+            for record in inbox.sources.values():
+                if record.consumer:
+                    inbox.consumers[record.consumer] += 1
+            inbox.accepts, inbox.dead, inbox.next_number = dict(saved.accepts), saved.dead, saved.next_number
+            inbox.bytes = sum(message.size for message in (*inbox.messages.values(), *inbox.dead))
+            self.bytes += inbox.bytes
+        self.bytes += sum(message.size for stage in self.staged.values() for message in stage.messages)
+
+    def absorb(self, chain: Chain, snapshot: bytes) -> None:
+        """Another chain's inboxes, as one write; its consumers join anew.
+
+        Ids are compared per chain of first sending. Both have a table of one chain only if both took it in.
+        """
+        del chain
+        if not snapshot:
+            return
+        read = _read(snapshot)
+        for name, saved in read.inboxes:
+            inbox = self.inboxes.setdefault(name, Inbox())
+            inbox.owner = inbox.owner or saved.owner
+            for first_chain, source, record in saved.sources:
+                mine = inbox.sources.setdefault((first_chain, source), Source())
+                if record.accepted > mine.accepted:
+                    mine.accepted, mine.accepted_by = record.accepted, record.accepted_by
+                mine.last, mine.touched_us = (
+                    max(mine.last, record.last),
+                    max(mine.touched_us, record.touched_us),
+                )
+                mine.rejected = (mine.rejected + record.rejected)[-MAX_REJECTED:]
+                mine.staged += record.staged
+            for _, message in saved.messages:
+                if _key(message) not in inbox.numbers:
+                    self._insert(inbox, message)
+            for key, consumer in saved.accepts:
+                _remember(inbox, key, consumer)
+            inbox.dead += saved.dead
+            added = sum(message.size for message in saved.dead)
+            inbox.bytes, self.bytes = inbox.bytes + added, self.bytes + added
+        for transaction, stage in read.staged:
+            self.staged[transaction] = stage
+            self.bytes += sum(message.size for message in stage.messages)
+        self.decisions |= dict(read.decisions)
+
+    # Reading
+
+    def ready(self, name: str, consumer: str, now_us: int, limit: int) -> list[Message]:
+        """What this consumer may be given now, in the order of delivery."""
+        inbox = self.inboxes.get(name)
+        if inbox is None or consumer not in inbox.consumers:
+            return []
+        chosen: list[Message] = []
+        behind: dict[tuple[Chain, str], int] = {}  # how many of a source's transactional ones are chosen
+        for number in (number for lane in sorted(inbox.lanes, reverse=True) for number in inbox.lanes[lane]):
+            message = inbox.messages[number]
+            owner = (message.chain, message.source)
+            source = inbox.sources[owner]
+            if source.consumer != consumer or message.not_before_us > now_us or _is_expired(message, now_us):
+                continue
+            if message.ordered:
+                before = behind.get(owner, 0)
+                if source.waiting[before] != number:
+                    continue
+                behind[owner] = before + 1
+            chosen.append(message)
+            if len(chosen) == limit:
+                break
+        return chosen
+
+    def depth(self, name: str) -> int:
+        inbox = self.inboxes.get(name)
+        return 0 if inbox is None else len(inbox.messages)
+
+    def undecided(self, before_us: int) -> list[Stage]:
+        """Transactions that were staged before that time: their home is to be asked."""
+        return [stage for stage in self.staged.values() if stage.now_us < before_us]
+
+    # Sending
+
+    def _put(self, operation: Put) -> Answer:
+        """`kept`, `known` (it was kept before), `rejected` (it was refused before), `gap`, `full`."""
+        answer = self._admit(operation.messages)
+        if answer.outcome != "kept":
+            return answer
+        for message in operation.messages:
+            inbox = self.inboxes.setdefault(message.inbox, Inbox())
+            if self._outcome(inbox, message).outcome == "kept":
+                self._keep(inbox, message, operation.now_us)
+        return answer
+
+    def _admit(self, messages: tuple[Message, ...]) -> Answer:
+        """What becomes of all of them. Those before a message in the same put count as kept."""
+        if not 1 <= len(messages) <= MAX_TOGETHER:
+            raise BugError(f"{len(messages)} messages are put at once; 1 to {MAX_TOGETHER} are allowed")
+        outcomes: list[Answer] = []
+        lasts: dict[tuple[str, Chain, str], int] = {}
+        room: dict[str, tuple[int, int]] = {}  # messages and bytes that are added to an inbox
+        new_sources: dict[str, set[tuple[Chain, str]]] = {}
+        for message in messages:
+            inbox = self.inboxes.get(message.inbox)
+            answer = self._outcome(inbox, message, lasts.get((message.inbox, message.chain, message.source)))
+            outcomes.append(answer)
+            if answer.outcome != "kept":
+                continue
+            if message.ordered:
+                lasts[message.inbox, message.chain, message.source] = message.id
+            count, size = room.get(message.inbox, (0, 0))
+            room[message.inbox] = (count + 1, size + message.size)
+            if inbox is None or (message.chain, message.source) not in inbox.sources:
+                new_sources.setdefault(message.inbox, set()).add((message.chain, message.source))
+        for answer in outcomes:
+            if answer.outcome == "gap":
+                return answer
+        if room and self._is_full(room, new_sources):
+            return Answer("full")
+        kinds = {answer.outcome for answer in outcomes}
+        return Answer("kept" if "kept" in kinds else "rejected" if "rejected" in kinds else "known")
+
+    def _outcome(self, inbox: Inbox | None, message: Message, last: int | None = None) -> Answer:
+        source = inbox.sources.get((message.chain, message.source)) if inbox is not None else None
+        if not message.ordered:
+            here = inbox is not None and _key(message) in inbox.numbers
+            return Answer("known" if here else "kept")
+        known = last if last is not None else source.last if source is not None else 0
+        if message.id <= known:
+            return Answer("rejected" if source is not None and message.id in source.rejected else "known")
+        if message.after > known or (source is not None and source.staged):
+            return Answer("gap", known)
+        return Answer("kept")
+
+    def _is_full(
+        self, room: dict[str, tuple[int, int]], new_sources: dict[str, set[tuple[Chain, str]]]
+    ) -> bool:
+        limits = self.limits
+        if self.bytes + sum(size for _, size in room.values()) > limits.arc_bytes:
+            return True
+        if len(self.inboxes.keys() | room.keys()) > MAX_INBOXES:
+            return True
+        for name, (count, size) in room.items():
+            inbox = self.inboxes.get(name) or Inbox()
+            if len(inbox.messages) + count > limits.inbox_messages or inbox.bytes + size > limits.inbox_bytes:
+                return True
+            if len(inbox.sources) + len(new_sources.get(name, ())) > MAX_SOURCES:
+                return True
+        return False
+
+    def _keep(self, inbox: Inbox, message: Message, now_us: int) -> None:
+        source = inbox.sources.setdefault((message.chain, message.source), Source())
+        source.touched_us = now_us
+        if message.ordered:
+            source.last = message.id
+        self._insert(inbox, message)
+
+    def _insert(self, inbox: Inbox, message: Message) -> None:
+        number = inbox.next_number
+        inbox.next_number += 1
+        inbox.messages[number] = message
+        inbox.numbers[_key(message)] = number
+        inbox.lanes.setdefault(message.priority, {})[number] = None
+        inbox.bytes += message.size
+        self.bytes += message.size
+        source = inbox.sources[message.chain, message.source]
+        if message.ordered:
+            source.waiting.append(number)
+        else:
+            source.others += 1
+        _stick(inbox, source)
+
+    def _remove(self, inbox: Inbox, key: Key) -> Message:
+        number = inbox.numbers.pop(key)
+        message = inbox.messages.pop(number)
+        del inbox.lanes[message.priority][number]
+        inbox.bytes -= message.size
+        self.bytes -= message.size
+        source = inbox.sources[key[0], key[1]]
+        if message.ordered:
+            source.waiting.remove(number)
+        else:
+            source.others -= 1
+        return message
+
+    def _refuse(self, operation: Refuse) -> Answer:
+        """`rejected`; `known` if it was kept before."""
+        chain, name, number = operation.key
+        inbox = self.inboxes.setdefault(operation.inbox, Inbox())
+        source = inbox.sources.setdefault((chain, name), Source())
+        source.touched_us = operation.now_us
+        if number <= source.last and number not in source.rejected:
+            return Answer("known")
+        if number > source.last:
+            source.last = number
+            source.rejected = [*source.rejected, number][-MAX_REJECTED:]
+        return Answer("rejected")
+
+    # Receiving
+
+    def _accept(self, operation: Accept) -> Answer:
+        """`accepted`; `taken` by another one or gone; `early`: an older one of its source comes first."""
+        inbox = self.inboxes.get(operation.inbox)
+        if inbox is None:
+            return Answer("taken")
+        key = operation.key
+        number = inbox.numbers.get(key)
+        source = inbox.sources.get((key[0], key[1]))
+        if number is None or source is None:
+            return Answer("accepted" if _accepted_by(inbox, source, key, operation.consumer) else "taken")
+        message = inbox.messages[number]
+        if source.consumer != operation.consumer:
+            return Answer("taken")
+        if message.ordered and source.waiting[0] != number:
+            return Answer("early")
+        self._settle(inbox, source, key, operation.consumer, operation.now_us)
+        return Answer("accepted")
+
+    def _settle(self, inbox: Inbox, source: Source, key: Key, consumer: str, now_us: int) -> Message:
+        message = self._remove(inbox, key)
+        source.touched_us = now_us
+        if message.ordered:
+            source.accepted, source.accepted_by = key[2], consumer
+        _remember(inbox, key, consumer)
+        return message
+
+    def _reject(self, operation: Reject) -> Answer:
+        """`again`, `dead`, `taken`; `full`: there is no room for the dead letter, and the message stays."""
+        inbox = self.inboxes.get(operation.inbox)
+        key = operation.key
+        number = None if inbox is None else inbox.numbers.get(key)
+        if inbox is None or number is None:
+            return Answer("taken")
+        source = inbox.sources[key[0], key[1]]
+        if source.consumer != operation.consumer:
+            return Answer("taken")
+        message = inbox.messages[number]
+        tried = replace(message, attempts=message.attempts + 1, not_before_us=operation.not_before_us)
+        if not operation.dead and tried.attempts < self.limits.attempts:
+            inbox.messages[number] = tried
+            return Answer("again")
+        if len(inbox.dead) >= self.limits.dead_letters:
+            return Answer("full")
+        self._settle(inbox, source, key, "", operation.now_us)
+        self._bury(inbox, tried, operation.reason)
+        return Answer("dead")
+
+    def _bury(self, inbox: Inbox, message: Message, reason: str) -> None:
+        inbox.dead.append(replace(message, reason=reason))
+        inbox.bytes += message.size
+        self.bytes += message.size
+
+    def _join(self, operation: Join) -> Answer:
+        """`joined`, `denied` (the name is another principal's), `full`."""
+        inbox = self.inboxes.get(operation.inbox)
+        if inbox is None:
+            if len(self.inboxes) >= MAX_INBOXES:
+                return Answer("full")
+            inbox = self.inboxes[operation.inbox] = Inbox()
+        if inbox.owner and inbox.owner != operation.principal and not operation.admin:
+            return Answer("denied")
+        if operation.consumer not in inbox.consumers:
+            if len(inbox.consumers) >= MAX_CONSUMERS:
+                return Answer("full")
+            inbox.consumers[operation.consumer] = 0
+        inbox.owner = inbox.owner or operation.principal
+        for source in inbox.sources.values():
+            _stick(inbox, source)
+        return Answer("joined")
+
+    def _leave(self, operation: Leave) -> Answer:
+        """`left`. Its sources stick to others now."""
+        inbox = self.inboxes.get(operation.inbox)
+        if inbox is None or operation.consumer not in inbox.consumers:
+            return Answer("left")
+        for key in operation.delivered:
+            number = inbox.numbers.get(key)
+            if number is not None and inbox.sources[key[0], key[1]].consumer == operation.consumer:
+                message = inbox.messages[number]
+                inbox.messages[number] = replace(message, attempts=message.attempts + 1)
+        del inbox.consumers[operation.consumer]
+        for source in inbox.sources.values():
+            if source.consumer == operation.consumer:
+                source.consumer = ""
+                _stick(inbox, source)
+        return Answer("left")
+
+    # Upkeep
+
+    def _sweep(self, operation: Sweep) -> Answer:
+        """`done`. Where there is no room for a dead letter, what has expired is dropped."""
+        now_us = operation.now_us
+        for inbox in self.inboxes.values():
+            for message in [each for each in inbox.messages.values() if _is_expired(each, now_us)]:
+                source = inbox.sources[message.chain, message.source]
+                self._settle(inbox, source, _key(message), "", now_us)
+                if len(inbox.dead) < self.limits.dead_letters:
+                    self._bury(inbox, message, "expired")
+            for owner, source in list(inbox.sources.items()):
+                idle = not source.waiting and not source.others and not source.staged
+                if idle and source.touched_us <= now_us - FORGET_US:
+                    _unstick(inbox, source)
+                    del inbox.sources[owner]
+        return Answer("done")
+
+    def _revive(self, operation: Revive) -> Answer:
+        """`revived` with the number of them in `last`, or `full`. They have no order any more."""
+        inbox = self.inboxes.get(operation.inbox)
+        if inbox is None:
+            return Answer("revived", 0)
+        chosen = inbox.dead[: operation.count]
+        added = 0 if operation.drop else len(chosen)
+        if len(inbox.messages) + added > self.limits.inbox_messages:
+            return Answer("full")
+        inbox.dead = inbox.dead[operation.count :]
+        size = sum(message.size for message in chosen)
+        inbox.bytes, self.bytes = inbox.bytes - size, self.bytes - size
+        if not operation.drop:
+            for message in chosen:
+                if _key(message) in inbox.numbers:
+                    continue  # its source sent it again meanwhile
+                inbox.sources.setdefault((message.chain, message.source), Source())
+                fresh = replace(message, ordered=False, attempts=0, expires_us=0, not_before_us=0, reason="")
+                self._insert(inbox, fresh)
+        return Answer("revived", len(chosen))
+
+    # Transactions over several arcs
+
+    def _stage(self, operation: Stage) -> Answer:
+        """`staged`, `known` (all was kept before), `rejected`, `gap`, `full`."""
+        if operation.transaction in self.staged:
+            return Answer("staged")
+        answer = self._admit(operation.messages)
+        if answer.outcome != "kept":
+            return answer
+        if len(self.staged) >= MAX_STAGED:
+            return Answer("full")
+        self.staged[operation.transaction] = operation
+        for message in operation.messages:
+            inbox = self.inboxes.setdefault(message.inbox, Inbox())
+            source = inbox.sources.setdefault((message.chain, message.source), Source())
+            source.staged += 1
+            source.touched_us = operation.now_us
+            self.bytes += message.size
+        return Answer("staged")
+
+    def _decide(self, operation: Decide) -> Answer:
+        """`committed` or `aborted`: the first decision stands. `full`: no decision can be taken now."""
+        decided = self.decisions.get(operation.transaction)
+        if decided is None:
+            if len(self.decisions) >= MAX_DECISIONS:
+                return Answer("full")
+            decided = self.decisions[operation.transaction] = operation.commit
+        return Answer("committed" if decided else "aborted")
+
+    def _resolve(self, operation: Resolve) -> Answer:
+        """`done`, again and again."""
+        stage = self.staged.pop(operation.transaction, None)
+        if stage is None:
+            return Answer("done")
+        for message in stage.messages:
+            inbox = self.inboxes[message.inbox]
+            source = inbox.sources[message.chain, message.source]
+            source.staged -= 1
+            self.bytes -= message.size
+        for message in stage.messages:
+            inbox = self.inboxes[message.inbox]
+            if operation.commit:
+                if self._outcome(inbox, message).outcome == "kept":
+                    self._keep(inbox, message, operation.now_us)
+            elif message.ordered:
+                self._refuse(Refuse(message.inbox, _key(message), operation.now_us))
+        return Answer("done")
+
+    def check(self) -> None:
+        """BugError if something that always holds does not."""
+        total = sum(message.size for stage in self.staged.values() for message in stage.messages)
+        for name, inbox in self.inboxes.items():
+            size = sum(message.size for message in (*inbox.messages.values(), *inbox.dead))
+            total += size
+            if size != inbox.bytes:
+                raise BugError(f"inbox {name!r} has {size} bytes and counts {inbox.bytes}")
+            if {number: _key(message) for number, message in inbox.messages.items()} != {
+                number: key for key, number in inbox.numbers.items()
+            }:
+                raise BugError(f"the numbers of inbox {name!r} are not those of its messages")
+            lanes = {number for lane in inbox.lanes.values() for number in lane}
+            if lanes != inbox.messages.keys():
+                raise BugError(f"the lanes of inbox {name!r} are not those of its messages")
+            stuck = dict.fromkeys(inbox.consumers, 0)
+            for owner, source in inbox.sources.items():
+                if source.consumer:
+                    stuck[source.consumer] += 1
+                if source.waiting != sorted(source.waiting):
+                    raise BugError(f"messages of {owner[1]!r} in inbox {name!r} wait out of order")
+                if inbox.consumers and not source.consumer and (source.waiting or source.others):
+                    raise BugError(f"messages of {owner[1]!r} in inbox {name!r} wait for nobody")
+            if stuck != inbox.consumers:
+                raise BugError(f"inbox {name!r} counts {inbox.consumers} sources per consumer, not {stuck}")
+        if total != self.bytes:
+            raise BugError(f"the inboxes have {total} bytes and count {self.bytes}")
+
+
+def _read(snapshot: bytes) -> _Snapshot:
+    try:
+        return _SNAPSHOT.decode(snapshot)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"a snapshot of inboxes of {len(snapshot)} bytes cannot be read: {error}") from error
+
+
+def _key(message: Message) -> Key:
+    return (message.chain, message.source, message.id)
+
+
+def _is_expired(message: Message, now_us: int) -> bool:
+    return 0 < message.expires_us <= now_us
+
+
+def _stick(inbox: Inbox, source: Source) -> None:
+    """A source with something to deliver sticks to the consumer that has the fewest."""
+    if source.consumer or not inbox.consumers or not (source.waiting or source.others):
+        return
+    consumer = min(inbox.consumers, key=lambda name: (inbox.consumers[name], name))
+    source.consumer = consumer
+    inbox.consumers[consumer] += 1
+
+
+def _unstick(inbox: Inbox, source: Source) -> None:
+    if source.consumer:
+        inbox.consumers[source.consumer] -= 1
+        source.consumer = ""
+
+
+def _remember(inbox: Inbox, key: Key, consumer: str) -> None:
+    inbox.accepts.pop(key, None)
+    inbox.accepts[key] = consumer
+    while len(inbox.accepts) > MAX_ACCEPTS:
+        del inbox.accepts[next(iter(inbox.accepts))]
+
+
+def _accepted_by(inbox: Inbox, source: Source | None, key: Key, consumer: str) -> bool:
+    """Whether this consumer accepted it. An accept that left the table counts for the last consumer."""
+    if key in inbox.accepts:
+        return inbox.accepts[key] == consumer
+    return source is not None and 0 < key[2] <= source.accepted and source.accepted_by == consumer

@@ -1,0 +1,309 @@
+"""What an inbox does, one rule at a time (spec Q3, Q6, Q7 and what goes beyond the paper)."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from postroad.errors import BugError, PeerError, UsageError
+from postroad.queues import inbox as module
+from postroad.queues.inbox import (
+    FORGET_US,
+    Accept,
+    Answer,
+    Decide,
+    Forget,
+    Inboxes,
+    Join,
+    Leave,
+    Limits,
+    Message,
+    Operation,
+    Put,
+    Refuse,
+    Reject,
+    Resolve,
+    Revive,
+    Stage,
+    Sweep,
+    check_message,
+    kind_of,
+)
+from postroad.queues.messages import Chain
+
+CHAIN = Chain(0, b"A", b"A")
+
+
+def message(number: int, source: str = "shop", inbox: str = "stock", **fields: object) -> Message:
+    made = Message(inbox, CHAIN, source, number, True, b"reserve")
+    return replace(made, **fields)
+
+
+def key(number: int, source: str = "shop") -> tuple[Chain, str, int]:
+    return (CHAIN, source, number)
+
+
+class Desk:
+    """Inboxes, with an outcome for each operation."""
+
+    def __init__(self, **limits: int) -> None:
+        self.inboxes = Inboxes(Limits(**limits))
+
+    def do(self, operation: Operation) -> str:
+        answer = self.inboxes.apply(module.encode(operation))
+        self.inboxes.check()
+        return answer.outcome
+
+    def put(self, *messages: Message, now_us: int = 0) -> str:
+        return self.do(Put(messages, now_us))
+
+    def join(self, consumer: str, inbox: str = "stock", principal: str = "alice", admin: bool = False) -> str:
+        return self.do(Join(inbox, consumer, principal, admin, 0))
+
+    def accept(self, number: int, consumer: str, source: str = "shop") -> str:
+        return self.do(Accept("stock", key(number, source), consumer, 0))
+
+    def reject(self, number: int, consumer: str, *, dead: bool = False, not_before_us: int = 0) -> str:
+        return self.do(Reject("stock", key(number), consumer, "broken", dead, not_before_us, 0))
+
+    def ready(self, consumer: str, now_us: int = 0, inbox: str = "stock") -> list[tuple[str, int]]:
+        return [(each.source, each.id) for each in self.inboxes.ready(inbox, consumer, now_us, 100)]
+
+
+def test_the_kinds_of_table_1() -> None:
+    assert kind_of("transactional", reliable=True).ordered
+    assert not kind_of("express", reliable=True).replicated
+    assert kind_of("recoverable", reliable=False).replicated
+    assert not kind_of("recoverable", reliable=False).acknowledged
+    with pytest.raises(UsageError, match="no unreliable kind of message 'transactional'"):
+        kind_of("transactional", reliable=False)
+
+
+def test_nothing_passes_an_earlier_message_of_its_source() -> None:
+    desk = Desk()
+    assert desk.put(message(2, after=1)) == "gap"
+    assert desk.put(message(1)) == "kept"
+    assert desk.put(message(2, after=1)) == "kept"
+    assert desk.put(message(1)) == "known"
+    desk.join("clerk")
+    assert desk.ready("clerk") == [("shop", 1), ("shop", 2)]
+    assert desk.accept(2, "clerk") == "early"
+
+
+def test_an_accept_is_confirmed_to_one_consumer_repeatably() -> None:
+    desk = Desk()
+    desk.join("first")
+    desk.put(message(1))
+    desk.put(message(2, after=1))
+    assert desk.accept(1, "second") == "taken"
+    assert desk.accept(1, "first") == "accepted"
+    desk.join("second")
+    desk.do(Leave("stock", "first", (key(2),), 0))
+    assert [each.attempts for each in desk.inboxes.ready("stock", "second", 0, 9)] == [1]
+    assert desk.accept(2, "second") == "accepted"
+    assert desk.accept(1, "first") == "accepted", "though the last accept of the source is another's"
+    assert desk.accept(1, "second") == "taken"
+    assert desk.accept(2, "first") == "taken"
+
+
+def test_a_source_sticks_to_its_consumer_and_moves_when_that_one_leaves() -> None:
+    desk = Desk()
+    desk.join("x")
+    desk.join("y")
+    for source in ("a", "b", "c"):
+        desk.put(message(1, source))
+        desk.put(message(2, source, after=1))
+    assert desk.ready("x") == [("a", 1), ("a", 2), ("c", 1), ("c", 2)]
+    assert desk.ready("y") == [("b", 1), ("b", 2)]
+    desk.join("z")
+    assert desk.ready("z") == []
+    desk.do(Leave("stock", "x", (), 0))
+    assert desk.ready("z") == [("a", 1), ("a", 2)]
+    assert desk.ready("y") == [("b", 1), ("b", 2), ("c", 1), ("c", 2)]
+
+
+def test_a_rejected_message_comes_again_later_and_holds_up_its_source_and_dies_in_the_end() -> None:
+    desk = Desk(attempts=2)
+    desk.join("clerk")
+    desk.put(message(1))
+    desk.put(message(2, after=1))
+    desk.put(message(1, "other"))
+    assert desk.reject(1, "clerk", not_before_us=50) == "again"
+    assert desk.ready("clerk", 49) == [("other", 1)]
+    assert desk.ready("clerk", 50) == [("shop", 1), ("shop", 2), ("other", 1)]
+    assert desk.reject(1, "clerk") == "dead"
+    assert desk.put(message(1)) == "known"
+    assert desk.ready("clerk", 50) == [("shop", 2), ("other", 1)]
+    assert [(each.id, each.attempts, each.reason) for each in desk.inboxes.inboxes["stock"].dead] == [
+        (1, 2, "broken")
+    ]
+    assert desk.do(Revive("stock", 10, False, 0)) == "revived"
+    assert desk.ready("clerk") == [("shop", 2), ("other", 1), ("shop", 1)]
+    assert desk.accept(1, "clerk") == "accepted"
+
+
+def test_dead_letters_are_bounded_and_can_be_dropped() -> None:
+    desk = Desk(dead_letters=1)
+    desk.join("clerk")
+    desk.put(message(1))
+    desk.put(message(2, after=1))
+    assert desk.reject(1, "clerk", dead=True) == "dead"
+    assert desk.reject(2, "clerk", dead=True) == "full"
+    assert desk.ready("clerk") == [("shop", 2)]
+    assert desk.do(Revive("stock", 10, True, 0)) == "revived"
+    assert desk.reject(2, "clerk", dead=True) == "dead"
+
+
+def test_priority_counts_between_sources_and_never_within_one() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    desk.put(message(1, "a", priority=1))
+    desk.put(message(2, "a", after=1, priority=9))
+    desk.put(message(1, "b", priority=5))
+    assert desk.ready("clerk") == [("b", 1), ("a", 1)], "the second of a comes when the first is settled"
+    assert desk.accept(1, "clerk", "a") == "accepted"
+    assert desk.ready("clerk") == [("a", 2), ("b", 1)]
+
+
+def test_what_has_expired_is_not_delivered_and_becomes_a_dead_letter() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    desk.put(message(1, expires_us=100))
+    desk.put(message(2, after=1))
+    assert desk.ready("clerk", 99) == [("shop", 1), ("shop", 2)]
+    assert desk.ready("clerk", 100) == []
+    desk.do(Sweep(100))
+    assert desk.ready("clerk", 100) == [("shop", 2)]
+    assert [each.reason for each in desk.inboxes.inboxes["stock"].dead] == ["expired"]
+
+
+def test_recoverable_messages_have_no_order() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    assert desk.put(message(5, ordered=False)) == "kept"
+    assert desk.put(message(3, ordered=False)) == "kept"
+    assert desk.put(message(3, ordered=False)) == "known"
+    assert desk.accept(3, "clerk") == "accepted"
+    assert desk.put(message(3, ordered=False)) == "kept", "it may come twice"
+
+
+def test_several_messages_are_kept_together_or_not_at_all() -> None:
+    desk = Desk(inbox_messages=1)
+    both = (message(1), message(1, inbox="bills"))
+    desk.put(message(1, "other", inbox="bills"))
+    assert desk.put(*both) == "full"
+    assert desk.inboxes.depth("stock") == 0
+    desk.join("clerk", "bills")
+    assert desk.do(Accept("bills", key(1, "other"), "clerk", 0)) == "accepted"
+    assert desk.put(*both) == "kept"
+    assert desk.put(*both) == "known"
+    assert (desk.inboxes.depth("stock"), desk.inboxes.depth("bills")) == (1, 1)
+    assert desk.put(message(2, after=1), message(3, after=2)) == "full"
+    with pytest.raises(BugError, match="0 messages are put at once"):
+        desk.put()
+
+
+def test_what_is_full_can_be_sent_again_under_its_id() -> None:
+    desk = Desk(inbox_bytes=600)
+    desk.join("clerk")
+    assert desk.put(message(1)) == "kept"
+    assert desk.put(message(2, after=1)) == "kept"
+    assert desk.put(message(3, after=2)) == "full"
+    assert desk.put(message(4, after=3)) == "gap"
+    assert desk.accept(1, "clerk") == "accepted"
+    assert desk.put(message(3, after=2)) == "kept"
+
+
+def test_a_message_that_the_broker_refused_stays_refused() -> None:
+    desk = Desk()
+    assert desk.do(Refuse("stock", key(1), 0)) == "rejected"
+    assert desk.put(message(1)) == "rejected"
+    assert desk.do(Refuse("stock", key(1), 0)) == "rejected"
+    assert desk.put(message(2, after=1)) == "kept"
+    assert desk.do(Refuse("stock", key(2), 0)) == "known"
+
+
+def test_a_name_belongs_to_the_principal_that_first_received_under_it() -> None:
+    desk = Desk()
+    assert desk.join("clerk") == "joined"
+    assert desk.join("thief", principal="mallory") == "denied"
+    assert desk.join("root", principal="mallory", admin=True) == "joined"
+
+
+def test_sources_that_were_silent_for_long_are_forgotten_once_they_have_nothing_here() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    desk.put(message(1), now_us=1)
+    desk.do(Sweep(FORGET_US + 1))
+    assert desk.put(message(1)) == "known"
+    desk.do(Accept("stock", key(1), "clerk", 5))
+    desk.do(Sweep(FORGET_US + 4))
+    assert desk.put(message(1)) == "known"
+    desk.do(Sweep(FORGET_US + 5))
+    assert desk.inboxes.inboxes["stock"].sources == {}
+
+
+def test_a_transaction_over_two_arcs_commits_in_both_or_in_none() -> None:
+    for commit in (True, False):
+        home, other = Desk(), Desk()
+        for desk, name in ((home, "stock"), (other, "bills")):
+            desk.join("clerk", name)
+            assert desk.do(Stage(b"t", b"home", (message(1, inbox=name),), 7)) == "staged"
+            assert desk.do(Stage(b"t", b"home", (message(1, inbox=name),), 7)) == "staged"
+            assert desk.ready("clerk", inbox=name) == []
+            assert desk.put(message(2, inbox=name)) == "gap", "nothing passes what is staged"
+        assert [stage.home for stage in other.inboxes.undecided(8)] == [b"home"]
+        assert other.inboxes.undecided(7) == []
+        outcome = "committed" if commit else "aborted"
+        assert home.do(Decide(b"t", commit, 8)) == outcome
+        assert home.do(Decide(b"t", not commit, 9)) == outcome, "the first decision stands"
+        for desk, name in ((home, "stock"), (other, "bills")):
+            assert desk.do(Resolve(b"t", commit, 9)) == "done"
+            assert desk.do(Resolve(b"t", commit, 9)) == "done"
+            assert desk.ready("clerk", inbox=name) == ([("shop", 1)] if commit else [])
+            assert desk.do(Stage(b"t", b"home", (message(1, inbox=name),), 9)) == (
+                "known" if commit else "rejected"
+            )
+            assert desk.put(message(2, after=1, inbox=name)) == "kept"
+        home.do(Forget(b"t"))
+        assert home.inboxes.decisions == {}
+
+
+def test_what_is_out_of_bounds_is_the_callers_fault() -> None:
+    check_message(message(1))
+    for bad, text in (
+        (message(1, inbox=""), "the name of an inbox"),
+        (message(1, "s" * 256), "the name of an source"),
+        (message(1, payload=bytes(module.MAX_PAYLOAD_BYTES + 1)), "over the limit"),
+        (message(1, priority=10), "a priority is from 0 to 9, not 10"),
+        (message(1, after=1), "1 cannot come after 1"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            check_message(bad)
+    with pytest.raises(PeerError, match="cannot be read"):
+        Inboxes(Limits()).install(b"\xc1")
+    with pytest.raises(BugError, match="is no operation"):
+        Inboxes(Limits()).apply(b"\xc1")
+
+
+def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_SOURCES", "MAX_CONSUMERS", "MAX_STAGED", "MAX_DECISIONS", "MAX_INBOXES"):
+        monkeypatch.setattr(module, name, 1)
+    desk = Desk()
+    assert desk.put(message(1, "a")) == "kept"
+    assert desk.put(message(1, "b")) == "full"
+    assert desk.put(message(1, inbox="bills")) == "full"
+    assert desk.join("x") == "joined"
+    assert desk.join("y") == "full"
+    assert desk.join("x", "bills") == "full"
+    assert desk.do(Stage(b"1", b"", (message(2, "a", after=1),), 0)) == "staged"
+    assert desk.accept(1, "x", "a") == "accepted"
+    assert desk.do(Stage(b"2", b"", (message(9, "a", ordered=False),), 0)) == "full"
+    assert desk.do(Decide(b"1", True, 0)) == "committed"
+    assert desk.do(Decide(b"2", True, 0)) == "full"
+    monkeypatch.setattr(module, "MAX_ACCEPTS", 1)
+    assert desk.do(Resolve(b"1", True, 0)) == "done"
+    assert desk.accept(2, "x", "a") == "accepted"
+    # It left the table: the last consumer of its source counts.
+    assert desk.accept(1, "x", "a") == "accepted"
+    assert desk.inboxes.perform(Accept("nowhere", key(1), "x", 0)) == Answer("taken")
