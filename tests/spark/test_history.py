@@ -115,7 +115,7 @@ def landed(table: str, *bulletins: Bulletin) -> tuple[list[dict[str, Any]], list
     [
         ("attachments", changed(SOUND["attachments"], number="five"), "Expected `int`, got `str`"),
         ("attachments", changed(SOUND["attachments"], number=-1), "Expected `int` >= 0"),
-        ("attachments", changed(SOUND["attachments"], broker=None), "missing required field `broker.core`"),
+        ("attachments", changed(SOUND["attachments"], broker=None), "missing required field `broker`"),
         ("attachments", changed(SOUND["attachments"], broker="00000008"), "of broker '00000008'"),
         ("attachments", attachments(Change(what="attach", at_us=HUGE)), "are none"),
         ("attachments", attachments(Change(what="late", at_us=1, noted_us=(1 << 63) - 1)), "are none"),

@@ -36,6 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": SEAM | {"selectors", "links", "overlay", "tracking"},
     "clients": SEAM | {"selectors", "links", "overlay", "tracking", "streams"},
     "durable": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
+    "ring": VOCABULARY,
+    "queues": VOCABULARY,
     "history": SEAM | {"overlay", "tracking", "durable"},
     "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable"},
 }

@@ -2,7 +2,7 @@
 
 Four topics, each an ordinary durable event; docs/tracking.md has the layouts.
 
-| topic | payload | attributes besides `broker.core` and `name` |
+| topic | payload | attributes besides `broker` and `name` |
 |---|---|---|
 | `$postroad/tracking/filters` | a stored `record` or part of it | sequence, part, parts, final, replaces |
 | `$postroad/tracking/attachments` | changes of the map in `attachment` | number, whole |
