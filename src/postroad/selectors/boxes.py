@@ -99,6 +99,8 @@ def _product(items: tuple[Condition, ...], negated: bool, work: _Work) -> list[B
             alternatives.append(_boxes(item, negated, work))
         elif not _meet_into(joined, *found):
             return []
+    if not alternatives:
+        return [Box(joined, ())]
     single = _all([Box(joined, ()), *[boxes[0] for boxes in alternatives if len(boxes) == 1]], work)
     product = [] if single is None else [single]
     for boxes in alternatives:

@@ -88,7 +88,7 @@ class MatchIndex:
         found = self._keys.pop(key, None)
         if found is None:
             raise UsageError(f"key {key} is not in the index")
-        repeated = self._repeated.get(found)
+        repeated = self._repeated.get(found) if self._repeated else None
         if repeated is not None:
             if repeated > 1:
                 self._repeated[found] = repeated - 1
