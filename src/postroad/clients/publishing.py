@@ -24,7 +24,7 @@ import numpy as np
 
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch
-from postroad.ids import COUNT_BITS, LAST_COUNT, Identity
+from postroad.ids import COUNT_BITS, LAST_COUNT, Identity, MessageId
 from postroad.seam.peers import Peer
 from postroad.wire.frames import Limits
 
@@ -134,20 +134,34 @@ class Publishers:
     def check(self, peer: Peer, batch: EventBatch) -> bytes:
         """Whose ids those of a publish frame are; PeerError unless they can be this peer's."""
         if batch.count == 0 or batch.pubend:
-            raise PeerError("a publish frame without events, or one that names a pubend")
+            raise PeerError(
+                f"a publish frame of {batch.count} events for pubend {batch.pubend:x}; it has at least one"
+                " event, and pubend 0"
+            )
         if batch.count > 1:
             halves = np.frombuffer(batch.ids(), ">u8")
             prefixes, rests = halves[::2], halves[1::2]
             if not bool((prefixes == prefixes[0]).all()):
-                raise PeerError("a publish frame with ids of several publishers")
+                other = int((prefixes != prefixes[0]).argmax())
+                raise PeerError(
+                    "a publish frame with ids of several publishers:"
+                    f" {MessageId.from_bytes(batch.id(0))} and {MessageId.from_bytes(batch.id(other))}"
+                )
             if not bool((rests[1:] > rests[:-1]).all()):
-                raise PeerError("a publish frame whose ids do not increase")
+                row = int((rests[1:] <= rests[:-1]).argmax())
+                raise PeerError(
+                    "a publish frame whose ids do not increase:"
+                    f" {MessageId.from_bytes(batch.id(row + 1))} after {MessageId.from_bytes(batch.id(row))}"
+                )
         prefix = batch.id(0)[:8]
         if prefix == (peer.publisher << 32 | self._me).to_bytes(8, "big"):  # drawn here
             return prefix
         publisher, broker = int.from_bytes(prefix[:4], "big"), int.from_bytes(prefix[4:], "big")
         if broker == self._me and publisher >> COUNT_BITS == self._start:
-            raise PeerError("a publish frame with the ids of another publisher of this broker")
+            raise PeerError(
+                f"a publish frame with the ids of publisher {publisher:08x} of this broker; this connection's"
+                f" is {peer.publisher:08x}"
+            )
         return prefix + peer.publisher.to_bytes(4, "big")
 
     def fresh(self, whose: bytes, batch: EventBatch, newest: bytes) -> EventBatch | None:

@@ -347,7 +347,10 @@ def deliveries_bulletin(author: Author, number: int, payload: bytes) -> Bulletin
 def decode_deliveries(payload: bytes) -> Deliveries:
     """One report; PeerError if it is none."""
     if len(payload) < _HEAD.size or payload[:4] != MAGIC:
-        raise PeerError("not a report of deliveries")
+        raise PeerError(
+            f"not a report of deliveries: {len(payload)} bytes that begin with {payload[:4].hex()}; it has at"
+            f" least {_HEAD.size} and begins with {MAGIC.hex()}"
+        )
     _, version, names_bytes, sending_count, receiver_count, event_count = _HEAD.unpack_from(payload)
     if version != VERSION:
         raise PeerError(f"a report of deliveries of version {version}, this Postroad reads {VERSION}")
@@ -359,7 +362,9 @@ def decode_deliveries(payload: bytes) -> Deliveries:
         event_count * 8,
     )
     if at + sum(sizes) != len(payload):
-        raise PeerError("a report of deliveries of the wrong length")
+        raise PeerError(
+            f"a report of deliveries of {len(payload)} bytes, where {at + sum(sizes)} are announced"
+        )
     try:
         names = msgspec.msgpack.decode(payload[_HEAD.size : at], type=list[str])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -377,15 +382,25 @@ def decode_deliveries(payload: bytes) -> Deliveries:
 def _check(
     names: list[str], sendings: npt.NDArray[np.void], receivers: npt.NDArray[np.void], events: int
 ) -> None:
-    sound = int(sendings["receivers"].sum(dtype=np.uint64)) == len(receivers)
-    sound = sound and int(sendings["events"].sum(dtype=np.uint64)) == events
-    rows = sendings["receivers"].astype(np.uint64) * sendings["events"]
-    sound = sound and int(rows.sum()) <= MAX_ROWS
-    sound = sound and bool((receivers["name"] < len(names)).all())
+    for what, said, there in (
+        ("receivers", int(sendings["receivers"].sum(dtype=np.uint64)), len(receivers)),
+        ("events", int(sendings["events"].sum(dtype=np.uint64)), events),
+    ):
+        if said != there:
+            raise PeerError(
+                f"a report of deliveries contradicts itself: its sendings have {said} {what}, it has {there}"
+            )
+    rows = int((sendings["receivers"].astype(np.uint64) * sendings["events"]).sum())
+    if rows > MAX_ROWS:
+        raise PeerError(f"a report of deliveries of {rows} rows; at most {MAX_ROWS} are read")
+    sound = bool((receivers["name"] < len(names)).all())
     sound = sound and bool((sendings["what"] <= ACKNOWLEDGED).all())
     sound = sound and not bool(sendings["events"][sendings["what"] != EVENTS].any())
     if not sound:
-        raise PeerError("a report of deliveries that contradicts itself, or has too many rows")
+        raise PeerError(
+            f"a report of deliveries contradicts itself: a receiver has none of its {len(names)} names, or a"
+            " sending is of no known kind, or one that is not of events has some"
+        )
 
 
 def _flattened(

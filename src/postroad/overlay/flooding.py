@@ -110,7 +110,8 @@ class Flooding:
             for advertisement in message.advertisements:
                 if advertisement.boot > MAX_BOOT:
                     raise PeerError(
-                        f"advertisement of broker {advertisement.broker:08x} with a boot too high"
+                        f"advertisement of broker {advertisement.broker:08x} with boot {advertisement.boot};"
+                        f" it is at most {MAX_BOOT}"
                     )
                 before = self._topology.name(advertisement.broker)
                 if self._topology.accept(advertisement, turn.now_us):
@@ -143,7 +144,10 @@ class Flooding:
         if wanted:
             pulled.update(wanted)
             if len(pulled) > MAX_BROKERS:
-                raise PeerError(f"more than {MAX_BROKERS} tables are asked for that do not come")
+                raise PeerError(
+                    f"{len(pulled)} interest tables were asked for and have not come; at most {MAX_BROKERS}"
+                    " may"
+                )
             turn.send(peer.connection, encode(InterestPull(owners=tuple(wanted))))
 
     # ---- what neighbours are told

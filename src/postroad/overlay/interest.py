@@ -163,8 +163,9 @@ class Intake:
 
     def _keep(self, part: InterestUpdate) -> None:
         parsed, text_bytes = parse_entries(part, self._limits)
-        if not self._added.keys().isdisjoint(parsed.keys()):
-            raise PeerError(f"interest of broker {part.owner} adds an entry twice")
+        repeated = self._added.keys() & parsed.keys()
+        if repeated:
+            raise PeerError(f"interest of broker {part.owner} adds entry {min(repeated)} twice")
         self._added.update(parsed)
         self._text_bytes += text_bytes
 
@@ -307,11 +308,17 @@ class Interest:
     def _check_own(self, selector: Selector) -> int:
         text_bytes = text_bytes_of(selector.topic, selector.where)
         if len(selector.topic.encode()) > TOPIC_BYTES or len(selector.where.encode()) > WHERE_BYTES:
-            raise UsageError(f"a selector of {text_bytes} bytes is too long")
+            raise UsageError(
+                f"a selector with a topic of {len(selector.topic.encode())} bytes and a condition of"
+                f" {len(selector.where.encode())}; at most {TOPIC_BYTES} and {WHERE_BYTES} are allowed"
+            )
         if len(self._own) >= ENTRIES_PER_OWNER:
             raise UsageError(f"a broker holds at most {ENTRIES_PER_OWNER} different selectors")
         if self._own_text_bytes + text_bytes > TEXT_BYTES_PER_OWNER:
-            raise UsageError(f"a broker holds at most {TEXT_BYTES_PER_OWNER} bytes of selectors")
+            raise UsageError(
+                f"a broker holds at most {TEXT_BYTES_PER_OWNER} bytes of selectors: it has"
+                f" {self._own_text_bytes}, this one has {text_bytes}"
+            )
         return text_bytes
 
     def _begin_change(self) -> _Change:
@@ -435,12 +442,17 @@ class Interest:
             assembly = self._assemblies.get(update.owner)
             if not 0 <= update.part < update.parts <= _MAX_PARTS or update.removed:
                 raise PeerError(
-                    f"part {update.part} of {update.parts} of broker {update.owner}'s interest cannot be"
+                    f"part {update.part} of {update.parts} of broker {update.owner}'s interest removes"
+                    f" {len(update.removed)} entries; parts are numbered from 0, at most {_MAX_PARTS}, and"
+                    " remove none"
                 )
             old = assembly is not None and update.version < assembly.version
             return (False, False) if old else None
         if update.parts != 1 or update.part != 0 or update.base >= update.version:
-            raise PeerError(f"interest change of broker {update.owner} with parts or from a later version")
+            raise PeerError(
+                f"interest change of broker {update.owner} from version {update.base} to {update.version} is"
+                f" part {update.part} of {update.parts}; it has one part and goes to a later version"
+            )
         table = self._tables.get(update.owner)
         return (False, True) if table is None or table.version != update.base else None
 
@@ -455,10 +467,13 @@ class Interest:
     def _apply(self, table: _Table, update: InterestUpdate, added: dict[int, Entry], text_bytes: int) -> None:
         owner = update.owner
         removed = set(update.removed)
-        if len(removed) != len(update.removed) or not table.entries.keys() >= removed:
-            raise PeerError(f"interest change of broker {owner} removes entries it does not have")
-        if not added.keys().isdisjoint(table.entries.keys()):
-            raise PeerError(f"interest change of broker {owner} adds entries it has already")
+        if len(removed) != len(update.removed):
+            twice = len(update.removed) - len(removed)
+            raise PeerError(f"interest change of broker {owner} removes {twice} entries twice")
+        if unknown := removed - table.entries.keys():
+            raise PeerError(f"interest change of broker {owner} removes entry {min(unknown)}, which it lacks")
+        if repeated := added.keys() & table.entries.keys():
+            raise PeerError(f"interest change of broker {owner} adds entry {min(repeated)}, which it has")
         text_bytes += table.text_bytes - sum(entry_bytes(table.entries[entry][1]) for entry in update.removed)
         _check_table(owner, len(table.entries) + len(added) - len(removed), text_bytes)
         claims: dict[str, int | None] = {}
@@ -487,8 +502,8 @@ class Interest:
             assembly = _Assembly(update.version, update.parts)
         elif assembly.parts[update.part]:
             return False
-        if not added.keys().isdisjoint(assembly.entries.keys()):
-            raise PeerError(f"two parts of broker {owner}'s interest hold the same entry")
+        if repeated := added.keys() & assembly.entries.keys():
+            raise PeerError(f"two parts of broker {owner}'s interest hold the same entry, {min(repeated)}")
         _check_table(owner, len(assembly.entries) + len(added), assembly.text_bytes + text_bytes)
         assembly.parts[update.part] = True
         assembly.entries.update(added)

@@ -110,8 +110,12 @@ def parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Ent
     parsed: dict[int, Entry] = {}
     text_bytes = 0
     for entry in update.added:
-        if len(entry.topic.encode()) > TOPIC_BYTES or len(entry.where.encode()) > WHERE_BYTES:
-            raise PeerError(f"entry {entry.entry} of broker {update.owner}'s interest is too long")
+        size = (len(entry.topic.encode()), len(entry.where.encode()))
+        if size[0] > TOPIC_BYTES or size[1] > WHERE_BYTES:
+            raise PeerError(
+                f"entry {entry.entry} of broker {update.owner}'s interest has a topic of {size[0]} bytes and"
+                f" a condition of {size[1]}; at most {TOPIC_BYTES} and {WHERE_BYTES} are allowed"
+            )
         try:
             selector = Selector.parse(entry.topic, entry.where, limits)
         except UsageError as error:
@@ -120,9 +124,13 @@ def parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Ent
         text_bytes += entry_bytes(selector)
     for claim in update.claims:
         if not 0 < len(claim.name.encode()) <= NAME_BYTES or not 0 < claim.epoch <= MAX_EPOCH:
-            raise PeerError(f"a claim of broker {update.owner} with a name or an epoch that cannot be")
+            raise PeerError(
+                f"broker {update.owner} claims a name of {len(claim.name.encode())} bytes with epoch"
+                f" {claim.epoch}; a name has 1 to {NAME_BYTES} bytes, an epoch is between 1 and {MAX_EPOCH}"
+            )
         parsed[claim.entry] = Claim(claim.name, claim.epoch)
         text_bytes += len(claim.name.encode())
     if len(parsed) != len(update.added) + len(update.claims):
-        raise PeerError(f"interest of broker {update.owner} adds an entry twice")
+        given = len(update.added) + len(update.claims)
+        raise PeerError(f"interest of broker {update.owner} adds {given} entries under {len(parsed)} numbers")
     return parsed, text_bytes

@@ -50,25 +50,39 @@ def _check_sorted(values: Iterable[int], highest: int, what: str) -> None:
     last = -1
     for value in values:
         if not last < value <= highest:
-            raise PeerError(f"advertisement with {what} out of order or out of range")
+            raise PeerError(
+                f"advertisement with {what} {value} after {last}; they increase, and are at most {highest}"
+            )
         last = value
 
 
 def check_advertisement(ad: Advertisement) -> None:
     """PeerError unless every field is within its bounds."""
     if not 0 <= ad.broker <= _MAX_U32 or len(ad.node) != NODE_BYTES:
-        raise PeerError(f"advertisement with broker number {ad.broker} and a node id of {len(ad.node)} bytes")
+        raise PeerError(
+            f"advertisement with broker number {ad.broker} and a node id of {len(ad.node)} bytes; a number"
+            f" has 32 bits, a node id {NODE_BYTES} bytes"
+        )
     if not 0 <= ad.boot <= _MAX_U32 or not 0 <= ad.sequence <= MAX_SEQUENCE:
-        raise PeerError(f"advertisement of broker {ad.broker:08x} with boot or sequence out of range")
+        raise PeerError(
+            f"advertisement of broker {ad.broker:08x} with boot {ad.boot} and sequence {ad.sequence}; they"
+            f" are between 0 and {_MAX_U32}, and 0 and {MAX_SEQUENCE}"
+        )
     check_name(ad.name)
     check_address(ad.address)
     if len(ad.neighbours) > MAX_NEIGHBOURS or len(ad.pubends) > MAX_PUBENDS:
-        raise PeerError(f"advertisement of broker {ad.broker:08x} with too many neighbours or pubends")
-    _check_sorted((number for number, _ in ad.neighbours), _MAX_U32, "neighbours")
-    _check_sorted(ad.pubends, _MAX_U64, "pubends")
+        raise PeerError(
+            f"advertisement of broker {ad.broker:08x} with {len(ad.neighbours)} neighbours and"
+            f" {len(ad.pubends)} pubends; at most {MAX_NEIGHBOURS} and {MAX_PUBENDS} are allowed"
+        )
+    _check_sorted((number for number, _ in ad.neighbours), _MAX_U32, "neighbour")
+    _check_sorted(ad.pubends, _MAX_U64, "pubend")
     for number, cost in ad.neighbours:
         if number == ad.broker or not 1 <= cost <= MAX_COST:
-            raise PeerError(f"advertisement of broker {ad.broker:08x} with a bad link to {number:08x}")
+            raise PeerError(
+                f"advertisement of broker {ad.broker:08x} with a link to {number:08x} at cost {cost}; a link"
+                f" goes to another broker and costs 1 to {MAX_COST}"
+            )
 
 
 def topology_frames(advertisements: Iterable[Advertisement]) -> list[bytes]:
@@ -217,7 +231,10 @@ class Topology:
 
     def link_up(self, neighbour: int, cost: int, now_us: int) -> None:  # noqa: ARG002 one shape for all mutators
         if neighbour == self._me or not 0 <= neighbour <= _MAX_U32 or not 1 <= cost <= MAX_COST:
-            raise UsageError(f"no link to broker {neighbour:08x} at cost {cost} is possible")
+            raise UsageError(
+                f"broker {self._me:08x} cannot have a link to broker {neighbour:08x} at cost {cost}; a link"
+                f" goes to another broker and costs 1 to {MAX_COST}"
+            )
         costs = dict(self._costs[self._me])
         costs[neighbour] = cost
         if len(costs) > MAX_NEIGHBOURS:
@@ -521,4 +538,7 @@ def _above(ad: Advertisement, other: Advertisement) -> Advertisement:
         return msgspec.structs.replace(ad, boot=other.boot, sequence=other.sequence + 1)
     if other.boot < _MAX_U32:
         return msgspec.structs.replace(ad, boot=other.boot + 1, sequence=1)
-    raise PeerError(f"no sequence is left above that advertised for broker {ad.broker:08x}")
+    raise PeerError(
+        f"broker {ad.broker:08x} was advertised with boot {other.boot} and sequence {other.sequence}: nothing"
+        " is above those"
+    )

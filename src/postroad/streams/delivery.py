@@ -202,7 +202,7 @@ class Delivery:
         if asked.overflow not in _POLICIES:
             raise UsageError(f"overflow policy {asked.overflow!r} is not one of {', '.join(_POLICIES)}")
         if asked.buffer < 0:
-            raise UsageError(f"a buffer of {asked.buffer} bytes")
+            raise UsageError(f"a buffer of {asked.buffer} bytes; it has at least 1, or 0 for the default")
         self.check_free(connection, asked.number)
         home = self._connections.get(connection) or _Connection(connection)
         self._last_id += 1

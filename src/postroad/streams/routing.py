@@ -51,6 +51,8 @@ from postroad.streams.silences import Silences
 from postroad.streams.spans import Span, overlaps, subtract, union
 from postroad.streams.streams import (
     MAX_NACK_SPANS,
+    MAX_STREAMS,
+    MAX_STREAMS_PER_ORIGIN,
     Asked,
     LoggedPubend,
     Neighbour,
@@ -345,7 +347,10 @@ class Routing:
     def _create_stream(self, turn: Turn, pubend: int, start: int) -> Stream:
         origin = pubend >> 32
         if not self._table.has_room(origin):
-            raise PeerError(f"more streams than can be followed, of broker {origin:08x} or of all")
+            raise PeerError(
+                f"{len(self._table.of(origin))} streams of broker {origin:08x} and {len(self._streams)} of"
+                f" all are followed; at most {MAX_STREAMS_PER_ORIGIN} and {MAX_STREAMS} can be"
+            )
         former = self._former(pubend)
         stream = Stream(pubend, start=start)
         self._table.add(stream)
@@ -492,12 +497,16 @@ class Routing:
         neighbour = self._neighbours[peer.broker]
         origin = message.origin
         neighbour.attached.add(origin)
-        if not 0 <= origin <= _MAX_U32 or len(neighbour.attached) > MAX_BROKERS:
-            raise PeerError(f"attach to broker {origin}, which cannot be, or to too many")
+        if not 0 <= origin <= _MAX_U32:
+            raise PeerError(f"attach to broker {origin}; a broker's number is between 0 and {_MAX_U32}")
+        if len(neighbour.attached) > MAX_BROKERS:
+            raise PeerError(f"attach to {len(neighbour.attached)} brokers; at most {MAX_BROKERS} are allowed")
         due_at = neighbour.due_at.pop(origin, {})
         for pubend, tick in sorted(message.known.items()):
-            if pubend >> 32 != origin or not 0 <= tick <= MAX_TICK:
-                raise PeerError("attach names a pubend that is not the origin's, or a tick out of range")
+            if pubend >> 32 != origin:
+                raise PeerError(f"attach to broker {origin:08x} names pubend {pubend:x}, which is another's")
+            if not 0 <= tick <= MAX_TICK:
+                raise PeerError(f"attach names tick {tick}; a tick is between 0 and {MAX_TICK}")
             if pubend in self._streams:
                 continue
             if origin == self._me and is_volatile(pubend):
@@ -524,7 +533,10 @@ class Routing:
     def _on_nack(self, turn: Turn, peer: Peer, message: Nack) -> None:
         self._counters["nacks_received_total"] += 1
         if len(message.spans) > MAX_NACK_SPANS or len(message.need) > MAX_BROKERS:
-            raise PeerError(f"a nack of more than {MAX_NACK_SPANS} spans or {MAX_BROKERS} owners")
+            raise PeerError(
+                f"a nack of {len(message.spans)} spans for {len(message.need)} owners; at most"
+                f" {MAX_NACK_SPANS} and {MAX_BROKERS} are allowed"
+            )
         for start, end in message.spans:
             _check_span(start, end)
         neighbour = self._neighbours[peer.broker]
@@ -588,7 +600,7 @@ class Routing:
         stream = self._streams.get(pubend)
         origin = pubend >> 32
         if origin == self._me:
-            raise PeerError("a neighbour claims to know our own stream")
+            raise PeerError(f"knowledge of pubend {pubend_text(pubend)}, which is this broker's own")
         self._hear_parent(sender.number, pubend)
         if stream is None:
             if self._upstream.get(origin, (None,))[0] != sender.number or segment.lost:
@@ -830,4 +842,4 @@ def _delays(mode: str) -> Delays:
 
 def _check_span(start: int, end: int) -> None:
     if not 0 <= start <= end <= MAX_TICK:
-        raise PeerError(f"a span of ticks from {start} to {end} is out of range or out of order")
+        raise PeerError(f"a span of ticks from {start} to {end}; ticks increase from 0 to {MAX_TICK}")

@@ -117,7 +117,10 @@ class Neighbour:
 
     def define(self, stamp: Stamp) -> None:
         if not 1 <= stamp.number <= _MAX_U32 or len(stamp.versions) > MAX_BROKERS:
-            raise PeerError(f"stamp {stamp.number} of {len(stamp.versions)} owners is out of range")
+            raise PeerError(
+                f"stamp {stamp.number} of {len(stamp.versions)} owners; a number is between 1 and {_MAX_U32},"
+                f" and there are at most {MAX_BROKERS} owners"
+            )
         self._stamps_in[stamp.number] = Coverage(stamp.versions)
         if len(self._stamps_in) > MAX_STAMPS + 1:
             del self._stamps_in[next(number for number in self._stamps_in if number)]

@@ -148,7 +148,10 @@ class BloomFilter:
     def union(self, other: BloomFilter) -> BloomFilter:
         """The filter that had been, had all keys of both been added to one (paper 4.3)."""
         if (self.m, self.k) != (other.m, other.k):
-            raise UsageError("only filters with the same bits and hashes have a union")
+            raise UsageError(
+                "only filters with the same bits and hashes have a union, not"
+                f" {self.m} bits with {self.k} hashes and {other.m} with {other.k}"
+            )
         bits = np.frombuffer(self._bits, np.uint8) | np.frombuffer(other._bits, np.uint8)
         count = self.count + other.count
         return BloomFilter(self.m, max(self.n, count), self.k, bits=bits.tobytes(), count=count)

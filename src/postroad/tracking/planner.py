@@ -64,11 +64,11 @@ class Wish:
         if math.isinf(self.rate):
             raise UsageError("rate must be finite")
         if not self.rate > 0:
-            raise UsageError("rate must be more than 0 messages a second")
+            raise UsageError(f"rate must be more than 0 messages a second, not {self.rate}")
         if self.memory <= 0:
-            raise UsageError("memory must be more than 0 bytes")
+            raise UsageError(f"memory must be more than 0 bytes, not {self.memory}")
         if self.skew_us < 0 or self.jitter_us < 0:
-            raise UsageError("skew and jitter cannot be negative")
+            raise UsageError(f"skew and jitter cannot be negative: {self.skew_us} us and {self.jitter_us} us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

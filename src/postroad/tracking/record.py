@@ -99,14 +99,17 @@ def encode_description(meta: FilterMeta) -> bytes:
 def record_extent(prefix: bytes) -> tuple[int, int]:
     """(bytes of meta, bytes of body) of the record that begins so; StorageError if none does."""
     if len(prefix) < PREFIX_BYTES:
-        raise StorageError("cut off in the middle of a record")
+        raise StorageError(f"cut off in the middle of a record, after {len(prefix)} of {PREFIX_BYTES} bytes")
     magic, version, flags, zero, meta, body, _, _ = _PREFIX.unpack_from(prefix)
     if magic != MAGIC:
-        raise StorageError("not a filter record")
+        raise StorageError(f"not a filter record: it begins with {magic.hex()}, and not with {MAGIC.hex()}")
     if version != VERSION:
         raise StorageError(f"a filter record of version {version}, this Postroad reads {VERSION}")
     if flags & ~_COMPRESSED or zero or meta > MAX_META_BYTES or body > MAX_BODY_BYTES:
-        raise StorageError("a filter record with impossible lengths")
+        raise StorageError(
+            f"a filter record with flags {flags:x}, {zero} in place of 0, {meta} bytes of description and"
+            f" {body} of content; at most {MAX_META_BYTES} and {MAX_BODY_BYTES} are read"
+        )
     return meta, body
 
 
@@ -115,7 +118,7 @@ def decode_meta(data: bytes) -> FilterMeta:
     size, _ = record_extent(data)
     head = data[PREFIX_BYTES : PREFIX_BYTES + size]
     if len(head) < size:
-        raise StorageError("cut off in the middle of a record")
+        raise StorageError(f"cut off in the middle of a record, after {len(head)} of {size} bytes")
     if _crc(data[:16] + head) != int.from_bytes(data[16:20], "little"):
         raise StorageError("the checksum of a record's description is wrong")
     try:
@@ -135,7 +138,10 @@ def _check_meta(meta: FilterMeta) -> None:
     if meta.key.kind != LOG:
         sound = sound and MIN_BITS <= meta.m <= MAX_BITS and 1 <= meta.k <= MAX_HASHES and meta.n >= 1
     if not sound:
-        raise StorageError("a record's description makes no sense")
+        raise StorageError(
+            f"a record's description makes no sense: number {meta.sequence}, {meta.count} keys, {len(spans)}"
+            f" spans, {meta.m} bits for {meta.n} keys with {meta.k} hashes"
+        )
 
 
 def decode_record(data: bytes) -> tuple[FilterMeta, bytes]:
@@ -144,7 +150,7 @@ def decode_record(data: bytes) -> tuple[FilterMeta, bytes]:
     meta_bytes, body_bytes = record_extent(data)
     body = data[PREFIX_BYTES + meta_bytes :]
     if len(body) != body_bytes:
-        raise StorageError("a record of the wrong length")
+        raise StorageError(f"a record with {len(body)} bytes of content where {body_bytes} are announced")
     if _crc(body) != int.from_bytes(data[20:24], "little"):
         raise StorageError("the checksum of a filter's bits is wrong")
     size = (meta.m + 7) // 8
@@ -162,7 +168,7 @@ def _inflated(body: bytes, limit: int) -> bytes:
     except zlib.error as error:
         raise StorageError(f"a compressed filter cannot be read: {error}") from None
     if not unpacker.eof:
-        raise StorageError("a compressed filter of the wrong length")
+        raise StorageError(f"a compressed filter has more than the {limit} bytes that it may have")
     return plain
 
 

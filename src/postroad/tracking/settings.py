@@ -56,13 +56,25 @@ class TrackingConfig:
                 raise UsageError(f"tracking: {name} is one of {', '.join(allowed)}, not {value!r}")
         for name in ("persist_us", "skew_us", "renew_us", "log_bytes", "keep_us", "keep_bytes"):
             if getattr(self, name) <= 0:
-                raise UsageError(f"tracking: {name.removesuffix('_us')} must be more than 0")
+                raise UsageError(
+                    f"tracking: {name.removesuffix('_us')} must be more than 0, not {getattr(self, name)}"
+                )
         if self.log_bytes > MAX_PART_BYTES:
-            raise UsageError(f"tracking: log_bytes is at most {MAX_PART_BYTES // MIB} MiB")
-        if self.jitter_us < 0 or self.cache_bytes < 0:
-            raise UsageError("tracking: jitter and cache_bytes cannot be negative")
-        if self.least_capacity < 1 or self.max_histories < 1:
-            raise UsageError("tracking: least_capacity and max_histories must be at least 1")
+            raise UsageError(
+                f"tracking: log_bytes is at most {MAX_PART_BYTES} ({MAX_PART_BYTES // MIB} MiB), not"
+                f" {self.log_bytes}"
+            )
+        for name, least in (
+            ("jitter_us", 0),
+            ("cache_bytes", 0),
+            ("least_capacity", 1),
+            ("max_histories", 1),
+        ):
+            if getattr(self, name) < least:
+                raise UsageError(
+                    f"tracking: {name.removesuffix('_us')} must be at least {least}, not"
+                    f" {getattr(self, name)}"
+                )
         self.shape.check()
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import UnavailableError, UsageError
+from postroad.errors import UnavailableError, UsageError, shorten
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.topology import Topology
 from postroad.seam.peers import Peer
@@ -74,7 +74,8 @@ class Tracer:
         asked for, they do not keep deliveries waiting, nor other clients.
         """
         if set(request.arguments) != {"id"}:
-            raise UsageError("a trace takes one argument, the message's id")
+            names = shorten(", ".join(sorted(request.arguments)), 80)
+            raise UsageError(f"a trace takes one argument, the message's `id`, not {names or 'none'}")
         ids = parse_ids([request.arguments["id"]])
         # Those that come in one turn all wait for its end, also the first few.
         connection = peer.connection

@@ -324,7 +324,7 @@ def test_the_own_report_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     peer.say(reports(range(9, 11), range(1)))
     assert not peer.refused()
     peer.say(reports(range(11, 12), range(1)))
-    assert "more reports" in peer.refused()
+    assert "finds no room" in peer.refused()
     check_is_held_for(net, 0)
 
 

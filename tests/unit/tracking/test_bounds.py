@@ -812,7 +812,7 @@ def test_what_a_part_of_the_log_takes_to_look_into_it_counts_with_its_names() ->
 
 
 def test_a_part_of_the_log_can_always_be_read() -> None:
-    with pytest.raises(UsageError, match="log_bytes is at most 16 MiB"):
+    with pytest.raises(UsageError, match=r"log_bytes is at most 16777216 \(16 MiB\), not 16777217"):
         TrackingConfig(log_bytes=MAX_PART_BYTES + 1)
     assert 2 * MAX_PART_BYTES < MAX_BODY_BYTES
 

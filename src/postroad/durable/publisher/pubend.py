@@ -152,7 +152,10 @@ class DurablePubend:
         """
         size = self._staged_bytes + sum(len(frame.batch.data) for frame in frames)
         if size > MAX_STAGED_BYTES:
-            raise StorageError(f"{self._staged_bytes} bytes wait for the disk")
+            raise StorageError(
+                f"{self._staged_bytes} bytes wait for the disk; with these it would be {size}, and the most"
+                f" is {MAX_STAGED_BYTES}"
+            )
         if self._fresh:
             self.reserve(turn)
         durable: list[Frame] = []

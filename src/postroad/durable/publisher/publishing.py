@@ -38,6 +38,7 @@ from postroad.errors import (
     StorageError,
     UnavailableError,
     UsageError,
+    shorten,
 )
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY, is_history
@@ -348,11 +349,13 @@ class DurablePublishing:
         when it is known."""
         prefix = request.arguments.get("prefix", "")
         if re.fullmatch("[0-9a-f]{16}", prefix) is None:
-            raise UsageError("ids of a publisher begin with 16 hexadecimal digits")
+            raise UsageError(
+                f"ids of a publisher begin with 16 hexadecimal digits, not {shorten(prefix, 40)!r}"
+            )
         if not self._count:
             raise UnavailableError("this broker keeps nothing on disk: it takes no durable events")
         if len(self._asked) >= MAX_ASKED:
-            raise UnavailableError("too many ask for last ids that are not known yet")
+            raise UnavailableError(f"{MAX_ASKED} wait for last ids that are not known yet: try again")
         self._asked.append((peer.connection, request.number, bytes.fromhex(prefix)))
 
     def _tell_last_ids(self, turn: Turn) -> None:

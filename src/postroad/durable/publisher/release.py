@@ -211,7 +211,10 @@ class ReleaseRoot:
         if before is not None and before.serial >= report.serial:
             return False
         if report.released > report.latest_delivered:
-            raise PeerError("a report releases more than was delivered")
+            raise PeerError(
+                f"a report of broker {report.owner:08x} releases up to {report.released}, and"
+                f" {report.latest_delivered} is the last that was delivered"
+            )
         self._unheld.pop(report.owner, None)
         if before is None and len(self._owners) >= MAX_OWNERS:
             if report.ended:

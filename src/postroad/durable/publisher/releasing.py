@@ -15,6 +15,7 @@ from typing import Final
 
 from postroad.durable.publisher.pubend import DurablePubend
 from postroad.durable.publisher.release import (
+    MAX_REPORTS,
     TABLE,
     ReleaseMerger,
     ReleaseRoot,
@@ -23,7 +24,7 @@ from postroad.durable.publisher.release import (
     read_owner,
 )
 from postroad.errors import PeerError, UnavailableError
-from postroad.ids import is_volatile
+from postroad.ids import is_volatile, pubend_text
 from postroad.overlay.topology import Topology
 from postroad.seam.peers import Peer
 from postroad.seam.storage import MAX_TICK
@@ -97,9 +98,17 @@ class Releasing:
         """What a neighbour further down in the tree says."""
         for pubend, owner, serial, released, delivered, ended in message.reports:
             if not (0 < owner <= _MAX_U32 and 0 <= serial <= MAX_TICK and 0 <= pubend < 1 << 64):
-                raise PeerError("a report with an owner, serial or pubend out of range")
-            if not 0 <= released <= delivered <= MAX_TICK or ended not in (0, 1) or is_volatile(pubend):
-                raise PeerError("a report with ticks out of range, or on a plain pubend")
+                raise PeerError(
+                    f"a report of owner {owner} with serial {serial} on pubend {pubend:x}; they are between 1"
+                    f" and {_MAX_U32}, 0 and {MAX_TICK}, and 64 bits long"
+                )
+            if is_volatile(pubend):
+                raise PeerError(f"a report on pubend {pubend_text(pubend)}, which is plain")
+            if not 0 <= released <= delivered <= MAX_TICK or ended not in (0, 1):
+                raise PeerError(
+                    f"a report with {released} released, {delivered} delivered and the end {ended}; ticks"
+                    f" increase in that order from 0 to {MAX_TICK}, and the end is 0 or 1"
+                )
             origin = pubend >> 32
             known = pubend in self._mine if origin == self._me else bool(self._topology.pubends(origin))
             known = known and owner != self._me and owner in self._topology
@@ -125,7 +134,10 @@ class Releasing:
         there = {*self._mine, *advertised}
         self._merger.forget(lambda other, owner: other not in there and owner != self._me)
         if not self._merger.room(pubend, owner):
-            raise PeerError("more reports of brokers on pubends than there is room for")
+            raise PeerError(
+                f"a report of broker {owner:08x} on pubend {pubend_text(pubend)} finds no room: at most"
+                f" {MAX_REPORTS} reports of brokers on pubends are kept"
+            )
         return True
 
     def forget_broker(self, gone: int) -> None:

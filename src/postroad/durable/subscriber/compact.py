@@ -42,7 +42,7 @@ def get_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise StorageError("a filtering record ends within a number")
+    raise StorageError(f"a filtering record of {len(data)} bytes ends within a number, at byte {at}")
 
 
 def put_set(out: bytearray, values: Sequence[int] | npt.NDArray[np.generic]) -> None:
@@ -96,11 +96,13 @@ def get_set(data: bytes, at: int) -> tuple[Numbers, int]:
     head, at = get_varint(data, at)
     size = head >> 1
     if size > MAX_SET_COUNT:
-        raise StorageError("a filtering record claims too large a set")
+        raise StorageError(f"a filtering record claims a set of size {size}; at most {MAX_SET_COUNT} is read")
     if head & 1 == _BITMAP:
         first, at = get_varint(data, at)
         if at + size > len(data):
-            raise StorageError("a filtering record ends within a bitmap")
+            raise StorageError(
+                f"a filtering record of {len(data)} bytes ends within a bitmap, which goes to {at + size}"
+            )
         bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")
         return np.flatnonzero(bits).astype(np.int64) + first, at + size
     if size == 1:
@@ -122,4 +124,4 @@ def get_set(data: bytes, at: int) -> tuple[Numbers, int]:
 
 def _bound(count: int) -> None:
     if count >= MAX_SET_COUNT:
-        raise StorageError("a filtering record claims too large a set")
+        raise StorageError(f"a filtering record claims a set of {count + 1}; at most {MAX_SET_COUNT} is read")

@@ -298,7 +298,10 @@ class PersistentFiltering:
         if found is not None:
             return found
         if not data or data[0] != _VERSION:
-            raise StorageError("not a filtering record of this version")
+            raise StorageError(
+                f"a filtering record begins with {data[:1].hex() or 'nothing'}; this Postroad reads version"
+                f" {_VERSION}"
+            )
         ticks, at = get_set(data, 1)
         count, at = get_varint(data, at)
         ticks += first
@@ -308,10 +311,13 @@ class PersistentFiltering:
             ids = data[at : at + size]
             length, at = get_varint(data, at + size)
             if at + length > len(data):
-                raise StorageError("a filtering record ends within a group")
+                raise StorageError(
+                    f"a filtering record of {len(data)} bytes ends within a group, which goes to"
+                    f" {at + length}"
+                )
             rows, pointers = get_set(data, at)
             if len(rows) and int(rows[-1]) >= len(ticks):
-                raise StorageError("a filtering record names a row that it does not have")
+                raise StorageError(f"a filtering record of {len(ticks)} rows names row {int(rows[-1])}")
             groups.append(_Parsed(self._members(ids), ticks[rows], pointers))
             at += length
         self._make_room(len(data) + sum(GROUP_BYTES + one.ticks.nbytes for one in groups))

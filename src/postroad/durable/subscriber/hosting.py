@@ -337,7 +337,7 @@ class Hosting:
         """The subscriber consumed everything up to here."""
         one = self.subscriptions.by_session(session)
         if one is None:
-            raise UsageError("an acknowledgement without a durable subscription")
+            raise UsageError(f"session {session} has no durable subscription to acknowledge")
         self.subscriptions.ack(one, token, ticket)
 
     def acknowledged(self, one: Subscription, token: CheckpointToken) -> None:

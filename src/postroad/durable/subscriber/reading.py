@@ -92,7 +92,11 @@ class Readers:
         for pubend, tick in ends.items():
             stream = self._routing.stream(pubend)
             if tick > max(turn.now_us + FUTURE_US, 0 if stream is None else stream.top):
-                raise UsageError(f"the range names a tick of {pubend_text(pubend)} in the future: {tick}")
+                raise UsageError(
+                    f"the range names a tick of {pubend_text(pubend)} in the future,"
+                    f" {(tick - turn.now_us) // SECOND_US} s ahead of this broker's clock: {tick}; at most"
+                    f" {FUTURE_US // SECOND_US} s are allowed"
+                )
         key = SubscriptionKey(SubscriptionKind.READER, next(self._ids))
         need: Mapping[int, int] = {}
         if any(pubend >> 32 != self._me for pubend in ends):

@@ -339,9 +339,11 @@ class DurableSubscribers:
         """Nobody else has it, or its token is known."""
         known = self.hosting.subscriptions.get(message.durable)
         named = {*(token or ()), *(() if known is None else known.cursors)}
-        if len(named - self._following.pubends()) > MAX_UNFOLLOWED:
+        unfollowed = named - self._following.pubends()
+        if len(unfollowed) > MAX_UNFOLLOWED:
             raise UnavailableError(
-                f"the token names more than {MAX_UNFOLLOWED} streams that are not followed here, or not yet"
+                f"the token names {len(unfollowed)} streams that are not followed here, or not yet; at most"
+                f" {MAX_UNFOLLOWED} are allowed"
             )
         if known is not None and known.session is not None:
             # Before anything is sent to the newer one, which would be taken off the older one's credit.
@@ -428,8 +430,9 @@ class DurableSubscribers:
         for pubend, tick in token.items():
             if tick > now_us + AHEAD_US and self._routing.heard(pubend) is None:
                 raise UnavailableError(
-                    f"the token names a tick of {pubend_text(pubend)} ahead of this broker's clock, and how "
-                    "far that stream is has not been heard here yet"
+                    f"the token names tick {tick} of {pubend_text(pubend)}, which is "
+                    f"{(tick - now_us) // SECOND_US} s ahead of this broker's clock, and how far that stream"
+                    " is has not been heard here yet"
                 )
         # To begin with the first tick of everything would be to repeat everything.
         known_here = {

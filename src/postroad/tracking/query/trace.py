@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from postroad.errors import BugError, PeerError, UsageError
+from postroad.errors import BugError, PeerError, UsageError, shorten
 from postroad.ids import OWN_IDS, MessageId
 from postroad.tracking.query.messages import (
     ANY_ORIGIN,
@@ -311,25 +311,41 @@ def _check(finding: Finding) -> None:
     rates += [receiver.fpp for receiver in finding.delivered]
     rates += [forwarding.fpp for forwarding in finding.forwarded or ()]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise PeerError("a trace answer with a probability that is none")
-    too_many = (
-        len(finding.routed) > MAX_SIGHTINGS
-        or len(finding.delivered) > MAX_RECEIVERS
-        or max(len(finding.neighbours), len(finding.forwarded or ())) > MAX_NEIGHBOURS
-    )
+        wrong = next(rate for rate in rates if not 0.0 <= rate <= 1.0)
+        raise PeerError(f"a trace answer with a probability of {wrong}; it is between 0 and 1")
+    for what, count, most in (
+        ("sightings", len(finding.routed), MAX_SIGHTINGS),
+        ("receivers", len(finding.delivered), MAX_RECEIVERS),
+        ("neighbours", len(finding.neighbours), MAX_NEIGHBOURS),
+        ("forwardings", len(finding.forwarded or ()), MAX_NEIGHBOURS),
+    ):
+        if count > most:
+            raise PeerError(f"a trace answer with {count} {what}; at most {most} are allowed")
     claimed = len(finding.delivered) + finding.more
     possible = claimed <= finding.candidates <= MAX_CANDIDATES and 0.0 <= finding.wanted <= MAX_CANDIDATES
-    if finding.more < 0 or not possible or too_many:
-        raise PeerError("a trace answer with numbers that cannot be")
+    if finding.more < 0 or not possible:
+        raise PeerError(
+            f"a trace answer with {len(finding.delivered)} receivers and {finding.more} more of"
+            f" {finding.candidates} candidates, {finding.wanted} wanted; none is negative, receivers are"
+            f" candidates, and at most {MAX_CANDIDATES} are"
+        )
     most = max(finding.hits, 1)
     sound = all(0 < receiver.keys <= most for receiver in finding.delivered)
     if not sound or not 0 <= finding.hits <= finding.tried <= MAX_CANDIDATES:
-        raise PeerError("a trace answer with more keys than were tried")
+        keys = max((receiver.keys for receiver in finding.delivered), default=0)
+        raise PeerError(
+            f"a trace answer with {keys} keys of a receiver, {finding.hits} hits and {finding.tried} tried;"
+            f" they increase in that order, to at most {MAX_CANDIDATES}"
+        )
     if len(finding.lost) > MAX_REASON:
-        raise PeerError("a trace answer with a reason that is a book")
+        raise PeerError(
+            f"a trace answer with a reason of {len(finding.lost)} characters; at most {MAX_REASON} are"
+            " allowed"
+        )
     # Where names come in, they are checked for this.
-    if not all(text.isprintable() for text in (finding.lost, *(one.subscriber for one in finding.delivered))):
-        raise PeerError("a trace answer with text that cannot be printed")
+    for text in (finding.lost, *(receiver.subscriber for receiver in finding.delivered)):
+        if not text.isprintable():
+            raise PeerError(f"a trace answer with text that cannot be printed: {shorten(text, 40)!r}")
 
 
 def parse_ids(texts: Iterable[str]) -> list[bytes]:
