@@ -116,6 +116,9 @@ class MemoryFacts:
     def load(self, table: str, _reader: object = None) -> dict[bytes, bytes]:
         return dict(self.tables.get(table, {}))
 
+    def damaged(self, _table: str) -> tuple[bytes, ...]:
+        return ()
+
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         for table, rows in changes:
             for key, value in rows:

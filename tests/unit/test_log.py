@@ -12,7 +12,7 @@ import pytest
 from postroad.errors import BugError, StorageError
 from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
 from postroad.storage import log as log_module
-from postroad.storage.files import ASIDE, BALLAST, MAX_OPEN_FILES, OsFiles
+from postroad.storage.files import ASIDE, BALLAST, MAX_OPEN_FILES, NoRoom, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import CHOPS, LogVolume
 from postroad.storage.metadata import Metadata
@@ -594,8 +594,9 @@ def test_metadata_is_kept_beside_the_identity(tmp_path: Path) -> None:
 
 def test_a_commit_of_metadata_is_all_or_nothing(tmp_path: Path) -> None:
     metadata = Metadata(tmp_path / "m.db")
-    with pytest.raises(StorageError, match="cannot write"):
-        metadata.commit([("a", [(b"k", b"1")]), ("a", [("text", b"wrong type")])])  # type: ignore[list-item]
+    metadata._database.execute("PRAGMA max_page_count = 16")
+    with pytest.raises(NoRoom, match="cannot write"):
+        metadata.commit([("a", [(b"k", b"1")]), ("a", [(b"large", bytes(100_000))])])
     assert metadata.load("a") == {}
     metadata.close()
     (tmp_path / "bad.db").write_bytes(b"not a database" * 100)

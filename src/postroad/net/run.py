@@ -300,12 +300,16 @@ def _stored(storage: Storage) -> Stored:
         LOGGER.warning("log: %s", damage)
     tables: dict[str, Reader] = {**PUBLISHING_TABLES, **HOSTING_TABLES, **RELEASING_TABLES}
     tables |= {HISTORY_TABLE: read_history, ENDS_TABLE: read_end, RETIRED_TABLE: read_retired}
+    loaded = {table: storage.load(table, reader) for table, reader in tables.items()}
+    for table in tables:
+        storage.refuse_damaged(table)  # until the room whose table it is makes a Gap of it
     return Stored(
-        tables={table: storage.load(table, reader) for table, reader in tables.items()},
+        tables=loaded,
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.recovered.streams.items()
         },
+        damaged={table: keys for table in tables if (keys := storage.damaged(table))},
     )
 
 

@@ -14,7 +14,7 @@ either, since it may be what releases events: so a core that saves how far a log
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.errors import PostroadError
@@ -108,10 +108,17 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a start found on disk: tables of metadata, and the log streams."""
+    """What a start found on disk: tables of metadata, and the log streams.
+
+    `damaged` has, of each table with damaged rows, their keys. These rows are not in `tables`. A bit of the
+    key itself may have changed: then the key named here never was, and the true one is in neither. A row
+    stays damaged, and every start names it, until its key is saved or deleted (None); whoever acts on it does
+    that in the Save that makes durable what it did.
+    """
 
     tables: Mapping[str, Mapping[bytes, bytes]]
     streams: Mapping[int, StreamEnd]
+    damaged: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
 
 
 Reader = Callable[[bytes, bytes], object]  # decodes a row of metadata, given as key and value

@@ -316,8 +316,15 @@ class Storage:
         return self.volume.shortage
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
-        """A table of metadata, before anything is performed."""
+        """A table of metadata, before anything is performed; without what is damaged of it."""
         return self._metadata.load(table, reader)
+
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        """See `Metadata.damaged`. Before anything is performed."""
+        return self._metadata.damaged(table)
+
+    def refuse_damaged(self, table: str) -> None:
+        self._metadata.refuse_damaged(table)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
         writes: list[Append | Save | Chop] = []

@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from postroad.errors import BugError, StorageError
@@ -168,8 +168,11 @@ class LogVolume:
             self.chops_saved({number: tick})
         scanned = sum(segment.size for segment in found.segments)
         streams = judge(found, chops, noted, suspects, synced)
+        if facts.damaged(SUSPECTS):  # it may have been any stream's
+            streams = {number: replace(state, suspect=True) for number, state in streams.items()}
         suspect = {number: state.last for number, state in streams.items() if state.suspect}
-        self._suspects = [(_key(number), None) for number in suspects.keys() - suspect.keys()]
+        self._suspects = [(key, None) for key in facts.damaged(SUSPECTS)]
+        self._suspects += [(_key(number), None) for number in suspects.keys() - suspect.keys()]
         self._suspects += [(_key(number), _tick(last)) for number, last in suspect.items()]
         return Recovery(
             streams=streams,

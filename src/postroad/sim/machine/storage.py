@@ -22,6 +22,7 @@ from postroad.seam.storage import Append, Chop, Read, Save, StorageEffect, Stora
 from postroad.sim.machine.disk import SYNC_US, Disk, DiskFailed, DiskInput, Remove, Replace, Sync, Synced
 from postroad.sim.machine.disk import Append as DiskAppend
 from postroad.storage.commit import Commit, GroupCommit, commit_once
+from postroad.storage.database import row_checksum
 from postroad.storage.files import BALLAST, NoRoom
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Rows
@@ -92,15 +93,23 @@ def _nobody(_outcome: DiskInput) -> None:
 
 
 class DiskFacts:
-    """Metadata in one virtual file."""
+    """Metadata in one virtual file, each row with its checksum, as in the real one."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        held = disk.read(FACTS)
-        self.tables: Tables = {} if held is None else msgspec.msgpack.decode(held, type=Tables)
+        stored = disk.read(FACTS)
+        self._rows: Tables = {} if stored is None else msgspec.msgpack.decode(stored, type=Tables)
+
+    @property
+    def tables(self) -> Tables:
+        return {table: self.load(table) for table in self._rows}
 
     def load(self, table: str, _reader: object = None) -> dict[bytes, bytes]:
-        return dict(self.tables.get(table, {}))
+        return {key: row[:-4] for key, row in self._rows.get(table, {}).items() if _is_sound(table, key, row)}
+
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        rows = self._rows.get(table, {})
+        return tuple(sorted(key for key, row in rows.items() if not _is_sound(table, key, row)))
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """At once, for a process that ends."""
@@ -109,19 +118,27 @@ class DiskFacts:
 
     def stage(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """What is durable after the next sync. StorageError: there is no room, and nothing has changed."""
-        new = {table: dict(rows) for table, rows in self.tables.items()}
+        new = {table: dict(rows) for table, rows in self._rows.items()}
         for table, rows in changes:
-            held = new.setdefault(table, {})
+            kept = new.setdefault(table, {})
             for key, value in rows:
                 if value is None:
-                    held.pop(key, None)
+                    kept.pop(key, None)
                 else:
-                    held[key] = value
+                    kept[key] = value + _checksum(table, key, value)
         data = msgspec.msgpack.encode(new)
         if len(data) > self.disk.room + (self.disk.size(FACTS) or 0):
             raise NoRoom("cannot write metadata: the virtual disk is full")
         self.disk.perform(Replace(file=FACTS, data=data), _nobody)
-        self.tables = new
+        self._rows = new
+
+
+def _checksum(table: str, key: bytes, value: bytes) -> bytes:
+    return row_checksum(table, key, value).to_bytes(4, "little")
+
+
+def _is_sound(table: str, key: bytes, row: bytes) -> bool:
+    return _checksum(table, key, row[:-4]) == row[-4:]
 
 
 class VirtualStorage:
@@ -160,8 +177,11 @@ class VirtualStorage:
 
     @property
     def tables(self) -> Tables:
-        """Metadata as a start finds it."""
-        return {table: dict(rows) for table, rows in self._facts.tables.items()}
+        """Metadata as a start finds it, without damaged rows."""
+        return self._facts.tables
+
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        return self._facts.damaged(table)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
         writes: list[Append | Save | Chop] = []
