@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import sqlite3
@@ -48,13 +49,17 @@ def read_up_to(address: str, last: str) -> tuple[list[str], list[postroad.Gap]]:
     return payloads, gaps
 
 
+@pytest.mark.parametrize("end", ["stop", "kill -9"])
 @pytest.mark.parametrize("harm", ["cut", "removed"])
-def test_the_end_of_the_log_is_gone(brokers: Any, harm: str) -> None:
+def test_the_end_of_the_log_is_gone(brokers: Any, harm: str, end: str) -> None:
     broker = brokers.start("b1")
     with postroad.sync.connect(broker.address) as client:
         client.subscribe("t", durable="s").close()
     publish(broker.address, 0, COUNT)
-    assert broker.stop() == 0
+    if end == "stop":
+        assert broker.stop() == 0
+    else:
+        broker.kill()
     (file,) = (broker.data / "log").glob("*.log")
     if harm == "cut":
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -69,6 +74,27 @@ def test_the_end_of_the_log_is_gone(brokers: Any, harm: str) -> None:
     assert had < COUNT
     assert gaps
     assert all(before.end == after.start for before, after in pairwise(gaps))
+    assert f"{file.name}: records that were synced are gone" in broker.log.read_text()
+
+
+def test_the_last_events_before_kill_9_are_not_lost_in_silence(brokers: Any) -> None:
+    """The file ends where a record ends: nothing in it looks torn."""
+    broker = brokers.start("b1")
+    with postroad.sync.connect(broker.address) as client:
+        client.subscribe("t", durable="s").close()
+        client.publish("t", "0", mode="durable")
+        time.sleep(3)  # metadata is saved, which notes how far the log is synced
+        (file,) = (broker.data / "log").glob("*.log")
+        size = file.stat().st_size
+        for number in range(1, COUNT):
+            client.publish("t", str(number), mode="durable")
+    broker.kill()
+    os.truncate(file, size)
+    broker.start()
+    publish(broker.address, COUNT, 1)
+    payloads, gaps = read_up_to(broker.address, str(COUNT))
+    assert payloads == ["0", str(COUNT)]
+    assert gaps
     assert f"{file.name}: records that were synced are gone" in broker.log.read_text()
 
 

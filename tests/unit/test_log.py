@@ -12,7 +12,7 @@ import pytest
 from postroad.errors import BugError, StorageError
 from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
 from postroad.storage import log as log_module
-from postroad.storage.files import ASIDE, BALLAST, MAX_OPEN_FILES, NoRoom, OsFiles
+from postroad.storage.files import ASIDE, MAX_OPEN_FILES, NoRoom, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import CHOPS, LogVolume
 from postroad.storage.metadata import Metadata
@@ -60,7 +60,7 @@ class Opened:
         return [last for _, last, _ in self.read(stream).records]
 
     def segments(self) -> list[Path]:
-        return sorted(one for one in (self.folder / "log").iterdir() if one.name != BALLAST)
+        return sorted(one for one in (self.folder / "log").iterdir() if parse_name(one.name))
 
     def close(self, *, clean: bool = False) -> None:
         if clean:
@@ -398,7 +398,8 @@ def test_other_files_in_the_folder_are_left_alone(log: Opened) -> None:
     (log.folder / "log" / f"junk{ASIDE}").write_text("half of a rewrite")
     log = log.reopened()
     assert log.lasts(1) == [1]
-    assert [path.name for path in log.segments()][1:] == ["notes.txt"]
+    assert (log.folder / "log" / "notes.txt").read_text() == "mine"
+    assert not (log.folder / "log" / f"junk{ASIDE}").exists()
     log.close()
 
 

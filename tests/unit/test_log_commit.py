@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -33,10 +34,11 @@ from postroad.sim.machine.disk import CrashStyle, Disk
 from postroad.sim.machine.storage import VirtualStorage
 from postroad.sim.machine.world import World
 from postroad.storage.commit import LOG_FOLDER, GroupCommit, Storage, commit_once
-from postroad.storage.files import OsFiles
+from postroad.storage.files import NOTE, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
-from postroad.storage.log import LogVolume
+from postroad.storage.log import FILES, LogVolume
 from postroad.storage.metadata import Metadata
+from postroad.storage.recovery import decode_mark
 from postroad.storage.segment import OVERHEAD
 from postroad.units import MIB
 
@@ -434,6 +436,131 @@ def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
     folder.close()
 
 
+# -- what is gone from the disk, however the process ended
+
+
+def killed(driver: Driver) -> Path:
+    """The data folder as a kill -9 leaves it at this moment."""
+    copy = driver.folder.with_name("killed")
+    shutil.copytree(driver.folder, copy)
+    driver.storage.close()
+    return copy
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / LOG_FOLDER).glob("*.log"))
+
+
+@pytest.fixture
+def small_files(tmp_path: Path) -> Driver:
+    """Three full files and the one that is written to, all of one stream, and nothing saved by anybody."""
+    (tmp_path / "data").mkdir()
+    driver = Driver(tmp_path / "data", segment_bytes=4096)
+    for tick in range(1, 101):
+        driver.do(record(tick))
+    return driver
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@pytest.mark.parametrize("harm", ["removed", "cut"])
+def test_any_file_that_is_gone_or_cut_is_reported(small_files: Driver, at: int, harm: str) -> None:
+    """Also from the middle, where its stream goes on behind it, and also when it ends with a whole record."""
+    folder = killed(small_files)
+    assert len(files(folder)) == 4
+    path, whole = files(folder)[at], files(folder)[at].stat().st_size
+    left = 0 if harm == "removed" else 5 * (100 + OVERHEAD)
+    if harm == "removed":
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    for _ in range(2):  # the next start says so again
+        driver = Driver(folder, segment_bytes=4096)
+        (damage,) = driver.storage.recovered.damage
+        assert str(damage) == (
+            f"{path.name}: records that were synced are gone: {whole - left} bytes at offset {left}"
+        )
+        state = driver.storage.recovered.streams[1]
+        ticks = {last for _, last, _ in driver.read(1).records}
+        assert len(ticks) == 100 - (whole - left) // (100 + OVERHEAD)
+        missing = {tick for first, last in driver.read(1).missing for tick in range(first + 1, last + 1)}
+        assert state.suspect == (at == 3)
+        assert ticks | missing >= set(range(1, 101 if at < 3 else state.last + 1))
+        driver.storage.close()
+
+
+def test_a_file_that_is_missed_is_missed_no_more_once_all_of_it_is_released(small_files: Driver) -> None:
+    folder = killed(small_files)
+    files(folder)[1].unlink()
+    driver = Driver(folder, segment_bytes=4096)
+    assert len(driver.storage.recovered.damage) == 1
+    driver.do(Chop(stream=1, tick=90), record(101))
+    driver.storage.close()
+    driver = Driver(folder, segment_bytes=4096)
+    assert driver.storage.recovered.damage == ()
+    driver.storage.close()
+    with closing(Metadata(folder / DATABASE)) as metadata:
+        assert metadata.load(FILES).keys() <= {path.name.encode() for path in files(folder)}
+
+
+@pytest.mark.parametrize("harm", [b"", b"nonsense", None])
+def test_a_note_that_cannot_be_read_proves_nothing(
+    small_files: Driver, harm: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not synced: a machine that stops may leave it empty. What it should have said is said."""
+    folder = killed(small_files)
+    note = folder / LOG_FOLDER / NOTE
+    content = bytearray(note.read_bytes())
+    content[20] ^= 1
+    note.write_bytes(content if harm is None else harm)
+    driver = Driver(folder, segment_bytes=4096)
+    assert driver.storage.recovered.damage == ()
+    assert len(driver.read(1).records) == 100
+    driver.storage.close()
+    assert ("the note beside the log is damaged" in caplog.text) == (harm != b"")
+    assert decode_mark(note.read_bytes()) == (files(folder)[-1].name, files(folder)[-1].stat().st_size)
+
+
+def test_a_flipped_bit_in_the_last_commit_before_a_kill_is_no_torn_end(tmp_path: Path) -> None:
+    """It was acknowledged: cut off as a torn end, it would be lost in silence."""
+    (tmp_path / "data").mkdir()
+    driver = Driver(tmp_path / "data")
+    driver.do(record(1))
+    driver.do(record(2))
+    folder = killed(driver)
+    (path,) = files(folder)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    again = Driver(folder)
+    (damage,) = again.storage.recovered.damage
+    assert (damage.torn, damage.stream) == (False, 1)
+    assert again.storage.recovered.streams[1].suspect
+    again.storage.close()
+
+
+def test_what_lies_in_a_data_folder_is_its_owners(tmp_path: Path) -> None:
+    """Whatever the umask says, and also what an earlier version left readable by all."""
+    before = os.umask(0)
+    try:
+        folder = DataFolder(tmp_path / "data")
+        folder.start("b1")
+        driver = Driver(tmp_path / "data")
+        driver.do(record(1), save(2))
+        modes = {
+            path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")
+        }
+        driver.storage.close()
+        folder.close()
+    finally:
+        os.umask(before)
+    names = {f"data/{name}" for name in (DATABASE, f"{DATABASE}-wal", "lock", "log/stamp", f"log/{NOTE}")}
+    assert names <= modes.keys()
+    assert {name: mode for name, mode in modes.items() if mode != 0o600} == {"data": 0o700, "data/log": 0o700}
+    (tmp_path / "data" / DATABASE).chmod(0o644)
+    DataFolder(tmp_path / "data").close()
+    assert (tmp_path / "data" / DATABASE).stat().st_mode & 0o777 == 0o600
+
+
 # -- the same code on the simulator's disk
 
 
@@ -470,6 +597,55 @@ def test_the_log_on_the_virtual_disk_keeps_what_it_acknowledged(seed: int) -> No
         assert [one[1] for one in done.records] == list(range(chopped + 1, acknowledged + 1))
         storage.die()
         disk.crash(CrashStyle(scattered=chance.random() < 0.5, flip_chance=0.2))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_to_a_virtual_disk_is_never_silent(seed: int) -> None:
+    """D12: a process is killed, a bit of the log changes, or some of it is gone. Whatever was acknowledged
+    is read, or missing, or may have followed the last of a suspect stream; and the damage is said."""
+    world = World(seed)
+    disk, chance = Disk(world, "d"), Random(seed)
+    storage = virtual(disk)
+    acknowledged = {1: 0, 2: 0}
+    for tick in range(1, chance.randint(2, 60)):
+        stream = chance.choice([1, 2])
+        storage.perform([record(tick, stream=stream, size=chance.randint(0, 600))])
+        if chance.random() < 0.1:
+            storage.perform([save(1000 + tick)])
+        world.run(world.now_us + MIB)
+        acknowledged[stream] = max(one.tag for one in storage.group.take() if isinstance(one, Appended))
+    storage.die()
+    disk.settle()
+    file = chance.choice([one for one in disk.files() if one.endswith(".log")])
+    at = chance.randrange(disk.size(file) or 1)
+    if seed % 2:
+        disk.rot(file, at)
+    else:
+        disk.shorten(file, at)
+    volume = virtual(disk).volume
+    assert {one.file for one in volume.recovered.damage if not one.torn} == {file}
+    for stream, last in acknowledged.items():
+        if last:
+            state = volume.recovered.streams[stream]
+            assert state.last >= last or state.suspect
+            done = volume.read(Read(stream=stream, start=0, end=last, limit_bytes=MIB, tag=0))
+            covered = {*done.missing, *((first, until) for first, until, _ in done.records)}
+            ticks = {tick for first, until in covered for tick in range(first + 1, until + 1)}
+            assert ticks >= set(range(1, min(last, state.last) + 1))
+
+
+def test_a_row_that_rots_on_a_virtual_disk_is_named() -> None:
+    world = World(1)
+    disk = Disk(world, "d")
+    storage = virtual(disk)
+    storage.perform([save(1, b"value of k")])
+    world.run(world.now_us + MIB)
+    storage.close()
+    content = disk.read("facts")
+    assert content is not None
+    disk.rot("facts", content.index(b"value of k"))
+    storage = virtual(disk)
+    assert (storage.tables["t"], storage.damaged("t")) == ({}, (b"k",))
 
 
 def test_a_full_virtual_disk_fails_as_a_real_one() -> None:

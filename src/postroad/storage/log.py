@@ -20,6 +20,7 @@ Threads: `write`, `publish`, `run_short`, `look_for_room` and `chops_saved` belo
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from bisect import bisect_right
@@ -36,11 +37,17 @@ from postroad.storage.metadata import Facts
 from postroad.storage.recovery import (
     BEFORE_ALL,
     Damage,
+    Found,
+    FullFile,
     Mark,
+    Notes,
     Recovery,
+    decode_mark,
+    encode_mark,
     find_segments,
     judge,
     lost_ends,
+    missing_files,
     missing_mark,
     number_of,
 )
@@ -72,11 +79,16 @@ BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts 
 CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
 LASTS: Final = "log.lasts"  # the same: where streams ended at some time
 SUSPECTS: Final = "log.suspects"  # the same, of those found suspect
+FILES: Final = "log.files"  # name of a full file -> its size u64, and stream and last tick of all in it
 STATE: Final = "log.state"
 SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
 
 _KEY: Final = struct.Struct(">Q")
 _TICK: Final = struct.Struct(">q")
+_SIZE: Final = struct.Struct(">Q")
+_STREAM_TICK: Final = struct.Struct(">Qq")
+
+_log: Final = logging.getLogger(__name__)
 
 Chops = dict[int, int | None]  # stream -> tick; None: forget the stream
 Row = tuple[bytes, bytes | None]
@@ -123,12 +135,17 @@ class LogVolume:
         self._lock = threading.Lock()
         self._unsaved: Chops = {}  # not on disk yet
         self._moved: dict[int, None] = {}  # streams whose last tick is not noted yet
+        self._unnoted = False  # there is a stream of which no tick at all is noted
         self._suspects: list[Row] = []  # what is not noted yet
+        self._files_changed: dict[str, bytes | None] = {}  # rows of full files that are not noted yet
+        self._files_taken: dict[str, bytes | None] = {}  # those of them that are being saved
         self._gone: Mark | None = None  # what a start did not find
         self._dead: list[Segment] = []
         self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
         self._streams: dict[int, Stream] = {}
         self.recovered = self._recover(facts)
+        if self._segments and self._gone is None:
+            self._note(self._segments[-1])
         # Places that were told. A torn end was cut off: what is written there later may be damaged again.
         self._harmed = {(one.file, one.offset) for one in self.recovered.damage if not one.torn}
         shortage = self._hold()
@@ -138,41 +155,34 @@ class LogVolume:
     # -- opening and closing
 
     def _recover(self, facts: Facts) -> Recovery:
-        chops, noted, suspects = (_ticks(facts.load(table, _row)) for table in (CHOPS, LASTS, SUSPECTS))
-        state = facts.load(STATE, _parse_mark)
-        synced = _parse_mark(SYNCED, state[SYNCED]) if SYNCED in state else None
         try:
-            found = find_segments(self.files, synced=synced)
+            notes = self._notes(facts)
+            found = find_segments(self.files, notes)
         except OSError as error:
             raise StorageError(f"cannot read the log: {error}") from error
-        lost = lost_ends(found, chops, noted)
-        missing = missing_mark(found, synced, bool(lost))
+        lost = lost_ends(found, notes)
+        missing = missing_mark(found, notes, bool(lost))
         if missing is not None:
             found.damage.append(missing)
-        if any(one.gone for one in found.damage):
-            self._gone = synced
-        self._segments = found.segments
-        for segment in found.segments:
-            segment.sealed = True
-            for number in segment.index:
-                self._stream(number).segments.append(segment)
-        if found.segments and not found.segments[-1].harmed:
-            found.segments[-1].sealed = False
+        if notes.synced is not None and any(one.gone and one.file == notes.synced[0] for one in found.damage):
+            self._gone = notes.synced
+        found.damage += missing_files(found, notes)
+        self._take_segments(found, notes)
         for number, last in (found.lasts | {one.stream: one.end for one in lost}).items():
             self._stream(number).last = last
-            if noted.get(number) != last:
+            if notes.lasts.get(number) != last:
                 self._moved[number] = None
-        self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
-        for number, tick in chops.items():
+                self._unnoted |= number not in notes.lasts
+        for number, tick in notes.chops.items():
             self._stream(number).chopped = tick
             self.chops_saved({number: tick})
         scanned = sum(segment.size for segment in found.segments)
-        streams = judge(found, chops, noted, suspects, synced)
+        streams = judge(found, notes)
         if facts.damaged(SUSPECTS):  # it may have been any stream's
             streams = {number: replace(state, suspect=True) for number, state in streams.items()}
         suspect = {number: state.last for number, state in streams.items() if state.suspect}
         self._suspects = [(key, None) for key in facts.damaged(SUSPECTS)]
-        self._suspects += [(_key(number), None) for number in suspects.keys() - suspect.keys()]
+        self._suspects += [(_key(number), None) for number in notes.suspects.keys() - suspect.keys()]
         self._suspects += [(_key(number), _tick(last)) for number, last in suspect.items()]
         return Recovery(
             streams=streams,
@@ -180,6 +190,44 @@ class LogVolume:
             lost=tuple(lost),
             scanned_bytes=scanned,
         )
+
+    def _notes(self, facts: Facts) -> Notes:
+        """What earlier processes noted of the log."""
+        chops, lasts, suspects = (_ticks(facts.load(table, _row)) for table in (CHOPS, LASTS, SUSPECTS))
+        state = facts.load(STATE, _parse_mark)
+        saved = _parse_mark(SYNCED, state[SYNCED]) if SYNCED in state else None
+        files = facts.load(FILES, _parse_file)
+        written = self.files.noted()
+        beside = decode_mark(written)
+        if written and beside is None:
+            _log.warning("the note beside the log is damaged: how far it was synced is known less well")
+        marks = [one for one in (saved, beside) if one is not None]
+        return Notes(
+            chops=chops,
+            lasts=lasts,
+            suspects=suspects,
+            saved=saved,
+            synced=max(marks, key=lambda one: (number_of(one[0]), one[1]), default=None),
+            full={name.decode(): _parse_file(name, row) for name, row in files.items()},
+        )
+
+    def _take_segments(self, found: Found, notes: Notes) -> None:
+        self._segments = found.segments
+        for segment in found.segments:
+            segment.sealed = True
+            for number in segment.index:
+                self._stream(number).segments.append(segment)
+        if found.segments and not found.segments[-1].harmed:
+            found.segments[-1].sealed = False
+        self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
+        # Those that were reclaimed need no row; those that are missed keep theirs, to be missed again.
+        missed = {one.file for one in found.damage}
+        self._files_changed |= dict.fromkeys(
+            notes.full.keys() - missed - {one.name for one in found.segments}
+        )
+        self._files_changed |= {
+            one.name: _file_row(one) for one in found.segments if one.sealed and one.name not in notes.full
+        }
 
     def marks(self) -> list[tuple[str, list[Row]]]:
         """Rows that say how far the log is synced. They stay true: nothing synced is ever cut off.
@@ -196,11 +244,39 @@ class LogVolume:
             if self._streams[number].chopped < MAX_TICK
         ]
         state: list[Row] = [(SYNCED, f"{mark[0]} {mark[1]}".encode() if mark else None)]
-        return [(STATE, state), (LASTS, lasts), (SUSPECTS, self._suspects)]
+        with self._lock:
+            self._files_taken = dict(self._files_changed)
+        files: list[Row] = [(name.encode(), row) for name, row in self._files_taken.items()]
+        return [(STATE, state), (LASTS, lasts), (SUSPECTS, self._suspects), (FILES, files)]
+
+    @property
+    def marks_due(self) -> bool:
+        """There is something that must not wait for others who save something: a file that is full, what a
+        start found, a new stream. One that nobody knows cannot be missed."""
+        return bool(self._files_changed or self._suspects or self._unnoted)
 
     def marks_saved(self) -> None:
         self._moved.clear()
+        self._unnoted = False
         self._suspects = []
+        with self._lock:
+            for name, row in self._files_taken.items():
+                if self._files_changed[name] is row:
+                    del self._files_changed[name]
+            self._files_taken = {}
+
+    def note_synced(self, block: Block) -> None:
+        """Note beside the log how far it is synced, now that the block is published. It costs no sync.
+
+        For the committing thread, after `marks_saved`.
+        """
+        self._note(block.segment)
+
+    def _note(self, segment: Segment) -> None:
+        if self._suspects:
+            return  # the note that made them so must stay until they are saved
+        with suppress(OSError):  # it stays behind: the next start is less sure of what it finds
+            self.files.note(encode_mark((segment.name, segment.size)))
 
     def _stream(self, number: int) -> Stream:
         found = self._streams.get(number)
@@ -241,6 +317,7 @@ class LogVolume:
                 if not stream.segments or stream.segments[-1] is not segment:
                     stream.segments.append(segment)
                 segment.add(number, entry)
+                self._unnoted |= stream.last == BEFORE_ALL
                 stream.last = entry.last
                 self._moved[number] = None
 
@@ -272,6 +349,7 @@ class LogVolume:
         with self._lock:
             if active and not active.sealed:
                 active.sealed = True
+                self._files_changed[active.name] = _file_row(active)
                 if not active.live:
                     self._dead.append(active)
             self._segments.append(segment)
@@ -448,6 +526,7 @@ class LogVolume:
         with self._lock:
             dead, self._dead = self._dead, []
             self._segments = [one for one in self._segments if one not in dead]
+            self._files_changed |= {one.name: None for one in dead}
         self._remove(dead)
         run = self._thin_run()
         rewritten = bool(run) and self._rewrite(run)
@@ -500,6 +579,7 @@ class LogVolume:
             self._segments = [one for one in self._segments if one not in run]
             self._segments.insert(at, new)
             self._dead = [one for one in self._dead if one not in run]
+            self._files_changed |= {one.name: None for one in run} | {new.name: _file_row(new)}
             if not new.live:
                 self._dead.append(new)
         self._remove(run)
@@ -596,6 +676,16 @@ def _row(key: bytes, value: bytes) -> tuple[int, int]:
 
 def _ticks(rows: Mapping[bytes, bytes]) -> dict[int, int]:
     return dict(_row(key, value) for key, value in rows.items())
+
+
+def _file_row(segment: Segment) -> bytes:
+    lasts = (_key(number) + _tick(index.last) for number, index in sorted(segment.index.items()))
+    return b"".join((_SIZE.pack(segment.size), *lasts))
+
+
+def _parse_file(name: bytes, row: bytes) -> FullFile:
+    number_of(name.decode())
+    return FullFile(_SIZE.unpack_from(row)[0], dict(_STREAM_TICK.iter_unpack(row[_SIZE.size :])))
 
 
 def _parse_mark(_key: bytes, mark: bytes) -> Mark:

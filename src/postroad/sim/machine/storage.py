@@ -23,7 +23,7 @@ from postroad.sim.machine.disk import SYNC_US, Disk, DiskFailed, DiskInput, Remo
 from postroad.sim.machine.disk import Append as DiskAppend
 from postroad.storage.commit import Commit, GroupCommit, commit_once
 from postroad.storage.database import row_checksum
-from postroad.storage.files import BALLAST, NoRoom
+from postroad.storage.files import BALLAST, NOTE, NoRoom
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Rows
 from postroad.units import KIB, MILLISECOND_US
@@ -86,6 +86,14 @@ class DiskFiles:
 
     def let_go(self) -> None:
         self.disk.perform(Remove(file=BALLAST), _nobody)
+
+    def note(self, data: bytes) -> None:
+        if len(data) > self.disk.room + (self.disk.size(NOTE) or 0):
+            raise OSError(errno.ENOSPC, "the virtual disk is full")
+        self.disk.perform(Replace(file=NOTE, data=data), _nobody)
+
+    def noted(self) -> bytes:
+        return self.disk.read(NOTE) or b""
 
 
 def _nobody(_outcome: DiskInput) -> None:
@@ -172,6 +180,7 @@ class VirtualStorage:
         self._logged = False  # the log's part of the running commit is over
         self._over = False
         self._tidy_later()
+        self._commit()  # there may be something to note of what was found
 
     # ---- what the process does
 
