@@ -27,18 +27,21 @@ from postroad.seam.storage import (
     Appended,
     AppendFailed,
     Chop,
+    LogStream,
     Read,
     ReadDone,
     Save,
     Saved,
     SaveFailed,
     StorageInput,
+    StreamKind,
 )
 from postroad.selectors import Selector
 from postroad.streams.knowledge import KnowledgeStream, Segment
 from postroad.streams.spans import Span, overlaps, subtract, union
 
 PUBEND = 7 << 32
+EVENTS = LogStream(StreamKind.EVENTS, PUBEND)
 Record = tuple[int, int, bytes]
 
 
@@ -53,9 +56,9 @@ class Disk:
     """A log and tables: what is on disk, and what was asked for and is not."""
 
     def __init__(self) -> None:
-        self.records: dict[int, list[Record]] = {}
-        self.chopped: dict[int, int] = {}
-        self.last: dict[int, int] = {}
+        self.records: dict[LogStream, list[Record]] = {}
+        self.chopped: dict[LogStream, int] = {}
+        self.last: dict[LogStream, int] = {}
         self.tables: dict[str, dict[bytes, bytes]] = {}
         self.queue: list[Append | Save] = []
         self.reads: list[Read] = []
@@ -140,7 +143,7 @@ class Disk:
                 self._write(effect)
         self.queue, self.reads = [], []
 
-    def state(self, stream: int) -> dict[str, int]:
+    def state(self, stream: LogStream) -> dict[str, int]:
         chopped = self.chopped.get(stream, 0)
         return {"last": max(self.last.get(stream, 0), chopped), "chopped": chopped}
 
@@ -202,7 +205,7 @@ class World:
         )
         self.root = ReleaseRoot(PUBEND, self.policy, new_tag=self.tag, now_us=self.now)
         self.root.recover(self.p_disk.tables.get(OWNERS, {}))
-        state = self.p_disk.state(PUBEND)
+        state = self.p_disk.state(EVENTS)
         effects = self.pubend.recover(
             self.p_disk.tables.get(TABLE, {}),
             self.p_disk.tables.get(PUBLISHERS, {}),
@@ -282,7 +285,7 @@ class World:
     def sync_publisher(self, how: Callable[[], list[StorageInput]]) -> None:
         for item in how():
             self.publisher_stored(item)
-        for first, last, data in self.p_disk.records.get(PUBEND, []):
+        for first, last, data in self.p_disk.records.get(EVENTS, []):
             batch = EventBatch.parse(data, DEFAULT_LIMITS)
             for tick, row in zip(batch.headers["tick"].tolist(), range(batch.count), strict=True):
                 assert first < tick <= last

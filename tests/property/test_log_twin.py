@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.seam.storage import Append, Appended, Chop, Read, Save, Saved, StorageInput
+from postroad.seam.storage import (
+    Append,
+    Appended,
+    Chop,
+    LogStream,
+    Read,
+    Save,
+    Saved,
+    StorageInput,
+    StreamKind,
+)
 from postroad.storage import log, segment
 from postroad.storage.commit import GroupCommit
 from postroad.storage.log import LogVolume
@@ -19,7 +29,12 @@ from postroad.storage.metadata import Rows
 from postroad.storage.segment import OVERHEAD
 
 ALL = 1 << 40
-STREAMS = (3, 5, 7)
+# Two of one kind, two of one id.
+STREAMS = (
+    LogStream(StreamKind.EVENTS, 5),
+    LogStream(StreamKind.FILTERING, 5),
+    LogStream(StreamKind.EVENTS, 1 << 63),
+)
 
 
 class Crashed(BaseException):
@@ -174,7 +189,7 @@ class Machine:
         self.markers = Random(1)
         self.tag = 0
         self.asked: dict[int, Append | Save] = {}
-        self.waiting_chops: dict[int, int] = {}
+        self.waiting_chops: dict[LogStream, int] = {}
         self.saved = 0  # the value of the one row that is saved
         self.open()
 
@@ -184,7 +199,7 @@ class Machine:
         )
         self.group = GroupCommit(self.volume, commit_bytes=1024)
 
-    def append(self, number: int, ticks: int, size: int, gap: int) -> None:
+    def append(self, number: LogStream, ticks: int, size: int, gap: int) -> None:
         stream = self.twin[number]
         self.tag += 1
         first = stream.last + gap
@@ -200,7 +215,7 @@ class Machine:
         self.asked[self.tag] = effect
         self.group.submit([effect])
 
-    def chop(self, number: int, share: int) -> None:
+    def chop(self, number: LogStream, share: int) -> None:
         stream = self.twin[number]
         tick = stream.last * share // 10
         if tick > stream.chopped:
@@ -240,7 +255,7 @@ class Machine:
                 assert self.read(number, start, end, limit) == stream.read(start, end)
 
     def read(
-        self, number: int, start: int, end: int, limit: int
+        self, number: LogStream, start: int, end: int, limit: int
     ) -> tuple[list[tuple[int, int, bytes]], list[tuple[int, int]]]:
         records: list[tuple[int, int, bytes]] = []
         missing: list[tuple[int, int]] = []
@@ -397,7 +412,7 @@ def test_long_lives_with_rewrites_and_merges(seed: int, monkeypatch: pytest.Monk
     st.booleans(),
 )
 def test_flipped_bits_cost_only_the_records_they_hit(
-    sizes: list[tuple[int, int]], seed: int, flips: int, clean: bool
+    sizes: list[tuple[LogStream, int]], seed: int, flips: int, clean: bool
 ) -> None:
     """A damaged record is reported with its place, is missing in reads, and what lies after it is served."""
     machine, chance = Machine(), Random(seed)
@@ -417,7 +432,7 @@ def test_flipped_bits_cost_only_the_records_they_hit(
         machine.files.content[name][at] ^= 1 << chance.randrange(8)
     lost = {
         (stream, last)
-        for name, begin, end, stream, last, _ in records
+        for name, begin, end, stream, last in records
         if any(file == name and begin <= at < end for file, at in hit)
     }
     machine.open()
@@ -480,10 +495,10 @@ def test_what_is_gone_from_the_disk_is_missing_and_not_silence(
         machine.facts.commit(machine.volume.marks())
 
 
-def _records(files: MemoryFiles) -> Iterator[tuple[str, int, int, int, int, bool]]:
+def _records(files: MemoryFiles) -> Iterator[tuple[str, int, int, LogStream | None, int]]:
     for name, content in files.content.items():
         at = 0
         while at < len(content):
-            marker, length, stream, _, last = segment.HEADER.unpack_from(content, at)
-            yield name, at, at + length + OVERHEAD, stream, last, bool(marker & segment.OPENS_COMMIT)
+            stream, length, _, last = segment.parse_header(bytes(content[at : at + segment.HEADER.size]))
+            yield name, at, at + length + OVERHEAD, stream, last
             at += length + OVERHEAD

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from postroad.durable.subscriber.compact import Numbers
 from postroad.durable.subscriber.filtering import PersistentFiltering
-from postroad.seam.storage import Append, Appended, Chop
+from postroad.seam.storage import Append, Appended, Chop, LogStream, StreamKind
 from postroad.selectors import Group
 from postroad.storage.commit import GroupCommit, commit_once
 from postroad.storage.files import OsFiles
@@ -151,12 +151,14 @@ def event_logs(seconds: int, size: int) -> Figures:
                 end += 1
                 for subscribers, data in batch:
                     for one in subscribers:
-                        disk.ask(Append(stream=one, first=last[one], last=end, data=data, tag=disk.tag()))
+                        stream = LogStream(StreamKind.QUEUES, one)
+                        disk.ask(Append(stream=stream, first=last[one], last=end, data=data, tag=disk.tag()))
                         last[one] = end
             disk.commit()
             if second > KEPT_S:
                 for one in range(1, SUBSCRIBERS + 1):
-                    disk.ask(Chop(stream=one, tick=(second + 1 - KEPT_S) * SECOND_US))
+                    stream = LogStream(StreamKind.QUEUES, one)
+                    disk.ask(Chop(stream=stream, tick=(second + 1 - KEPT_S) * SECOND_US))
         return {"ms": (time.perf_counter() - began) * 1000, "bytes": float(disk.written)}
 
 

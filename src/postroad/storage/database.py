@@ -24,6 +24,7 @@ import msgspec
 from google_crc32c import value as crc32c
 
 from postroad.errors import StorageError
+from postroad.storage.segment import unversioned
 
 LAYOUT: Final = 2
 BUSY_S: Final = 5.0
@@ -117,8 +118,18 @@ def _take_over_broker(database: sqlite3.Connection) -> None:
 
 def _take_over_facts(database: sqlite3.Connection) -> None:
     database.execute("ALTER TABLE facts ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
+    database.create_function("stream_key", 1, _stream_key, deterministic=True)
+    database.execute(
+        "UPDATE facts SET key = stream_key(key) WHERE name IN ('log.chops', 'log.lasts', 'log.suspects')"
+    )
     database.create_function("row_checksum", 3, row_checksum, deterministic=True)
     database.execute("UPDATE facts SET checksum = row_checksum(name, key, value)")
+
+
+def _stream_key(number: bytes) -> bytes:
+    """The key of a log stream, which was a number without a kind."""
+    kind, id = unversioned(int.from_bytes(number, "big"))
+    return bytes([kind]) + id.to_bytes(8, "big")
 
 
 def _check_pages(database: sqlite3.Connection) -> None:

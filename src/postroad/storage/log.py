@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from postroad.errors import BugError, StorageError
-from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
+from postroad.seam.storage import MAX_TICK, Append, LogStream, Read, ReadDone, StreamKind
 from postroad.storage.files import FULL, Files, NoRoom
 from postroad.storage.metadata import Facts
 from postroad.storage.recovery import (
@@ -76,21 +76,20 @@ MAX_DAMAGE_REPORTS: Final = 100  # places that are told while running; the next 
 DISK_FULL: Final = "the disk is full"
 BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts over
 
-CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
+CHOPS: Final = "log.chops"  # kind u8 and id u64 of a stream -> tick i64, big-endian
 LASTS: Final = "log.lasts"  # the same: where streams ended at some time
 SUSPECTS: Final = "log.suspects"  # the same, of those found suspect
 FILES: Final = "log.files"  # name of a full file -> its size u64, and stream and last tick of all in it
 STATE: Final = "log.state"
 SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
 
-_KEY: Final = struct.Struct(">Q")
+_KEY: Final = struct.Struct(">BQ")
 _TICK: Final = struct.Struct(">q")
 _SIZE: Final = struct.Struct(">Q")
-_STREAM_TICK: Final = struct.Struct(">Qq")
 
 _log: Final = logging.getLogger(__name__)
 
-Chops = dict[int, int | None]  # stream -> tick; None: forget the stream
+Chops = dict[LogStream, int | None]  # stream -> tick; None: forget the stream
 Row = tuple[bytes, bytes | None]
 
 
@@ -109,7 +108,7 @@ class Block:
     segment: Segment
     offset: int
     size: int
-    entries: list[tuple[int, Entry]]
+    entries: list[tuple[LogStream, Entry]]
 
 
 class LogVolume:
@@ -134,15 +133,15 @@ class LogVolume:
         self._draw_marker = draw_marker
         self._lock = threading.Lock()
         self._unsaved: Chops = {}  # not on disk yet
-        self._moved: dict[int, None] = {}  # streams whose last tick is not noted yet
+        self._moved: dict[LogStream, None] = {}  # streams whose last tick is not noted yet
         self._unnoted = False  # there is a stream of which no tick at all is noted
         self._suspects: list[Row] = []  # what is not noted yet
         self._files_changed: dict[str, bytes | None] = {}  # rows of full files that are not noted yet
         self._files_taken: dict[str, bytes | None] = {}  # those of them that are being saved
         self._gone: Mark | None = None  # what a start did not find
         self._dead: list[Segment] = []
-        self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
-        self._streams: dict[int, Stream] = {}
+        self._ended: dict[LogStream, None] = {}  # streams that are over; forgotten with their last file
+        self._streams: dict[LogStream, Stream] = {}
         self.recovered = self._recover(facts)
         if self._segments and self._gone is None:
             self._note(self._segments[-1])
@@ -168,22 +167,22 @@ class LogVolume:
             self._gone = notes.synced
         found.damage += missing_files(found, notes)
         self._take_segments(found, notes)
-        for number, last in (found.lasts | {one.stream: one.end for one in lost}).items():
-            self._stream(number).last = last
-            if notes.lasts.get(number) != last:
-                self._moved[number] = None
-                self._unnoted |= number not in notes.lasts
-        for number, tick in notes.chops.items():
-            self._stream(number).chopped = tick
-            self.chops_saved({number: tick})
+        for name, last in (found.lasts | {one.stream: one.end for one in lost}).items():
+            self._stream(name).last = last
+            if notes.lasts.get(name) != last:
+                self._moved[name] = None
+                self._unnoted |= name not in notes.lasts
+        for name, tick in notes.chops.items():
+            self._stream(name).chopped = tick
+            self.chops_saved({name: tick})
         scanned = sum(segment.size for segment in found.segments)
         streams = judge(found, notes)
         if facts.damaged(SUSPECTS):  # it may have been any stream's
-            streams = {number: replace(state, suspect=True) for number, state in streams.items()}
-        suspect = {number: state.last for number, state in streams.items() if state.suspect}
+            streams = {name: replace(state, suspect=True) for name, state in streams.items()}
+        suspect = {name: state.last for name, state in streams.items() if state.suspect}
         self._suspects = [(key, None) for key in facts.damaged(SUSPECTS)]
-        self._suspects += [(_key(number), None) for number in notes.suspects.keys() - suspect.keys()]
-        self._suspects += [(_key(number), _tick(last)) for number, last in suspect.items()]
+        self._suspects += [(_key(name), None) for name in notes.suspects.keys() - suspect.keys()]
+        self._suspects += [(_key(name), _tick(last)) for name, last in suspect.items()]
         return Recovery(
             streams=streams,
             damage=tuple(found.damage),
@@ -215,8 +214,8 @@ class LogVolume:
         self._segments = found.segments
         for segment in found.segments:
             segment.sealed = True
-            for number in segment.index:
-                self._stream(number).segments.append(segment)
+            for name in segment.index:
+                self._stream(name).segments.append(segment)
         if found.segments and not found.segments[-1].harmed:
             found.segments[-1].sealed = False
         self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
@@ -239,9 +238,9 @@ class LogVolume:
         if self._gone and (active is None or active.number <= number_of(self._gone[0])):
             mark = self._gone  # those who lost something may not have heard of it before the next start
         lasts: list[Row] = [
-            (_key(number), _tick(self._streams[number].last))
-            for number in self._moved
-            if self._streams[number].chopped < MAX_TICK
+            (_key(name), _tick(self._streams[name].last))
+            for name in self._moved
+            if self._streams[name].chopped < MAX_TICK
         ]
         state: list[Row] = [(SYNCED, f"{mark[0]} {mark[1]}".encode() if mark else None)]
         with self._lock:
@@ -278,10 +277,10 @@ class LogVolume:
         with suppress(OSError):  # it stays behind: the next start is less sure of what it finds
             self.files.note(encode_mark((segment.name, segment.size)))
 
-    def _stream(self, number: int) -> Stream:
-        found = self._streams.get(number)
+    def _stream(self, name: LogStream) -> Stream:
+        found = self._streams.get(name)
         if found is None:
-            found = self._streams[number] = Stream()
+            found = self._streams[name] = Stream()
         return found
 
     # -- writing: write, sync (the caller's), publish
@@ -312,26 +311,26 @@ class LogVolume:
         segment = block.segment
         with self._lock:
             segment.size = block.offset + block.size
-            for number, entry in block.entries:
-                stream = self._stream(number)
+            for name, entry in block.entries:
+                stream = self._stream(name)
                 if not stream.segments or stream.segments[-1] is not segment:
                     stream.segments.append(segment)
-                segment.add(number, entry)
+                segment.add(name, entry)
                 self._unnoted |= stream.last == BEFORE_ALL
                 stream.last = entry.last
-                self._moved[number] = None
+                self._moved[name] = None
 
     def withdraw(self, block: Block) -> None:
         """The block could not be synced. What the page cache holds of it must not look durable later."""
         self.files.cut(block.segment.name, block.offset)
 
     def _check_order(self, appends: Sequence[Append]) -> None:
-        heads: dict[int, int] = {}
+        heads: dict[LogStream, int] = {}
         for one in appends:
             stream = self._streams.get(one.stream)
             head = heads.get(one.stream, stream.last if stream else BEFORE_ALL)
             if not head <= one.first < one.last or (stream and stream.chopped == MAX_TICK):
-                raise BugError(f"({one.first}, {one.last}] cannot follow {head} in stream {one.stream:016x}")
+                raise BugError(f"({one.first}, {one.last}] cannot follow {head} in stream {one.stream}")
             if len(one.data) > MAX_RECORD_BYTES:
                 raise BugError(f"a record of {len(one.data)} bytes, at most {MAX_RECORD_BYTES} are possible")
             heads[one.stream] = one.last
@@ -404,7 +403,7 @@ class LogVolume:
 
     # -- chopping
 
-    def chop(self, stream: int, tick: int) -> None:
+    def chop(self, stream: LogStream, tick: int) -> None:
         with self._lock:
             found = self._stream(stream)
             if tick > found.chopped:
@@ -420,23 +419,23 @@ class LogVolume:
         with self._lock:
             self._unsaved = chops | self._unsaved
 
-    def chops_saved(self, chops: Mapping[int, int | None]) -> None:
+    def chops_saved(self, chops: Mapping[LogStream, int | None]) -> None:
         """The chops are on disk: what they cover may be reclaimed."""
         with self._lock:
-            for number, tick in chops.items():
+            for name, tick in chops.items():
                 if tick is None:
-                    del self._streams[number]
+                    del self._streams[name]
                     continue
-                stream = self._streams[number]
+                stream = self._streams[name]
                 stream.saved = tick
-                done = bisect_right(stream.segments, tick, key=lambda one: one.index[number].last)
+                done = bisect_right(stream.segments, tick, key=lambda one: one.index[name].last)
                 for segment in stream.segments[: done + 1]:
-                    segment.chop(number, tick)
+                    segment.chop(name, tick)
                     if segment.sealed and not segment.live:
                         self._dead.append(segment)
                 del stream.segments[:done]
                 if tick == MAX_TICK:
-                    self._ended[number] = None
+                    self._ended[name] = None
         if self.short:
             self._finish_active()
 
@@ -479,21 +478,21 @@ class LogVolume:
 
     def _plan(self, wanted: Read, start: int) -> tuple[Segment, list[tuple[int, int]], int] | None:
         """The first file with records in (start, end], where in it they lie, and the last tick they reach."""
-        number = wanted.stream
+        name = wanted.stream
         with self._lock:
-            stream = self._streams.get(number)
+            stream = self._streams.get(name)
             if stream is None or max(start, stream.chopped) >= wanted.end:
                 return None
             start = max(start, stream.chopped)
-            at = bisect_right(stream.segments, start, key=lambda one: one.index[number].last)
+            at = bisect_right(stream.segments, start, key=lambda one: one.index[name].last)
             if at == len(stream.segments):
                 return None
-            index = stream.segments[at].index[number]
+            index = stream.segments[at].index[name]
             stretches = join(index.stretches(start, wanted.end), min(READ_BYTES, wanted.limit_bytes))
             return (stream.segments[at], stretches, index.last) if stretches else None
 
     def _records(
-        self, segment: Segment, stretches: Iterable[tuple[int, int]], stream: int, start: int, end: int
+        self, segment: Segment, stretches: Iterable[tuple[int, int]], stream: LogStream, start: int, end: int
     ) -> Iterator[tuple[int, int, bytes]]:
         for offset, stop in stretches:
             try:
@@ -506,10 +505,11 @@ class LogVolume:
             found = scan(Buffer(data).read, stop - offset, segment.marker)
             for begin, beyond in found.damage:
                 self._report(segment, offset + begin, beyond - begin)
-            headers = found.headers
-            own = (headers["stream"] == stream) & (headers["last"] > start) & (headers["first"] < end)
-            for place, header in zip(found.offsets[own].tolist(), headers[own].tolist(), strict=True):
-                yield header[3], header[4], data[place + HEADER.size : place + HEADER.size + header[1]]
+            wanted = found.of(stream) & (found.headers["last"] > start) & (found.headers["first"] < end)
+            own = found.headers[wanted]
+            columns = (found.offsets[wanted] + HEADER.size, own["length"], own["first"], own["last"])
+            for place, length, first, last in zip(*(one.tolist() for one in columns), strict=True):
+                yield first, last, data[place : place + length]
 
     def _report(self, segment: Segment, offset: int, length: int, *, gone: bool = False) -> None:
         segment.harmed = True
@@ -541,9 +541,9 @@ class LogVolume:
         """A stream that is over keeps its chop row as long as any file still holds a record of it."""
         with self._lock:
             gone = [one for one in self._ended if not any(one in segment.index for segment in self._segments)]
-            for number in gone:
-                del self._ended[number]
-                self._unsaved[number] = None
+            for name in gone:
+                del self._ended[name]
+                self._unsaved[name] = None
             return bool(gone)
 
     def _thin_run(self) -> list[Segment]:
@@ -570,11 +570,11 @@ class LogVolume:
         except OSError:
             return False
         new.sealed = True
-        for number, entry in rows:
-            new.add(number, entry)
+        for name, entry in rows:
+            new.add(name, entry)
         with self._lock:
-            for number in {number for one in run for number in one.index}:
-                self._move(number, run, new)
+            for name in {name for one in run for name in one.index}:
+                self._move(name, run, new)
             at = self._segments.index(run[0])
             self._segments = [one for one in self._segments if one not in run]
             self._segments.insert(at, new)
@@ -585,32 +585,32 @@ class LogVolume:
         self._remove(run)
         return True
 
-    def _live_records(self, run: list[Segment]) -> Iterator[tuple[int, int, int, bytes]]:
+    def _live_records(self, run: list[Segment]) -> Iterator[tuple[LogStream, int, int, bytes]]:
         for segment in run:
             with self._lock:
                 wanted = [
                     (
-                        number,
-                        self._streams[number].saved,
-                        list(segment.index[number].stretches(saved, MAX_TICK)),
+                        name,
+                        self._streams[name].saved,
+                        list(segment.index[name].stretches(saved, MAX_TICK)),
                     )
-                    for number in sorted(segment.live)
-                    if (saved := self._streams[number].saved) < MAX_TICK
+                    for name in sorted(segment.live)
+                    if (saved := self._streams[name].saved) < MAX_TICK
                 ]
-            for number, saved, stretches in wanted:
+            for name, saved, stretches in wanted:
                 for first, last, data in self._records(
-                    segment, join(stretches, READ_BYTES), number, saved, MAX_TICK
+                    segment, join(stretches, READ_BYTES), name, saved, MAX_TICK
                 ):
-                    yield number, first, last, data
+                    yield name, first, last, data
 
-    def _move(self, number: int, run: list[Segment], new: Segment) -> None:
-        stream = self._streams.get(number)
+    def _move(self, name: LogStream, run: list[Segment], new: Segment) -> None:
+        stream = self._streams.get(name)
         if stream is None:
             return
         stream.segments = [one for one in stream.segments if one not in run]
-        if number in new.live:
-            new.chop(number, stream.saved)  # it may have been chopped further meanwhile
-        if number in new.live:
+        if name in new.live:
+            new.chop(name, stream.saved)  # it may have been chopped further meanwhile
+        if name in new.live:
             at = bisect_right(stream.segments, new.number, key=lambda one: one.number)
             stream.segments.insert(at, new)
 
@@ -626,17 +626,18 @@ class LogVolume:
 
 
 def _pack_all(
-    segment: Segment, begin: int, records: Iterable[tuple[int, int, int, bytes]]
-) -> tuple[list[bytes], list[tuple[int, Entry]], int]:
+    segment: Segment, begin: int, records: Iterable[tuple[LogStream, int, int, bytes]]
+) -> tuple[list[bytes], list[tuple[LogStream, Entry]], int]:
     """Bytes, index entries and whole size of (stream, first, last, data) records written at `begin`."""
     parts: list[bytes] = []
-    rows: list[tuple[int, Entry]] = []
-    opened, start_first, reached, count = -1, 0, 0, 0  # the entry being filled
+    rows: list[tuple[LogStream, Entry]] = []
+    opened: LogStream | None = None  # the stream of the entry being filled, and what is in that
+    start_first, reached, count = 0, 0, 0
     start = offset = begin
     marker = segment.marker | OPENS_COMMIT
     for stream, first, last, data in records:
         if stream != opened or offset >> EXTENT_SHIFT != start >> EXTENT_SHIFT:
-            if count:
+            if opened is not None:
                 rows.append((opened, Entry(start_first, reached, start, offset, offset - start, count)))
             opened, start_first, start, count = stream, first, offset, 0
         parts += pack(marker, stream, first, last, data)
@@ -644,7 +645,7 @@ def _pack_all(
         offset += OVERHEAD + len(data)
         reached = last
         count += 1
-    if count:
+    if opened is not None:
         rows.append((opened, Entry(start_first, reached, start, offset, offset - start, count)))
     return parts, rows, offset - begin
 
@@ -662,30 +663,36 @@ def _holes(
         yield position, end
 
 
-def _key(stream: int) -> bytes:
-    return _KEY.pack(stream)
+def _key(stream: LogStream) -> bytes:
+    return _KEY.pack(*stream)
 
 
 def _tick(tick: int) -> bytes:
     return _TICK.pack(tick)
 
 
-def _row(key: bytes, value: bytes) -> tuple[int, int]:
-    return _KEY.unpack(key)[0], _TICK.unpack(value)[0]
+def _row(key: bytes, value: bytes) -> tuple[LogStream, int]:
+    kind, id = _KEY.unpack(key)
+    return LogStream(StreamKind(kind), id), _TICK.unpack(value)[0]
 
 
-def _ticks(rows: Mapping[bytes, bytes]) -> dict[int, int]:
+def _ticks(rows: Mapping[bytes, bytes]) -> dict[LogStream, int]:
     return dict(_row(key, value) for key, value in rows.items())
 
 
 def _file_row(segment: Segment) -> bytes:
-    lasts = (_key(number) + _tick(index.last) for number, index in sorted(segment.index.items()))
+    lasts = (_key(name) + _tick(index.last) for name, index in sorted(segment.index.items()))
     return b"".join((_SIZE.pack(segment.size), *lasts))
 
 
 def _parse_file(name: bytes, row: bytes) -> FullFile:
     number_of(name.decode())
-    return FullFile(_SIZE.unpack_from(row)[0], dict(_STREAM_TICK.iter_unpack(row[_SIZE.size :])))
+    wide = _KEY.size + _TICK.size
+    lasts = [
+        (row[at : at + _KEY.size], row[at + _KEY.size : at + wide])
+        for at in range(_SIZE.size, len(row), wide)
+    ]
+    return FullFile(_SIZE.unpack_from(row)[0], dict(_row(*one) for one in lasts))
 
 
 def _parse_mark(_key: bytes, mark: bytes) -> Mark:

@@ -28,9 +28,18 @@ import numpy as np
 from google_crc32c import value as crc32c
 
 from postroad.errors import StorageError
-from postroad.seam.storage import MAX_TICK
+from postroad.seam.storage import MAX_TICK, LogStream
 from postroad.storage.files import Files
-from postroad.storage.segment import HEADER, OPENS_COMMIT, OVERHEAD, Scan, Segment, entries, parse_name, scan
+from postroad.storage.segment import (
+    HEADER,
+    OVERHEAD,
+    Scan,
+    Segment,
+    entries,
+    parse_header,
+    parse_name,
+    scan,
+)
 
 Place = tuple[int, int]  # segment number, offset
 Mark = tuple[str, int]  # name of a file, and how much of it was synced
@@ -46,7 +55,7 @@ class Damage:
     offset: int
     length: int
     torn: bool
-    stream: int | None  # whose record it was, where that can still be told
+    stream: LogStream | None  # whose record it was, where that can still be told
     gone: bool = False
 
     def __str__(self) -> str:
@@ -57,7 +66,7 @@ class Damage:
             if self.gone
             else "damaged records are lost"
         )
-        whose = "" if self.stream is None else f", stream {self.stream:016x}"
+        whose = "" if self.stream is None else f", stream {self.stream}"
         return f"{self.file}: {what}: {self.length} bytes at offset {self.offset}{whose}"
 
 
@@ -65,13 +74,13 @@ class Damage:
 class Lost:
     """Ticks (start, end] of a stream had been synced, and no record of them is found."""
 
-    stream: int
+    stream: LogStream
     start: int
     end: int
 
     def __str__(self) -> str:
         since = "" if self.start == BEFORE_ALL else f"from {self.start + 1} "
-        return f"stream {self.stream:016x}: synced ticks {since}to {self.end} are gone"
+        return f"stream {self.stream}: synced ticks {since}to {self.end} are gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    streams: Mapping[int, StreamState]
+    streams: Mapping[LogStream, StreamState]
     damage: tuple[Damage, ...]
     lost: tuple[Lost, ...]  # ends of streams; what is missing before a record shows in reads
     scanned_bytes: int
@@ -101,16 +110,16 @@ class FullFile:
     """What is noted of a file that nothing more is written to."""
 
     size: int
-    lasts: Mapping[int, int]  # stream -> the last tick that the file has of it
+    lasts: Mapping[LogStream, int]  # stream -> the last tick that the file has of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
     """What earlier processes noted of the log."""
 
-    chops: Mapping[int, int]
-    lasts: Mapping[int, int]  # of streams, when `saved` was
-    suspects: Mapping[int, int]  # the last ticks of streams that an earlier start found suspect
+    chops: Mapping[LogStream, int]
+    lasts: Mapping[LogStream, int]  # of streams, when `saved` was
+    suspects: Mapping[LogStream, int]  # the last ticks of streams that an earlier start found suspect
     saved: Mark | None  # in metadata
     synced: Mark | None  # that, or the note beside the log, whichever is further
     full: Mapping[str, FullFile]  # by name
@@ -122,9 +131,9 @@ class Found:
 
     segments: list[Segment]
     damage: list[Damage]
-    places: dict[int, Place]  # behind each stream's last record
-    lasts: dict[int, int]
-    records: dict[int, int]
+    places: dict[LogStream, Place]  # behind each stream's last record
+    lasts: dict[LogStream, int]
+    records: dict[LogStream, int]
 
 
 def find_segments(files: Files, notes: Notes) -> Found:
@@ -183,7 +192,7 @@ def missing_files(found: Found, notes: Notes) -> list[Damage]:
     ]
 
 
-def _has(found: Found, stream: int, tick: int) -> bool:
+def _has(found: Found, stream: LogStream, tick: int) -> bool:
     indexes = (one.index[stream] for one in found.segments if stream in one.index)
     return any(True for index in indexes for _ in index.stretches(tick - 1, tick))
 
@@ -216,7 +225,7 @@ def _gone(name: str, begin: int, end: int) -> Damage:
 
 def _torn_at(records: Scan, size: int, floor: int) -> int:
     """Where the torn tail begins: at the first broken bytes behind the last record that opens a commit."""
-    opening = np.flatnonzero(records.headers["marker"] & OPENS_COMMIT)
+    opening = np.flatnonzero(records.headers["opens"])
     begin = int(records.offsets[opening[-1]]) if len(opening) else -1
     return next((start for start, _ in records.damage if start > begin and start >= floor), size)
 
@@ -243,14 +252,16 @@ def _take(found: Found, segment: Segment, records: Scan, files: Files) -> None:
     found.segments.append(segment)
 
 
-def _whose(header: bytes, length: int, records: Scan, start: int, before: Mapping[int, int]) -> int | None:
+def _whose(
+    header: bytes, length: int, records: Scan, start: int, before: Mapping[LogStream, int]
+) -> LogStream | None:
     """The stream of one damaged record, believed only if it continues that stream to the tick."""
     if len(header) < HEADER.size:
         return None
-    _, data_length, stream, first, _ = HEADER.unpack(header)
-    if data_length + OVERHEAD != length:
+    stream, data_length, first, _ = parse_header(header)
+    if stream is None or data_length + OVERHEAD != length:
         return None
-    earlier = (records.headers["stream"] == stream) & (records.offsets < start)
+    earlier = records.of(stream) & (records.offsets < start)
     previous = records.headers["last"][earlier]
     last = int(previous[-1]) if len(previous) else before.get(stream)
     return stream if last == first else None
@@ -266,7 +277,7 @@ def lost_ends(found: Found, notes: Notes) -> list[Lost]:
     return lost
 
 
-def judge(found: Found, notes: Notes) -> Mapping[int, StreamState]:
+def judge(found: Found, notes: Notes) -> Mapping[LogStream, StreamState]:
     """The state of every stream that has records, was chopped or is noted, and is not over."""
     saved = notes.saved
     marked = saved if saved and any(one.name == saved[0] for one in found.segments) else None

@@ -28,7 +28,7 @@ from postroad.durable.publisher.pubend_rows import Checkpoint, Facts, read_check
 from postroad.errors import BugError, PeerError, StorageError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
-from postroad.seam.storage import Append, Chop, Read, ReadDone, Save, StorageEffect
+from postroad.seam.storage import Append, Chop, LogStream, Read, ReadDone, Save, StorageEffect, StreamKind
 from postroad.streams.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.streams.spans import Span, intersect, subtract, union
 from postroad.units import KIB, MIB, SECOND_US
@@ -80,6 +80,7 @@ class DurablePubend:
     ) -> None:
         """`max_bytes`: what `floor_for_size` will be asked for; 0 if it will not be."""
         self.id = pubend
+        self._stream = LogStream(StreamKind.EVENTS, pubend)
         self.start = now_us  # nothing was ever published at or before this tick
         self.last = now_us  # the highest tick told: an event on disk, or asserted silence
         self.floor = now_us  # ticks in (start, floor] are L
@@ -179,7 +180,7 @@ class DurablePubend:
         first = max(self._assigned + 1, now_us)
         batch = merged.with_ticks(first, kind=Kind.KNOWLEDGE, pubend=self.id, start=self._assigned, channel=0)
         end = first + batch.count - 1
-        append = Append(stream=self.id, first=self._logged, last=end, data=batch.data, tag=tag)
+        append = Append(stream=self._stream, first=self._logged, last=end, data=batch.data, tag=tag)
         self._staged[tag] = _Staged(Segment(self._logged, end, EVERYTHING, batch), prefixes)
         self._staged_bytes += len(batch.data)
         for prefix, last in prefixes.items():
@@ -356,7 +357,7 @@ class DurablePubend:
         tag = self._new_tag()
         self._reads[tag] = (start, end)
         self._counters["log_reads_total"] += 1
-        return Read(stream=self.id, start=start, end=end, limit_bytes=READ_BYTES, tag=tag)
+        return Read(stream=self._stream, start=start, end=end, limit_bytes=READ_BYTES, tag=tag)
 
     def reads(self, tag: int) -> bool:
         """Whether this read is one of ours."""
@@ -422,7 +423,7 @@ class DurablePubend:
             self.floor = tick
             while len(self._marks) > 1 and self._marks[1][0] <= tick:
                 self._marks.popleft()
-            effects.append(Chop(stream=self.id, tick=tick))
+            effects.append(Chop(stream=self._stream, tick=tick))
         return effects
 
     def floor_for_size(self, limit: int) -> int:

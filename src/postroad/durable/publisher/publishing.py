@@ -40,6 +40,7 @@ from postroad.seam.effects import Effect, Send
 from postroad.seam.storage import (
     Appended,
     AppendFailed,
+    LogStream,
     ReadDone,
     Reader,
     Saved,
@@ -47,6 +48,7 @@ from postroad.seam.storage import (
     StorageInput,
     Stored,
     StreamEnd,
+    StreamKind,
 )
 from postroad.streams.knowledge import Segment
 from postroad.units import SECOND_US
@@ -143,7 +145,7 @@ class DurablePublishing:
         numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == self._me}
         for number in sorted(numbers.union(range(self._count))):
             pubend = self._make(number, now_us)
-            end = stored.streams.get(pubend.id, _NEVER_USED)
+            end = stored.streams.get(LogStream(StreamKind.EVENTS, pubend.id), _NEVER_USED)
             self._out += pubend.recover(
                 facts,
                 publishers,

@@ -18,7 +18,7 @@ from postroad.durable.subscriber.hosting import MAX_FOLLOWED, Hosting
 from postroad.durable.subscriber.outputs import Output
 from postroad.ids import is_volatile
 from postroad.seam.effects import Effect
-from postroad.seam.storage import StreamEnd
+from postroad.seam.storage import LogStream, StreamEnd
 from postroad.streams.knowledge import Segment
 from postroad.streams.streams import DURABLE_KEY, Stream
 
@@ -46,7 +46,7 @@ class Following:
         *,
         hosting: Hosting,
         routing: Routing,
-        streams: Mapping[int, StreamEnd],
+        streams: Mapping[LogStream, StreamEnd],
         need: Callable[[], Mapping[int, int]],
         perform: Callable[[list[Output]], None],
         answered: Callable[[Stream, list[Segment]], None],
