@@ -10,13 +10,28 @@ from pathlib import Path
 from random import Random
 
 import postroad
-from postroad.seam.storage import Append, Appended, Chop, Read, Save, Saved, StorageEffect
+from postroad.seam.storage import (
+    Append,
+    Appended,
+    Chop,
+    LogStream,
+    Read,
+    Save,
+    Saved,
+    StorageEffect,
+    StreamKind,
+)
 from postroad.storage.commit import Storage
 from postroad.units import MIB
 
 SOURCE = Path(postroad.__path__[0]).parent
 STREAMS = (1, 2, 3, 1 << 60)
 ROUNDS = 5
+
+
+def named(stream: int) -> LogStream:
+    """Some of one kind, some of another."""
+    return LogStream(StreamKind.EVENTS if stream < 3 else StreamKind.FILTERING, stream)
 
 
 def payload(stream: int, tick: int) -> bytes:
@@ -28,7 +43,7 @@ def work(folder: Path) -> None:
     signal = threading.Event()
     storage = Storage(folder, wake=signal.set, segment_bytes=2 * MIB)
     states = storage.recovered.streams
-    lasts = {stream: states[stream].last if stream in states else 0 for stream in STREAMS}
+    lasts = {stream: states[named(stream)].last if named(stream) in states else 0 for stream in STREAMS}
     asked: dict[int, str] = {}
     tag, row = 0, int.from_bytes(storage.load("test").get(b"row", b""), "big")
     while True:
@@ -38,7 +53,7 @@ def work(folder: Path) -> None:
                 tag, lasts[stream] = tag + 1, lasts[stream] + 1
                 tick = lasts[stream]
                 data = payload(stream, tick)
-                effects.append(Append(stream=stream, first=tick - 1, last=tick, data=data, tag=tag))
+                effects.append(Append(stream=named(stream), first=tick - 1, last=tick, data=data, tag=tag))
                 asked[tag] = f"append {stream} {tick}"
             if tag % 100 == 0:
                 tag, row = tag + 1, row + 1
@@ -47,7 +62,7 @@ def work(folder: Path) -> None:
             if tag % 500 < 4:
                 tick = max(0, lasts[1] - 5000)
                 os.write(1, f"chop 1 {tick}\n".encode())
-                effects.append(Chop(stream=1, tick=tick))
+                effects.append(Chop(stream=named(1), tick=tick))
             storage.perform(effects)
         signal.wait()
         signal.clear()
@@ -95,8 +110,9 @@ def test_acknowledged_is_readable_after_kill_9(tmp_path: Path) -> None:
         for stream, last in acknowledged.items():
             start = 0 if round_ == ROUNDS - 1 else max(0, before[stream] - 1000)
             start = max(start, chopped) if stream == 1 else start
-            assert storage.recovered.streams[stream].last >= last
-            done = storage.volume.read(Read(stream=stream, start=start, end=last, limit_bytes=1 << 40, tag=0))
+            assert storage.recovered.streams[named(stream)].last >= last
+            read = Read(stream=named(stream), start=start, end=last, limit_bytes=1 << 40, tag=0)
+            done = storage.volume.read(read)
             assert done.missing == ()
             assert [one[1] for one in done.records] == list(range(start + 1, last + 1))
             assert all(data == payload(stream, tick) for _, tick, data in done.records)

@@ -213,3 +213,13 @@ def test_synced_data_can_rot() -> None:
     assert machine.disk.read("log") != b"data"
     machine.disk.crash(CrashStyle())
     assert machine.disk.read("log") == b"da" + bytes([b"t"[0] ^ 1]) + b"a"
+
+
+def test_synced_data_can_be_gone() -> None:
+    machine = Machine()
+    for file in ("log", "other"):
+        machine.disk.save(file, b"data")
+    machine.disk.shorten("log", 3)
+    machine.disk.shorten("other", 0)
+    machine.disk.crash(CrashStyle())
+    assert (machine.disk.files(), machine.disk.read("log")) == (["log"], b"dat")

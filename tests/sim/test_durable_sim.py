@@ -17,7 +17,7 @@ from postroad.events import BatchBuilder, EventBatch
 from postroad.ids import MessageId
 from postroad.seam.effects import Effect
 from postroad.seam.inputs import Input, Received
-from postroad.seam.storage import Append, Appended, Chop
+from postroad.seam.storage import Append, Appended, Chop, LogStream, StreamKind
 from postroad.selectors import Selector
 from postroad.sim.judge import durable as durable_rules
 from postroad.sim.judge.durable import Reader, Records
@@ -45,6 +45,8 @@ SEEDS = (1, 3, 4, 7, 12, 17, 19, 1000)  # 17: disks hang; 19: names are deleted
 FOUND = (5, 6, 8, 15, 16, 57)
 
 LATE = (5, 22)  # some come later, and ask for a past
+
+STREAM = LogStream(StreamKind.EVENTS, PUBEND)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -139,7 +141,7 @@ class LiesAboutItsDisk(Broken):
         claimed, self.claimed = self.claimed, []
         kept: list[Effect] = []
         for effect in super().handle([*inputs, *claimed], now_us):
-            if isinstance(effect, Append) and not effect.stream & 0x8000_0000:
+            if isinstance(effect, Append) and effect.stream.kind is StreamKind.EVENTS:
                 self.claimed.append(Appended(tag=effect.tag))
             else:
                 kept.append(effect)
@@ -393,7 +395,7 @@ class Given:
             channel=1,
         )
         if logged:
-            self.records.ask(Append(stream=PUBEND, first=ticks[0] - 1, last=ticks[-1], data=data.data, tag=1))
+            self.records.ask(Append(stream=STREAM, first=ticks[0] - 1, last=ticks[-1], data=data.data, tag=1))
         return data
 
     def again(self, token: int) -> None:
@@ -588,7 +590,7 @@ def test_a_past_that_was_released_before_somebody_asked_for_it_is_a_gap() -> Non
     reader, (pubend, *_) = durable.records.readers[0], durable.records.pubends
     reader.home, reader.since_us, reader.began_us = durable.records.pubends[pubend], 1, EPOCH_US + SECOND_US
     assert not durable._explains(reader, pubend, 1, 5)
-    durable.records.chop(Chop(stream=pubend, tick=5))
+    durable.records.chop(Chop(stream=LogStream(StreamKind.EVENTS, pubend), tick=5))
     assert durable._explains(reader, pubend, 1, 5)
     reader.began_us = EPOCH_US - 1
     assert not durable._explains(reader, pubend, 1, 5)
@@ -604,7 +606,7 @@ def test_an_event_is_in_one_log_once() -> None:
     given.records.logged(PUBEND, ids)
     given.batch(1)
     moved = batch.with_ticks(9, kind=Kind.DELIVERY, pubend=PUBEND, start=8, channel=1)
-    given.records.ask(Append(stream=PUBEND, first=8, last=9, data=moved.data, tag=2))
+    given.records.ask(Append(stream=STREAM, first=8, last=9, data=moved.data, tag=2))
     with pytest.raises(Violation, match=r"copy: .* at 1 and at 9"):
         given.records.logged(PUBEND, ids)
 

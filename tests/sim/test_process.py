@@ -9,7 +9,17 @@ import pytest
 from postroad.errors import BugError, PeerError
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
-from postroad.seam.storage import Append, Appended, AppendFailed, Read, ReadDone, Save, Saved
+from postroad.seam.storage import (
+    Append,
+    Appended,
+    AppendFailed,
+    LogStream,
+    Read,
+    ReadDone,
+    Save,
+    Saved,
+    StreamKind,
+)
 from postroad.sim.judge.violation import Violation
 from postroad.sim.machine.disk import CrashStyle
 from postroad.sim.machine.network import Network
@@ -18,9 +28,11 @@ from postroad.sim.machine.world import EPOCH_US, Clock, World
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Ping, encode
 
+STREAM = LogStream(StreamKind.EVENTS, 1)
+
 
 def append(tick: int) -> Append:
-    return Append(stream=1, first=tick - 1, last=tick, data=b"x" * 100, tag=tick)
+    return Append(stream=STREAM, first=tick - 1, last=tick, data=b"x" * 100, tag=tick)
 
 
 class Echo:
@@ -203,7 +215,7 @@ def test_the_storage_answers_as_an_input() -> None:
     current = stage.a.current
     assert current is not None
     stage.a.open_storage()
-    stage.a.perform(current, [append(1), Read(stream=1, start=0, end=1, limit_bytes=9, tag=2)])
+    stage.a.perform(current, [append(1), Read(stream=STREAM, start=0, end=1, limit_bytes=9, tag=2)])
     stage.run()
     outcomes = [item for item in echo(stage.a).seen if isinstance(item, Appended | ReadDone)]
     assert [item.tag for item in outcomes] in ([1, 2], [2, 1])
@@ -222,7 +234,7 @@ def test_a_process_dies_at_the_step_of_a_commit_that_is_named(step: str, survive
     assert not stage.a.running
     assert not any(isinstance(item, Appended | Saved) for item in core.seen)
     storage = stage.a.open_storage()
-    found = 1 in storage.volume.recovered.streams
+    found = STREAM in storage.volume.recovered.streams
     assert survives is None or found
     assert storage.load("t", _row) == ({b"k": b"v"} if step == "saved" else {})
 
@@ -262,7 +274,7 @@ def test_a_sync_that_fails_is_final_until_a_restart() -> None:
     assert [item.tag for item in core.seen if isinstance(item, AppendFailed)] == [1, 2]
     stage.a.stop()
     storage = stage.a.open_storage()
-    assert 1 not in storage.volume.recovered.streams
+    assert STREAM not in storage.volume.recovered.streams
     storage.perform([append(1)])
     stage.run()
     assert storage.take() == [Appended(tag=1)]
@@ -274,7 +286,7 @@ def test_nothing_is_written_or_read_while_the_disk_hangs() -> None:
     assert current is not None
     stage.a.open_storage()
     stage.a.disk.hang(stage.world.now_us + 5 * SECOND_US)
-    stage.a.perform(current, [append(1), Read(stream=1, start=0, end=1, limit_bytes=9, tag=2)])
+    stage.a.perform(current, [append(1), Read(stream=STREAM, start=0, end=1, limit_bytes=9, tag=2)])
     stage.run(4 * SECOND_US)
     assert not any(isinstance(item, Appended | ReadDone) for item in core.seen)
     stage.run(2 * SECOND_US)
@@ -301,7 +313,7 @@ def test_a_process_that_ends_in_good_order_leaves_nothing_undone() -> None:
     stage.a.perform(current, [append(1), Save(table="t", rows=((b"k", b"v"),), tag=2), append(3)])
     stage.a.stop()
     storage = stage.a.open_storage()
-    assert storage.volume.recovered.streams[1].last == 3
+    assert storage.volume.recovered.streams[STREAM].last == 3
     assert storage.load("t", _row) == {b"k": b"v"}
     assert storage.volume.recovered.damage == ()
 

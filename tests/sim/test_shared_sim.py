@@ -9,7 +9,7 @@ from postroad.client.settings import ClientSettings
 from postroad.events import BatchBuilder, EventBatch, Gap
 from postroad.ids import MessageId, pubend_text
 from postroad.seam.inputs import Input, Received
-from postroad.seam.storage import Append
+from postroad.seam.storage import Append, LogStream, StreamKind
 from postroad.selectors import Selector
 from postroad.sim.judge import sharing
 from postroad.sim.judge.durable import Records
@@ -195,7 +195,8 @@ class Given:
         data = EventBatch.parse(frame, DEFAULT_LIMITS).with_ticks(
             ticks[0], kind=Kind.DELIVERY, pubend=PUBEND, start=ticks[0] - 1, channel=1
         )
-        self.records.ask(Append(stream=PUBEND, first=ticks[0] - 1, last=ticks[-1], data=data.data, tag=1))
+        stream = LogStream(StreamKind.EVENTS, PUBEND)
+        self.records.ask(Append(stream=stream, first=ticks[0] - 1, last=ticks[-1], data=data.data, tag=1))
         return data
 
     def give(self, index: int, batch: EventBatch) -> None:

@@ -69,7 +69,7 @@ class Watched(Broken):
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> Sequence[Effect]:
         effects = super().handle(inputs, now_us)
-        if any(isinstance(one, Append) and not is_history(one.stream) for one in effects):
+        if any(isinstance(one, Append) and not is_history(one.stream.id) for one in effects):
             self._busy()
         return effects
 

@@ -20,6 +20,7 @@ from postroad.seam.storage import (
     Appended,
     AppendFailed,
     Chop,
+    LogStream,
     Read,
     ReadDone,
     Reader,
@@ -29,9 +30,15 @@ from postroad.seam.storage import (
     StorageEffect,
     Stored,
     StreamEnd,
+    StreamKind,
 )
 from postroad.streams.spans import subtract
 from postroad.wire.frames import DEFAULT_LIMITS, Accepted, Rejected
+
+
+def short_name(stream: LogStream) -> int | LogStream:
+    """In `MemoryDisk` the events of a pubend stand under its number."""
+    return stream.id if stream.kind is StreamKind.EVENTS else stream
 
 
 @dataclass
@@ -39,15 +46,15 @@ class MemoryDisk:
     """What is synced, and what waits for it."""
 
     tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
-    records: dict[int, list[tuple[int, int, bytes]]] = field(default_factory=dict)
-    chopped: dict[int, int] = field(default_factory=dict)
+    records: dict[int | LogStream, list[tuple[int, int, bytes]]] = field(default_factory=dict)
+    chopped: dict[int | LogStream, int] = field(default_factory=dict)
     waiting: list[StorageEffect] = field(default_factory=list)
     reads: int = 0
     saves: int = 0
     full: bool = False
     short: bool = False  # of room: events are refused, rows are taken, as by `storage.commit`
 
-    def kept(self, stream: int) -> int:
+    def kept(self, stream: int | LogStream) -> int:
         """Records of a stream that are not released."""
         return sum(last > self.chopped.get(stream, 0) for _, last, _ in self.records.get(stream, ()))
 
@@ -62,7 +69,7 @@ class MemoryDisk:
             case Save() if self.full:
                 return [SaveFailed(tag=effect.tag, error=StorageError("no space left"))]
             case Append():
-                records = self.records.setdefault(effect.stream, [])
+                records = self.records.setdefault(short_name(effect.stream), [])
                 assert not records or records[-1][1] <= effect.first
                 records.append((effect.first, effect.last, effect.data))
                 return [Appended(tag=effect.tag)]
@@ -78,13 +85,15 @@ class MemoryDisk:
             case Read():
                 return [self._read(effect)]
             case Chop():
-                self.chopped[effect.stream] = max(effect.tick, self.chopped.get(effect.stream, 0))
+                name = short_name(effect.stream)
+                self.chopped[name] = max(effect.tick, self.chopped.get(name, 0))
         return []
 
     def _read(self, read: Read) -> ReadDone:
         self.reads += 1
-        floor = self.chopped.get(read.stream, 0)
-        held = [one for one in self.records.get(read.stream, []) if one[1] > floor]
+        name = short_name(read.stream)
+        floor = self.chopped.get(name, 0)
+        held = [one for one in self.records.get(name, []) if one[1] > floor]
         found = [one for one in held if one[1] > read.start and one[0] < read.end]
         size, taken = 0, 0
         while taken < len(found) and size < read.limit_bytes:
@@ -97,8 +106,10 @@ class MemoryDisk:
 
     def stored(self) -> Stored:
         streams = {
-            stream: StreamEnd(last=records[-1][1], chopped=self.chopped.get(stream, 0), suspect=False)
-            for stream, records in self.records.items()
+            LogStream(StreamKind.EVENTS, name) if isinstance(name, int) else name: StreamEnd(
+                last=records[-1][1], chopped=self.chopped.get(name, 0), suspect=False
+            )
+            for name, records in self.records.items()
         }
         return Stored(load=self._load, streams=streams)
 

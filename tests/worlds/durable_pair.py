@@ -35,12 +35,14 @@ from postroad.seam.storage import (
     Appended,
     AppendFailed,
     Chop,
+    LogStream,
     Read,
     ReadDone,
     Save,
     Saved,
     SaveFailed,
     StorageInput,
+    StreamKind,
 )
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
@@ -50,6 +52,7 @@ from postroad.streams.spans import Span, overlaps, subtract, union
 from postroad.wire.frames import DEFAULT_LIMITS
 
 PUBEND = 7 << 32
+EVENTS = LogStream(StreamKind.EVENTS, PUBEND)
 Record = tuple[int, int, bytes]
 TOPICS = ["a", "b", "c/d", "c/e"]
 SMALL = {
@@ -81,9 +84,9 @@ class Disk:
     """A log and tables: what is on disk, and what was asked for and is not."""
 
     def __init__(self) -> None:
-        self.records: dict[int, list[Record]] = {}
-        self.chopped: dict[int, int] = {}
-        self.last: dict[int, int] = {}
+        self.records: dict[LogStream, list[Record]] = {}
+        self.chopped: dict[LogStream, int] = {}
+        self.last: dict[LogStream, int] = {}
         self.tables: dict[str, dict[bytes, bytes]] = {}
         self.queue: list[Append | Save] = []
         self.reads: list[Read] = []
@@ -168,7 +171,7 @@ class Disk:
                 self._write(effect)
         self.queue, self.reads = [], []
 
-    def state(self, stream: int) -> dict[str, int]:
+    def state(self, stream: LogStream) -> dict[str, int]:
         chopped = self.chopped.get(stream, 0)
         return {"last": max(self.last.get(stream, 0), chopped), "chopped": chopped}
 
@@ -234,7 +237,7 @@ class World:
         )
         self.root = ReleaseRoot(PUBEND, self.policy, now_us=self.now)
         self.root.recover(board.table(OWNERS, read_owner))
-        state = self.p_disk.state(PUBEND)
+        state = self.p_disk.state(EVENTS)
         self.pubend.recover(
             board.table(TABLE, read_facts),
             board.table(PUBLISHERS, read_publisher),
@@ -312,7 +315,7 @@ class World:
         with self.p_turn() as turn:
             for item in how():
                 self.p_turns.unanswered.answer(turn, item)
-        for first, last, data in self.p_disk.records.get(PUBEND, []):
+        for first, last, data in self.p_disk.records.get(EVENTS, []):
             batch = EventBatch.parse(data, DEFAULT_LIMITS)
             for tick, row in zip(batch.headers["tick"].tolist(), range(batch.count), strict=True):
                 assert first < tick <= last

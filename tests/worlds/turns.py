@@ -11,6 +11,7 @@ from postroad.seam.storage import (
     Append,
     Appended,
     AppendFailed,
+    LogStream,
     ReadDone,
     Reader,
     Save,
@@ -30,7 +31,9 @@ Tables = Mapping[str, Mapping[bytes, bytes]]
 class Turns:
     """Makes the turns of one room; what it asks of the disk is answered with `answer`."""
 
-    def __init__(self, tables: Tables | None = None, streams: Mapping[int, StreamEnd] | None = None) -> None:
+    def __init__(
+        self, tables: Tables | None = None, streams: Mapping[LogStream, StreamEnd] | None = None
+    ) -> None:
         self.tables: Tables = tables or {}
         self.board = Switchboard(Stored(load=self._load, streams=streams or {}))
         self.unanswered = Unanswered()

@@ -33,7 +33,7 @@ from postroad.overlay.flooding import Flooding
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
-from postroad.seam.storage import StreamEnd
+from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import TrackingEffect
 from postroad.seam.turn import Turn
@@ -56,7 +56,7 @@ class Rooms:
         draw: Callable[[int], int],
         now_us: int,
         tracking: Tracking | None,
-        streams: Mapping[int, StreamEnd] | None,
+        streams: Mapping[LogStream, StreamEnd] | None,
         refuse: Callable[[Turn, int, PeerError], None],
     ) -> None:
         me = identity.number

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.compact import Numbers
 from postroad.durable.subscriber.filtering import PersistentFiltering
-from postroad.seam.storage import Append, Chop
+from postroad.seam.storage import Append, Chop, LogStream, StreamKind
 from postroad.seam.turn import Turn, Unanswered
 from postroad.selectors import Group
 from postroad.storage.commit import GroupCommit, commit_once
@@ -162,14 +162,20 @@ def event_logs(seconds: int, size: int) -> Figures:
                 end += 1
                 for subscribers, data in batch:
                     for subscriber in subscribers:
-                        turn.append(subscriber, last[subscriber], end, data, then=_ignore)
+                        turn.append(
+                            LogStream(StreamKind.QUEUES, subscriber),
+                            last[subscriber],
+                            end,
+                            data,
+                            then=_ignore,
+                        )
                         last[subscriber] = end
             disk.perform(turn)
             disk.commit()
             if second > KEPT_S:
                 turn = disk.turn()
                 for subscriber in range(1, SUBSCRIBERS + 1):
-                    turn.chop(subscriber, (second + 1 - KEPT_S) * SECOND_US)
+                    turn.chop(LogStream(StreamKind.QUEUES, subscriber), (second + 1 - KEPT_S) * SECOND_US)
                 disk.perform(turn)
         return {"ms": (time.perf_counter() - began) * 1000, "bytes": float(disk.written)}
 

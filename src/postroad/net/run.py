@@ -32,7 +32,7 @@ from postroad.net.log import LOGGER
 from postroad.net.server import Server
 from postroad.net.serving import Sockets, open_sockets, serve
 from postroad.net.tls import client_context, server_context
-from postroad.seam.storage import Stored, StreamEnd
+from postroad.seam.storage import Reader, Stored, StreamEnd
 from postroad.selectors import Selector
 from postroad.storage.commit import Storage
 from postroad.storage.identity import DataFolder
@@ -160,8 +160,14 @@ def _stored(storage: Storage) -> Stored:
     """What an earlier process left on disk; damage is told to whoever reads the log."""
     for damage in (*storage.recovered.damage, *storage.recovered.lost):
         LOGGER.warning("log: %s", damage)
+
+    def load(table: str, reader: Reader) -> dict[bytes, bytes]:
+        rows = storage.load(table, reader)
+        storage.refuse_damaged(table)  # until the room whose table it is makes a Gap of it
+        return rows
+
     return Stored(
-        load=storage.load,
+        load=load,
         streams={
             stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
             for stream, found in storage.recovered.streams.items()

@@ -15,18 +15,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from enum import IntEnum
+from typing import Final, NamedTuple
 
 from postroad.errors import PostroadError
 
 MAX_TICK: Final = (1 << 63) - 1  # Chop(stream, MAX_TICK): the stream is over, nothing of it is kept
 
 
+class StreamKind(IntEnum):
+    """What a log stream holds. The numbers are on disk."""
+
+    EVENTS = 1  # of a pubend
+    FILTERING = 2  # which events of a pubend were for whom
+    QUEUES = 3
+
+
+class LogStream(NamedTuple):
+    """The name of a log stream. Each kind has ids of its own: a pubend's events and its filtering records are
+    two streams of one id. `id` is an unsigned number of 64 bits."""
+
+    kind: StreamKind
+    id: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} {self.id:016x}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
     """Append one record to a log stream; answered by Appended or AppendFailed with the same tag."""
 
-    stream: int
+    stream: LogStream
     first: int
     last: int
     data: bytes
@@ -37,7 +57,7 @@ class Append:
 class Chop:
     """Everything of the stream up to and including this tick may be discarded; reads miss it at once."""
 
-    stream: int
+    stream: LogStream
     tick: int
 
 
@@ -45,7 +65,7 @@ class Chop:
 class Read:
     """Records that overlap (start, end], oldest first; the first that fills limit_bytes is the last one."""
 
-    stream: int
+    stream: LogStream
     start: int
     end: int
     limit_bytes: int
@@ -111,10 +131,14 @@ Reader = Callable[[bytes, bytes], object]  # decodes a row of metadata, given as
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What a start found on disk: tables of metadata, which `load` reads, and the log streams."""
+    """What a start found on disk: tables of metadata, which `load` reads, and the log streams.
+
+    Damaged rows are not among those that `load` returns. A driver that cannot leave them out without losing
+    something in silence does not start.
+    """
 
     load: Callable[[str, Reader], Mapping[bytes, bytes]]
-    streams: Mapping[int, StreamEnd]
+    streams: Mapping[LogStream, StreamEnd]
 
 
 StorageEffect = Append | Chop | Read | Save

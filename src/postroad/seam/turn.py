@@ -18,6 +18,7 @@ from postroad.seam.storage import (
     Append,
     Appended,
     Chop,
+    LogStream,
     Read,
     ReadDone,
     Save,
@@ -116,15 +117,15 @@ class Turn:
 
     # ---- the disk
 
-    def append(self, stream: int, first: int, last: int, data: bytes, *, then: Written) -> None:
+    def append(self, stream: LogStream, first: int, last: int, data: bytes, *, then: Written) -> None:
         """One record that covers (first, last] of a log stream."""
         tag = self._unanswered.write(then)
         self.effects.append(Append(stream=stream, first=first, last=last, data=data, tag=tag))
 
-    def chop(self, stream: int, tick: int) -> None:
+    def chop(self, stream: LogStream, tick: int) -> None:
         self.effects.append(Chop(stream=stream, tick=tick))
 
-    def read(self, stream: int, start: int, end: int, limit_bytes: int, *, then: WasRead) -> None:
+    def read(self, stream: LogStream, start: int, end: int, limit_bytes: int, *, then: WasRead) -> None:
         tag = self._unanswered.read(then)
         self.effects.append(Read(stream=stream, start=start, end=end, limit_bytes=limit_bytes, tag=tag))
 

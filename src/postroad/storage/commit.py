@@ -161,6 +161,8 @@ class GroupCommit:
             self.volume.chops_failed(commit.chops)
             if any(isinstance(one, Save) for one in commit.items):
                 self._fail()
+        if commit.block is not None and commit.error is None:
+            self.volume.note_synced(commit.block)  # before anybody is told
         outcomes = [_failed(one, StorageError("an append or save before it failed")) for one in commit.stale]
         for one in commit.items:
             reason = commit.error or (error if isinstance(one, Save) else commit.full)
@@ -212,7 +214,7 @@ class GroupCommit:
         commit.chops = self.volume.take_chops()
         if commit.chops:
             commit.changes += self.volume.chop_rows(commit.chops)
-        if commit.changes:
+        if commit.changes or self.volume.marks_due:
             commit.changes += self.volume.marks()
 
 
@@ -300,6 +302,7 @@ class Storage:
         for thread in self._threads:
             thread.start()
         self._reading.release()  # there may be dead files
+        self._work.release()  # and something to note of what was found
 
     @property
     def recovered(self) -> Recovery:
@@ -316,8 +319,15 @@ class Storage:
         return self.volume.shortage
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
-        """A table of metadata, before anything is performed."""
+        """A table of metadata, before anything is performed; without what is damaged of it."""
         return self._metadata.load(table, reader)
+
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        """See `Metadata.damaged`. Before anything is performed."""
+        return self._metadata.damaged(table)
+
+    def refuse_damaged(self, table: str) -> None:
+        self._metadata.refuse_damaged(table)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
         writes: list[Append | Save | Chop] = []

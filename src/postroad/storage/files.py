@@ -25,6 +25,7 @@ MAX_OPEN_FILES: Final = 64  # a long log has more segments than a process may ha
 MAX_PARTS: Final = 1024  # IOV_MAX of Linux
 ASIDE: Final = ".aside"  # a file being installed; worthless after a crash
 BALLAST: Final = "ballast"
+NOTE: Final = "synced"
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -64,6 +65,13 @@ class Files(Protocol):
     def let_go(self) -> None:
         """The ballast's room is free for others."""
 
+    def note(self, data: bytes) -> None:
+        """Write a few bytes over those noted before, as many as these. They are not synced: a process that is
+        killed leaves them, a machine that stops may leave earlier ones."""
+
+    def noted(self) -> bytes:
+        """What was noted, b"" if nothing was."""
+
 
 class _Handle:
     """An open file; closed when it is dropped and nobody reads it."""
@@ -83,8 +91,9 @@ class OsFiles:
         self.folder = folder
         self._sync = sync
         self.syncs = Delays("log_sync_seconds", "One sync of the log to disk.")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._note: int | None = None  # opened with the first note
         self._lock = threading.Lock()
         self._handles: dict[str, _Handle] = {}  # least recently used first
         for path in folder.glob(f"*{ASIDE}"):
@@ -182,9 +191,22 @@ class OsFiles:
     def let_go(self) -> None:
         (self.folder / BALLAST).unlink(missing_ok=True)
 
+    def note(self, data: bytes) -> None:
+        if self._note is None:
+            self._note = os.open(self.folder / NOTE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._note, data, 0)
+
+    def noted(self) -> bytes:
+        try:
+            return (self.folder / NOTE).read_bytes()
+        except FileNotFoundError:
+            return b""
+
     def close(self) -> None:
         for name in list(self._handles):
             self._drop(name)
+        if self._note is not None:
+            os.close(self._note)
         os.close(self._directory)
 
     # -- open files

@@ -27,8 +27,15 @@ from typing import Final, TypeVar
 
 from postroad.errors import StorageError, UsageError
 from postroad.ids import OWN_IDS, VOLATILE, Identity
+from postroad.storage.database import (
+    commits_of,
+    get_broker,
+    is_alien,
+    open_database,
+    put_broker,
+    unreadable,
+)
 from postroad.storage.files import BALLAST
-from postroad.storage.metadata import commits_of, is_alien, unreadable
 from postroad.storage.segment import parse_name
 from postroad.storage.stamp import read_stamp
 
@@ -39,7 +46,6 @@ NODE_BYTES: Final = 16
 MAX_BOOT: Final = VOLATILE - 1
 EPOCH_S: Final = 1_577_836_800  # boot numbers are seconds since the beginning of 2020
 LAST_CLOCK: Final = MAX_BOOT - (1 << 24)  # a clock that is far ahead leaves so many starts to be counted
-LAYOUT: Final = 1
 
 T = TypeVar("T")
 
@@ -50,7 +56,7 @@ class DataFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorageError(
@@ -73,8 +79,12 @@ class DataFolder:
         try:
             if not (path / DATABASE).exists():
                 self._refuse_old_log()
-            self.database = self._with_room(lambda: _open_database(path / DATABASE))
-            self._refuse_other_database()
+            self.database = self._with_room(lambda: open_database(path / DATABASE))
+            try:
+                self._refuse_other_database()
+            except BaseException:
+                self.database.close()
+                raise
         except sqlite3.Error as error:
             os.close(self._lock)
             if is_alien(error):
@@ -102,22 +112,23 @@ class DataFolder:
         database = self.database
         with database:
             database.execute("BEGIN IMMEDIATE")
-            _count_apart(database)
-            row = database.execute("SELECT number, node, name, boot, starts FROM broker").fetchone()
+            row = get_broker(database, self.path / DATABASE)
             if row is None:
                 self._refuse_old_log()
                 number = 1 + secrets.randbelow(OWN_IDS - 1)
                 row = (number, secrets.token_bytes(NODE_BYTES), f"broker-{number:08x}", 0, 0)
-                database.execute("INSERT INTO broker VALUES (1, ?, ?, ?, ?, ?)", row)
-            boot, starts = max(row[3] + 1, min(now_s, LAST_CLOCK)), row[4] + 1
+            number, node, name_before, before, starts = row
             identity = Identity(
-                number=row[0], node=row[1], name=name or row[2], boot=boot, starts=starts, before=row[3]
+                number=number,
+                node=node,
+                name=name or name_before,
+                boot=max(before + 1, min(now_s, LAST_CLOCK)),
+                starts=starts + 1,
+                before=before,
             )
             if identity.boot > MAX_BOOT:
                 raise StorageError(f"{self.path} has no boot number left; begin with a new data folder")
-            database.execute(
-                "UPDATE broker SET name = ?, boot = ?, starts = ?", (identity.name, boot, starts)
-            )
+            put_broker(database, (number, node, identity.name, identity.boot, identity.starts))
         return identity
 
     def _with_room(self, work: Callable[[], T]) -> T:
@@ -143,49 +154,21 @@ class DataFolder:
         """Another's database beside this log, or an older one of its own."""
         path, log = self.path / DATABASE, self.path / LOG_FOLDER
         stamp = read_stamp(log)
-        row = self.database.execute("SELECT number, boot FROM broker").fetchone()
+        row = get_broker(self.database, path)
         if stamp is None or row is None:
             return
-        broker, boot = row
-        if broker == stamp.broker and boot >= stamp.boot and commits_of(self.database) >= stamp.commits:
+        broker, boot = row[0], row[3]
+        commits = commits_of(self.database)
+        # A count that is damaged is told with the other rows; then the boot number alone must do.
+        latest = boot > stamp.boot or (boot == stamp.boot and (commits is None or commits >= stamp.commits))
+        if broker == stamp.broker and latest:
             return
-        self.database.close()
         whose = "older than the log beside it" if broker == stamp.broker else "not that of the log beside it"
         raise StorageError(
-            f"{path} is {whose}: put back the one that belongs to it, restore both from one backup, or give"
-            f" the events up by moving {log} away"
+            f"{path} is {whose}: put back the one that belongs to it, with its journal {DATABASE}-wal if"
+            f" there is one, restore both from one backup, or give the events up by moving {log} away"
         )
 
     def close(self) -> None:
         self.database.close()
         os.close(self._lock)
-
-
-def _open_database(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        layout = database.execute("PRAGMA user_version").fetchone()[0]
-        if layout > LAYOUT:
-            raise StorageError(
-                f"{path} was written by a newer Postroad (layout {layout}, this one knows {LAYOUT})"
-            )
-        database.execute(
-            "CREATE TABLE IF NOT EXISTS broker (one INTEGER PRIMARY KEY CHECK (one = 1),"
-            " number INTEGER NOT NULL, node BLOB NOT NULL, name TEXT NOT NULL, boot INTEGER NOT NULL,"
-            " starts INTEGER NOT NULL DEFAULT 0) STRICT"
-        )
-        if layout < LAYOUT:
-            database.execute(f"PRAGMA user_version = {LAYOUT}")
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def _count_apart(database: sqlite3.Connection) -> None:
-    """Where boot numbers were the count of starts, there is no other."""
-    if all(row[1] != "starts" for row in database.execute("PRAGMA table_info(broker)")):
-        database.execute("ALTER TABLE broker ADD COLUMN starts INTEGER NOT NULL DEFAULT 0")
-        database.execute("UPDATE broker SET starts = boot")

@@ -20,27 +20,34 @@ Threads: `write`, `publish`, `run_short`, `look_for_room` and `chops_saved` belo
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from postroad.errors import BugError, StorageError
-from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
+from postroad.seam.storage import MAX_TICK, Append, LogStream, Read, ReadDone, StreamKind
 from postroad.storage.files import FULL, Files, NoRoom
 from postroad.storage.metadata import Facts
 from postroad.storage.recovery import (
     BEFORE_ALL,
     Damage,
+    Found,
+    FullFile,
     Mark,
+    Notes,
     Recovery,
+    decode_mark,
+    encode_mark,
     find_segments,
     judge,
     lost_ends,
+    missing_files,
     missing_mark,
     number_of,
 )
@@ -69,16 +76,20 @@ MAX_DAMAGE_REPORTS: Final = 100  # places that are told while running; the next 
 DISK_FULL: Final = "the disk is full"
 BALLAST_BYTES: Final = 8 * MIB  # SQLite's journal takes 4 MiB before it starts over
 
-CHOPS: Final = "log.chops"  # stream u64 -> tick i64, big-endian
+CHOPS: Final = "log.chops"  # kind u8 and id u64 of a stream -> tick i64, big-endian
 LASTS: Final = "log.lasts"  # the same: where streams ended at some time
 SUSPECTS: Final = "log.suspects"  # the same, of those found suspect
+FILES: Final = "log.files"  # name of a full file -> its size u64, and stream and last tick of all in it
 STATE: Final = "log.state"
 SYNCED: Final = b"synced"  # -> name of a file and how much of it was synced at some time
 
-_KEY: Final = struct.Struct(">Q")
+_KEY: Final = struct.Struct(">BQ")
 _TICK: Final = struct.Struct(">q")
+_SIZE: Final = struct.Struct(">Q")
 
-Chops = dict[int, int | None]  # stream -> tick; None: forget the stream
+_log: Final = logging.getLogger(__name__)
+
+Chops = dict[LogStream, int | None]  # stream -> tick; None: forget the stream
 Row = tuple[bytes, bytes | None]
 
 
@@ -97,7 +108,7 @@ class Block:
     segment: Segment
     offset: int
     size: int
-    entries: list[tuple[int, Entry]]
+    entries: list[tuple[LogStream, Entry]]
 
 
 class LogVolume:
@@ -122,13 +133,18 @@ class LogVolume:
         self._draw_marker = draw_marker
         self._lock = threading.Lock()
         self._unsaved: Chops = {}  # not on disk yet
-        self._moved: dict[int, None] = {}  # streams whose last tick is not noted yet
+        self._moved: dict[LogStream, None] = {}  # streams whose last tick is not noted yet
+        self._unnoted = False  # there is a stream of which no tick at all is noted
         self._suspects: list[Row] = []  # what is not noted yet
+        self._files_changed: dict[str, bytes | None] = {}  # rows of full files that are not noted yet
+        self._files_taken: dict[str, bytes | None] = {}  # those of them that are being saved
         self._gone: Mark | None = None  # what a start did not find
         self._dead: list[Segment] = []
-        self._ended: dict[int, None] = {}  # streams that are over; forgotten with their last file
-        self._streams: dict[int, Stream] = {}
+        self._ended: dict[LogStream, None] = {}  # streams that are over; forgotten with their last file
+        self._streams: dict[LogStream, Stream] = {}
         self.recovered = self._recover(facts)
+        if self._segments and self._gone is None:
+            self._note(self._segments[-1])
         # Places that were told. A torn end was cut off: what is written there later may be damaged again.
         self._harmed = {(one.file, one.offset) for one in self.recovered.damage if not one.torn}
         shortage = self._hold()
@@ -138,45 +154,79 @@ class LogVolume:
     # -- opening and closing
 
     def _recover(self, facts: Facts) -> Recovery:
-        chops, noted, suspects = (_ticks(facts.load(table, _row)) for table in (CHOPS, LASTS, SUSPECTS))
-        state = facts.load(STATE, _parse_mark)
-        synced = _parse_mark(SYNCED, state[SYNCED]) if SYNCED in state else None
         try:
-            found = find_segments(self.files, synced=synced)
+            notes = self._notes(facts)
+            found = find_segments(self.files, notes)
         except OSError as error:
             raise StorageError(f"cannot read the log: {error}") from error
-        lost = lost_ends(found, chops, noted)
-        missing = missing_mark(found, synced, bool(lost))
+        lost = lost_ends(found, notes)
+        missing = missing_mark(found, notes, bool(lost))
         if missing is not None:
             found.damage.append(missing)
-        if any(one.gone for one in found.damage):
-            self._gone = synced
-        self._segments = found.segments
-        for segment in found.segments:
-            segment.sealed = True
-            for number in segment.index:
-                self._stream(number).segments.append(segment)
-        if found.segments and not found.segments[-1].harmed:
-            found.segments[-1].sealed = False
-        for number, last in (found.lasts | {one.stream: one.end for one in lost}).items():
-            self._stream(number).last = last
-            if noted.get(number) != last:
-                self._moved[number] = None
-        self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
-        for number, tick in chops.items():
-            self._stream(number).chopped = tick
-            self.chops_saved({number: tick})
+        if notes.synced is not None and any(one.gone and one.file == notes.synced[0] for one in found.damage):
+            self._gone = notes.synced
+        found.damage += missing_files(found, notes)
+        self._take_segments(found, notes)
+        for name, last in (found.lasts | {one.stream: one.end for one in lost}).items():
+            self._stream(name).last = last
+            if notes.lasts.get(name) != last:
+                self._moved[name] = None
+                self._unnoted |= name not in notes.lasts
+        for name, tick in notes.chops.items():
+            self._stream(name).chopped = tick
+            self.chops_saved({name: tick})
         scanned = sum(segment.size for segment in found.segments)
-        streams = judge(found, chops, noted, suspects, synced)
-        suspect = {number: state.last for number, state in streams.items() if state.suspect}
-        self._suspects = [(_key(number), None) for number in suspects.keys() - suspect.keys()]
-        self._suspects += [(_key(number), _tick(last)) for number, last in suspect.items()]
+        streams = judge(found, notes)
+        if facts.damaged(SUSPECTS):  # it may have been any stream's
+            streams = {name: replace(state, suspect=True) for name, state in streams.items()}
+        suspect = {name: state.last for name, state in streams.items() if state.suspect}
+        self._suspects = [(key, None) for key in facts.damaged(SUSPECTS)]
+        self._suspects += [(_key(name), None) for name in notes.suspects.keys() - suspect.keys()]
+        self._suspects += [(_key(name), _tick(last)) for name, last in suspect.items()]
         return Recovery(
             streams=streams,
             damage=tuple(found.damage),
             lost=tuple(lost),
             scanned_bytes=scanned,
         )
+
+    def _notes(self, facts: Facts) -> Notes:
+        """What earlier processes noted of the log."""
+        chops, lasts, suspects = (_ticks(facts.load(table, _row)) for table in (CHOPS, LASTS, SUSPECTS))
+        state = facts.load(STATE, _parse_mark)
+        saved = _parse_mark(SYNCED, state[SYNCED]) if SYNCED in state else None
+        files = facts.load(FILES, _parse_file)
+        written = self.files.noted()
+        beside = decode_mark(written)
+        if written and beside is None:
+            _log.warning("the note beside the log is damaged: how far it was synced is known less well")
+        marks = [one for one in (saved, beside) if one is not None]
+        return Notes(
+            chops=chops,
+            lasts=lasts,
+            suspects=suspects,
+            saved=saved,
+            synced=max(marks, key=lambda one: (number_of(one[0]), one[1]), default=None),
+            full={name.decode(): _parse_file(name, row) for name, row in files.items()},
+        )
+
+    def _take_segments(self, found: Found, notes: Notes) -> None:
+        self._segments = found.segments
+        for segment in found.segments:
+            segment.sealed = True
+            for name in segment.index:
+                self._stream(name).segments.append(segment)
+        if found.segments and not found.segments[-1].harmed:
+            found.segments[-1].sealed = False
+        self._dead += [one for one in found.segments if one.sealed and not one.live and not one.harmed]
+        # Those that were reclaimed need no row; those that are missed keep theirs, to be missed again.
+        missed = {one.file for one in found.damage}
+        self._files_changed |= dict.fromkeys(
+            notes.full.keys() - missed - {one.name for one in found.segments}
+        )
+        self._files_changed |= {
+            one.name: _file_row(one) for one in found.segments if one.sealed and one.name not in notes.full
+        }
 
     def marks(self) -> list[tuple[str, list[Row]]]:
         """Rows that say how far the log is synced. They stay true: nothing synced is ever cut off.
@@ -188,21 +238,49 @@ class LogVolume:
         if self._gone and (active is None or active.number <= number_of(self._gone[0])):
             mark = self._gone  # those who lost something may not have heard of it before the next start
         lasts: list[Row] = [
-            (_key(number), _tick(self._streams[number].last))
-            for number in self._moved
-            if self._streams[number].chopped < MAX_TICK
+            (_key(name), _tick(self._streams[name].last))
+            for name in self._moved
+            if self._streams[name].chopped < MAX_TICK
         ]
         state: list[Row] = [(SYNCED, f"{mark[0]} {mark[1]}".encode() if mark else None)]
-        return [(STATE, state), (LASTS, lasts), (SUSPECTS, self._suspects)]
+        with self._lock:
+            self._files_taken = dict(self._files_changed)
+        files: list[Row] = [(name.encode(), row) for name, row in self._files_taken.items()]
+        return [(STATE, state), (LASTS, lasts), (SUSPECTS, self._suspects), (FILES, files)]
+
+    @property
+    def marks_due(self) -> bool:
+        """There is something that must not wait for others who save something: a file that is full, what a
+        start found, a new stream. One that nobody knows cannot be missed."""
+        return bool(self._files_changed or self._suspects or self._unnoted)
 
     def marks_saved(self) -> None:
         self._moved.clear()
+        self._unnoted = False
         self._suspects = []
+        with self._lock:
+            for name, row in self._files_taken.items():
+                if self._files_changed[name] is row:
+                    del self._files_changed[name]
+            self._files_taken = {}
 
-    def _stream(self, number: int) -> Stream:
-        found = self._streams.get(number)
+    def note_synced(self, block: Block) -> None:
+        """Note beside the log how far it is synced, now that the block is published. It costs no sync.
+
+        For the committing thread, after `marks_saved`.
+        """
+        self._note(block.segment)
+
+    def _note(self, segment: Segment) -> None:
+        if self._suspects:
+            return  # the note that made them so must stay until they are saved
+        with suppress(OSError):  # it stays behind: the next start is less sure of what it finds
+            self.files.note(encode_mark((segment.name, segment.size)))
+
+    def _stream(self, name: LogStream) -> Stream:
+        found = self._streams.get(name)
         if found is None:
-            found = self._streams[number] = Stream()
+            found = self._streams[name] = Stream()
         return found
 
     # -- writing: write, sync (the caller's), publish
@@ -233,25 +311,26 @@ class LogVolume:
         segment = block.segment
         with self._lock:
             segment.size = block.offset + block.size
-            for number, entry in block.entries:
-                stream = self._stream(number)
+            for name, entry in block.entries:
+                stream = self._stream(name)
                 if not stream.segments or stream.segments[-1] is not segment:
                     stream.segments.append(segment)
-                segment.add(number, entry)
+                segment.add(name, entry)
+                self._unnoted |= stream.last == BEFORE_ALL
                 stream.last = entry.last
-                self._moved[number] = None
+                self._moved[name] = None
 
     def withdraw(self, block: Block) -> None:
         """The block could not be synced. What the page cache holds of it must not look durable later."""
         self.files.cut(block.segment.name, block.offset)
 
     def _check_order(self, appends: Sequence[Append]) -> None:
-        heads: dict[int, int] = {}
+        heads: dict[LogStream, int] = {}
         for one in appends:
             stream = self._streams.get(one.stream)
             head = heads.get(one.stream, stream.last if stream else BEFORE_ALL)
             if not head <= one.first < one.last or (stream and stream.chopped == MAX_TICK):
-                raise BugError(f"({one.first}, {one.last}] cannot follow {head} in stream {one.stream:016x}")
+                raise BugError(f"({one.first}, {one.last}] cannot follow {head} in stream {one.stream}")
             if len(one.data) > MAX_RECORD_BYTES:
                 raise BugError(f"a record of {len(one.data)} bytes, at most {MAX_RECORD_BYTES} are possible")
             heads[one.stream] = one.last
@@ -269,6 +348,7 @@ class LogVolume:
         with self._lock:
             if active and not active.sealed:
                 active.sealed = True
+                self._files_changed[active.name] = _file_row(active)
                 if not active.live:
                     self._dead.append(active)
             self._segments.append(segment)
@@ -323,7 +403,7 @@ class LogVolume:
 
     # -- chopping
 
-    def chop(self, stream: int, tick: int) -> None:
+    def chop(self, stream: LogStream, tick: int) -> None:
         with self._lock:
             found = self._stream(stream)
             if tick > found.chopped:
@@ -339,23 +419,23 @@ class LogVolume:
         with self._lock:
             self._unsaved = chops | self._unsaved
 
-    def chops_saved(self, chops: Mapping[int, int | None]) -> None:
+    def chops_saved(self, chops: Mapping[LogStream, int | None]) -> None:
         """The chops are on disk: what they cover may be reclaimed."""
         with self._lock:
-            for number, tick in chops.items():
+            for name, tick in chops.items():
                 if tick is None:
-                    del self._streams[number]
+                    del self._streams[name]
                     continue
-                stream = self._streams[number]
+                stream = self._streams[name]
                 stream.saved = tick
-                done = bisect_right(stream.segments, tick, key=lambda one: one.index[number].last)
+                done = bisect_right(stream.segments, tick, key=lambda one: one.index[name].last)
                 for segment in stream.segments[: done + 1]:
-                    segment.chop(number, tick)
+                    segment.chop(name, tick)
                     if segment.sealed and not segment.live:
                         self._dead.append(segment)
                 del stream.segments[:done]
                 if tick == MAX_TICK:
-                    self._ended[number] = None
+                    self._ended[name] = None
         if self.short:
             self._finish_active()
 
@@ -398,21 +478,21 @@ class LogVolume:
 
     def _plan(self, wanted: Read, start: int) -> tuple[Segment, list[tuple[int, int]], int] | None:
         """The first file with records in (start, end], where in it they lie, and the last tick they reach."""
-        number = wanted.stream
+        name = wanted.stream
         with self._lock:
-            stream = self._streams.get(number)
+            stream = self._streams.get(name)
             if stream is None or max(start, stream.chopped) >= wanted.end:
                 return None
             start = max(start, stream.chopped)
-            at = bisect_right(stream.segments, start, key=lambda one: one.index[number].last)
+            at = bisect_right(stream.segments, start, key=lambda one: one.index[name].last)
             if at == len(stream.segments):
                 return None
-            index = stream.segments[at].index[number]
+            index = stream.segments[at].index[name]
             stretches = join(index.stretches(start, wanted.end), min(READ_BYTES, wanted.limit_bytes))
             return (stream.segments[at], stretches, index.last) if stretches else None
 
     def _records(
-        self, segment: Segment, stretches: Iterable[tuple[int, int]], stream: int, start: int, end: int
+        self, segment: Segment, stretches: Iterable[tuple[int, int]], stream: LogStream, start: int, end: int
     ) -> Iterator[tuple[int, int, bytes]]:
         for offset, stop in stretches:
             try:
@@ -425,10 +505,11 @@ class LogVolume:
             found = scan(Buffer(data).read, stop - offset, segment.marker)
             for begin, beyond in found.damage:
                 self._report(segment, offset + begin, beyond - begin)
-            headers = found.headers
-            own = (headers["stream"] == stream) & (headers["last"] > start) & (headers["first"] < end)
-            for place, header in zip(found.offsets[own].tolist(), headers[own].tolist(), strict=True):
-                yield header[3], header[4], data[place + HEADER.size : place + HEADER.size + header[1]]
+            wanted = found.of(stream) & (found.headers["last"] > start) & (found.headers["first"] < end)
+            own = found.headers[wanted]
+            columns = (found.offsets[wanted] + HEADER.size, own["length"], own["first"], own["last"])
+            for place, length, first, last in zip(*(one.tolist() for one in columns), strict=True):
+                yield first, last, data[place : place + length]
 
     def _report(self, segment: Segment, offset: int, length: int, *, gone: bool = False) -> None:
         segment.harmed = True
@@ -445,6 +526,7 @@ class LogVolume:
         with self._lock:
             dead, self._dead = self._dead, []
             self._segments = [one for one in self._segments if one not in dead]
+            self._files_changed |= {one.name: None for one in dead}
         self._remove(dead)
         run = self._thin_run()
         rewritten = bool(run) and self._rewrite(run)
@@ -459,9 +541,9 @@ class LogVolume:
         """A stream that is over keeps its chop row as long as any file still holds a record of it."""
         with self._lock:
             gone = [one for one in self._ended if not any(one in segment.index for segment in self._segments)]
-            for number in gone:
-                del self._ended[number]
-                self._unsaved[number] = None
+            for name in gone:
+                del self._ended[name]
+                self._unsaved[name] = None
             return bool(gone)
 
     def _thin_run(self) -> list[Segment]:
@@ -488,46 +570,47 @@ class LogVolume:
         except OSError:
             return False
         new.sealed = True
-        for number, entry in rows:
-            new.add(number, entry)
+        for name, entry in rows:
+            new.add(name, entry)
         with self._lock:
-            for number in {number for one in run for number in one.index}:
-                self._move(number, run, new)
+            for name in {name for one in run for name in one.index}:
+                self._move(name, run, new)
             at = self._segments.index(run[0])
             self._segments = [one for one in self._segments if one not in run]
             self._segments.insert(at, new)
             self._dead = [one for one in self._dead if one not in run]
+            self._files_changed |= {one.name: None for one in run} | {new.name: _file_row(new)}
             if not new.live:
                 self._dead.append(new)
         self._remove(run)
         return True
 
-    def _live_records(self, run: list[Segment]) -> Iterator[tuple[int, int, int, bytes]]:
+    def _live_records(self, run: list[Segment]) -> Iterator[tuple[LogStream, int, int, bytes]]:
         for segment in run:
             with self._lock:
                 wanted = [
                     (
-                        number,
-                        self._streams[number].saved,
-                        list(segment.index[number].stretches(saved, MAX_TICK)),
+                        name,
+                        self._streams[name].saved,
+                        list(segment.index[name].stretches(saved, MAX_TICK)),
                     )
-                    for number in sorted(segment.live)
-                    if (saved := self._streams[number].saved) < MAX_TICK
+                    for name in sorted(segment.live)
+                    if (saved := self._streams[name].saved) < MAX_TICK
                 ]
-            for number, saved, stretches in wanted:
+            for name, saved, stretches in wanted:
                 for first, last, data in self._records(
-                    segment, join(stretches, READ_BYTES), number, saved, MAX_TICK
+                    segment, join(stretches, READ_BYTES), name, saved, MAX_TICK
                 ):
-                    yield number, first, last, data
+                    yield name, first, last, data
 
-    def _move(self, number: int, run: list[Segment], new: Segment) -> None:
-        stream = self._streams.get(number)
+    def _move(self, name: LogStream, run: list[Segment], new: Segment) -> None:
+        stream = self._streams.get(name)
         if stream is None:
             return
         stream.segments = [one for one in stream.segments if one not in run]
-        if number in new.live:
-            new.chop(number, stream.saved)  # it may have been chopped further meanwhile
-        if number in new.live:
+        if name in new.live:
+            new.chop(name, stream.saved)  # it may have been chopped further meanwhile
+        if name in new.live:
             at = bisect_right(stream.segments, new.number, key=lambda one: one.number)
             stream.segments.insert(at, new)
 
@@ -543,17 +626,18 @@ class LogVolume:
 
 
 def _pack_all(
-    segment: Segment, begin: int, records: Iterable[tuple[int, int, int, bytes]]
-) -> tuple[list[bytes], list[tuple[int, Entry]], int]:
+    segment: Segment, begin: int, records: Iterable[tuple[LogStream, int, int, bytes]]
+) -> tuple[list[bytes], list[tuple[LogStream, Entry]], int]:
     """Bytes, index entries and whole size of (stream, first, last, data) records written at `begin`."""
     parts: list[bytes] = []
-    rows: list[tuple[int, Entry]] = []
-    opened, start_first, reached, count = -1, 0, 0, 0  # the entry being filled
+    rows: list[tuple[LogStream, Entry]] = []
+    opened: LogStream | None = None  # the stream of the entry being filled, and what is in that
+    start_first, reached, count = 0, 0, 0
     start = offset = begin
     marker = segment.marker | OPENS_COMMIT
     for stream, first, last, data in records:
         if stream != opened or offset >> EXTENT_SHIFT != start >> EXTENT_SHIFT:
-            if count:
+            if opened is not None:
                 rows.append((opened, Entry(start_first, reached, start, offset, offset - start, count)))
             opened, start_first, start, count = stream, first, offset, 0
         parts += pack(marker, stream, first, last, data)
@@ -561,7 +645,7 @@ def _pack_all(
         offset += OVERHEAD + len(data)
         reached = last
         count += 1
-    if count:
+    if opened is not None:
         rows.append((opened, Entry(start_first, reached, start, offset, offset - start, count)))
     return parts, rows, offset - begin
 
@@ -579,20 +663,36 @@ def _holes(
         yield position, end
 
 
-def _key(stream: int) -> bytes:
-    return _KEY.pack(stream)
+def _key(stream: LogStream) -> bytes:
+    return _KEY.pack(*stream)
 
 
 def _tick(tick: int) -> bytes:
     return _TICK.pack(tick)
 
 
-def _row(key: bytes, value: bytes) -> tuple[int, int]:
-    return _KEY.unpack(key)[0], _TICK.unpack(value)[0]
+def _row(key: bytes, value: bytes) -> tuple[LogStream, int]:
+    kind, id = _KEY.unpack(key)
+    return LogStream(StreamKind(kind), id), _TICK.unpack(value)[0]
 
 
-def _ticks(rows: Mapping[bytes, bytes]) -> dict[int, int]:
+def _ticks(rows: Mapping[bytes, bytes]) -> dict[LogStream, int]:
     return dict(_row(key, value) for key, value in rows.items())
+
+
+def _file_row(segment: Segment) -> bytes:
+    lasts = (_key(name) + _tick(index.last) for name, index in sorted(segment.index.items()))
+    return b"".join((_SIZE.pack(segment.size), *lasts))
+
+
+def _parse_file(name: bytes, row: bytes) -> FullFile:
+    number_of(name.decode())
+    wide = _KEY.size + _TICK.size
+    lasts = [
+        (row[at : at + _KEY.size], row[at + _KEY.size : at + wide])
+        for at in range(_SIZE.size, len(row), wide)
+    ]
+    return FullFile(_SIZE.unpack_from(row)[0], dict(_row(*one) for one in lasts))
 
 
 def _parse_mark(_key: bytes, mark: bytes) -> Mark:

@@ -3,13 +3,18 @@
 WAL with synchronous FULL: a commit is on disk when it returns. The log's commit thread is the only writer;
 it commits after the log is synced, so a row never speaks of a record that a crash could take back. Commits
 are counted, and the count is noted beside the log (`stamp`).
+
+Opening it proves every row by its checksum. A damaged row is said in the log and is not in what `load` gives;
+`damaged` names its key. One of which not even the table can be told is refused, since nobody could act on it.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import struct
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,20 +22,39 @@ import msgspec
 
 from postroad.errors import PostroadError, StorageError
 from postroad.seam.storage import Reader
+from postroad.storage.database import (
+    COMMITS,
+    OWN_TABLE,
+    TABLES,
+    advice,
+    all_rows,
+    commits_of,
+    decode_names,
+    encode_names,
+    get,
+    get_broker,
+    open_database,
+    put,
+    row_checksum,
+    sort_rows,
+    unreadable,
+)
 from postroad.storage.files import NoRoom
 from postroad.storage.stamp import Stamp, StampFile
 
-BUSY_S: Final = 5.0
-COMMITS: Final = ("metadata", b"commits")  # how many there were: table and key
+MAX_DAMAGE_LINES: Final = 100  # damaged rows that are said one by one
 
 Rows = Iterable[tuple[bytes, bytes | None]]
-_DAMAGED: Final = (msgspec.MsgspecError, struct.error, ValueError, PostroadError)  # what a reader raises
+_UNDECODABLE: Final = (msgspec.MsgspecError, struct.error, ValueError, PostroadError)  # what a reader raises
+_log: Final = logging.getLogger(__name__)
 
 
 class Facts(Protocol):
     """What the log needs of a metadata store: SQLite here, a virtual file in the simulator."""
 
     def load(self, table: str, reader: Reader, /) -> dict[bytes, bytes]: ...
+
+    def damaged(self, table: str, /) -> tuple[bytes, ...]: ...
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """All of the changes in order, durable, or none and a StorageError: NoRoom if the disk is full."""
@@ -42,68 +66,146 @@ class Metadata:
     def __init__(self, path: Path, *, log: Path | None = None) -> None:
         self.path = path
         self._stamp = None if log is None else StampFile(log)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+        self._damaged: dict[str, dict[bytes, str]] = {}  # table -> key -> what is wrong with its row
+        self._strays: dict[
+            tuple[str, bytes], bytes
+        ] = {}  # damaged rows under another table's name: that name
         try:
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS facts (name TEXT NOT NULL, key BLOB NOT NULL,"
-                " value BLOB NOT NULL, PRIMARY KEY (name, key)) STRICT, WITHOUT ROWID"
-            )
-            self._commits = commits_of(self._database)
-            self._broker = _broker_of(self._database)
+            self._database = open_database(path)
+        except sqlite3.Error as error:
+            raise unreadable(path, error) from None
+        try:
+            names = get(self._database, OWN_TABLE, TABLES)
+            self._saved_tables = set() if names is None else decode_names(names)
+            self._tables = self._saved_tables | {OWN_TABLE}
+            self._prove()
+            self._commits = commits_of(self._database) or 0
+            self._broker = get_broker(self._database, path)
         except sqlite3.Error as error:
             self._database.close()
             raise unreadable(path, error) from None
+        except StorageError:
+            self._database.close()
+            raise
+
+    def _prove(self) -> None:
+        """Find the rows that are not what was written, and whose they are."""
+        rows = all_rows(self._database)
+        if any(before[:2] >= after[:2] for before, after in pairwise(rows)):
+            sort_rows(self._database, rows)  # a name or a key has changed: searches would miss others too
+        wrong = []
+        for name, key, value, checksum in rows:
+            table = name.decode(errors="replace")
+            if row_checksum(table, key, value) != checksum:
+                wrong.append((name, key, value, checksum))
+            else:
+                self._tables.add(table)
+        for name, key, value, checksum in wrong:
+            table = name.decode(errors="replace")
+            if table not in self._tables:
+                owners = [one for one in sorted(self._tables) if row_checksum(one, key, value) == checksum]
+                if not owners:
+                    raise self._refusal(f"row {_shown(key)} of table {_shown(name)}, which no table knows,")
+                table = owners[0]
+                self._strays[table, key] = name
+            self._note_damage(table, key, "its checksum is wrong")
+
+    def _note_damage(self, table: str, key: bytes, why: str) -> None:
+        self._damaged.setdefault(table, {})[key] = why
+        count = sum(map(len, self._damaged.values()))
+        if count <= MAX_DAMAGE_LINES:
+            _log.warning("%s: row %s of table %s is damaged (%s)", self.path, _shown(key), table, why)
+        elif count == MAX_DAMAGE_LINES + 1:
+            _log.warning("%s: more rows are damaged, which are not said one by one", self.path)
 
     def stamp(self) -> None:
         """Note beside the log that this is the database that belongs to it."""
         if self._stamp is not None and self._broker is not None:
-            number, boot = self._broker
+            number, boot = self._broker[0], self._broker[3]
             self._stamp.write(Stamp(broker=number, boot=boot, commits=self._commits))
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
-        """The rows of a table; StorageError if there is one that the reader cannot decode."""
+        """The rows of a table that are as they were written and that the reader can decode.
+
+        Whatever is not is said in the log, and `damaged` names its key from then on.
+        """
         try:
             rows = self._database.execute(
                 "SELECT key, value FROM facts WHERE name = ? ORDER BY key", (table,)
-            )
-            found = dict(rows.fetchall())
+            ).fetchall()
         except sqlite3.Error as error:
             raise unreadable(self.path, error) from None
-        if reader is not None:
-            for key, value in found.items():
-                self._check(table, key, value, reader)
-        return found
+        sound = {}
+        for key, value in rows:
+            if key in self._damaged.get(table, {}):
+                continue
+            try:
+                if reader is not None:
+                    reader(key, value)
+            except _UNDECODABLE as error:
+                self._note_damage(table, key, str(error))
+                continue
+            sound[key] = value
+        return sound
 
-    def _check(self, table: str, key: bytes, value: bytes, reader: Reader) -> None:
-        try:
-            reader(key, value)
-        except _DAMAGED as error:
-            row = repr(key.decode()) if key.isascii() and key.decode().isprintable() else key.hex()
-            what = f"row {row} of table {table} is damaged ({error})"
-            raise StorageError(f"cannot read {self.path}: {what}; {_advice(self.path)}") from None
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        """The keys of the table's rows that are damaged, in order; for who has loaded the table.
+
+        What a caller gets, and what it may conclude:
+        - The keys are those of rows as they are on disk now. `load` has none of them.
+        - Nothing of such a row can be believed, not even that it was of this key: where a bit of the key
+          changed, the key named here is one that never was, and the row of the true one is simply not there.
+          So as soon as one is named, any row that is not in the table may be one that was lost.
+        - A row stays damaged, and is named and said at every start, until something is saved under its key,
+          or the key is deleted (None). Whoever acts on it (a Gap, say) deletes or replaces it in the Save
+          that makes what it did durable: then a crash before that tells it again, and none after it does.
+        - Who cannot go on without the row calls `refuse_damaged`.
+        """
+        return tuple(sorted(self._damaged.get(table, {})))
+
+    def refuse_damaged(self, table: str) -> None:
+        """StorageError, in one line with what to do, if a row of the table is damaged."""
+        for key, why in sorted(self._damaged.get(table, {}).items()):
+            raise self._refusal(f"row {_shown(key)} of table {table}", why)
+
+    def _refusal(self, what: str, why: str = "its checksum is wrong") -> StorageError:
+        return StorageError(f"cannot read {self.path}: {what} is damaged ({why}); {advice(self.path)}")
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         database = self._database
+        settled = [(OWN_TABLE, key) for key in self.damaged(OWN_TABLE)]
+        tables = set(self._tables)
         try:
             with database:
                 database.execute("BEGIN IMMEDIATE")
+                for table, key in settled:
+                    self._delete(table, key)
                 for table, rows in changes:
                     for key, value in rows:
-                        if value is None:
-                            database.execute("DELETE FROM facts WHERE name = ? AND key = ?", (table, key))
-                        else:
-                            database.execute(
-                                "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (table, key, value)
-                            )
-                count = (self._commits + 1).to_bytes(8, "big")
-                database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (*COMMITS, count))
+                        if key in self._damaged.get(table, ()):
+                            settled.append((table, key))
+                            self._delete(table, key)
+                        elif value is None:
+                            self._delete(table, key)
+                        if value is not None:
+                            put(database, table, key, value)
+                            tables.add(table)
+                if tables != self._saved_tables:
+                    put(database, OWN_TABLE, TABLES, encode_names(tables))
+                put(database, OWN_TABLE, COMMITS, (self._commits + 1).to_bytes(8, "big"))
         except sqlite3.Error as error:
             full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
             raise (NoRoom if full else StorageError)(f"cannot write {self.path}: {error}") from None
         self._commits += 1
+        self._tables, self._saved_tables = tables, tables
+        for table, key in settled:
+            self._damaged[table].pop(key, None)
+            self._strays.pop((table, key), None)
         self.stamp()
+
+    def _delete(self, table: str, key: bytes) -> None:
+        name = self._strays.get((table, key), table.encode())
+        self._database.execute("DELETE FROM facts WHERE name = CAST(? AS TEXT) AND key = ?", (name, key))
 
     def close(self) -> None:
         if self._stamp is not None:
@@ -111,40 +213,5 @@ class Metadata:
         self._database.close()
 
 
-def unreadable(path: Path, error: sqlite3.Error) -> StorageError:
-    """What SQLite says of this file; where it is damaged, also what to do."""
-    advice = f"; it is damaged, or no broker's database: {_advice(path)}" if is_alien(error) else ""
-    return StorageError(f"cannot read {path}: {error}{advice}")
-
-
-def is_alien(error: sqlite3.Error) -> bool:
-    """The file is no database, a damaged one, or has other tables (SQLITE_ERROR)."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
-
-
-def _advice(path: Path) -> str:
-    return (
-        f"restore the folder {path.parent} from a backup, or move it away and start anew, as another broker,"
-        " without the durable events and subscriptions that it holds"
-    )
-
-
-def commits_of(database: sqlite3.Connection) -> int:
-    """How many commits of metadata there were."""
-    if not _has_table(database, "facts"):
-        return 0
-    row = database.execute("SELECT value FROM facts WHERE name = ? AND key = ?", COMMITS).fetchone()
-    return 0 if row is None else int.from_bytes(row[0], "big")
-
-
-def _broker_of(database: sqlite3.Connection) -> tuple[int, int] | None:
-    """Number and boot of the broker whose data folder this is."""
-    if not _has_table(database, "broker"):
-        return None
-    row: tuple[int, int] | None = database.execute("SELECT number, boot FROM broker").fetchone()
-    return row
-
-
-def _has_table(database: sqlite3.Connection, name: str) -> bool:
-    return database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
+def _shown(key: bytes) -> str:
+    return repr(key.decode()) if key.isascii() and key.decode().isprintable() else key.hex()

@@ -5,14 +5,17 @@ before the next one is created. So broken bytes in the last file with no further
 torn tail (never acknowledged, cut off); all others are damage to synced data (reported with their place,
 stepped over, missing in reads).
 
-What is not there any more cannot be scanned. So metadata notes with each of its commits, and at every orderly
-end, how far the log was synced: the mark (the newest file and its size) and the last tick of every stream. A
-bit that flipped before the mark is damage and not taken for a tear, a marked file that is too short or gone
-is damage, and ticks of a stream up to its noted one that neither a record nor a chop accounts for are lost.
+What is not there any more cannot be scanned. So it is noted how far the log was synced: the mark, the newest
+file and its size. A few bytes beside the log say so after every commit; they are not synced, so a killed
+process leaves them as they were and a machine that stops may leave older ones. Metadata says so with each of
+its commits and at every orderly end, and with it the last tick of every stream, the size of every file that
+is full, and the last tick of every stream in that. A bit that flipped before the mark is damage and not taken
+for a tear; a file that is shorter than noted, or gone although it holds what no chop released, is damage; and
+ticks of a stream up to its noted one that neither a record nor a chop accounts for are lost.
 
-Damage before the mark can have hit no later tick than the noted one. Behind the mark it may have hit whatever
-stream has no record behind it: that stream is suspect, which is noted with the next mark and holds as long as
-nothing is appended to it.
+Damage before the mark in metadata can have hit no later tick than the noted one. Behind that it may have hit
+whatever stream has no record behind it: that stream is suspect, which is noted with the next mark and holds
+as long as nothing is appended to it.
 """
 
 from __future__ import annotations
@@ -22,11 +25,21 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from google_crc32c import value as crc32c
 
 from postroad.errors import StorageError
-from postroad.seam.storage import MAX_TICK
+from postroad.seam.storage import MAX_TICK, LogStream
 from postroad.storage.files import Files
-from postroad.storage.segment import HEADER, OPENS_COMMIT, OVERHEAD, Scan, Segment, entries, parse_name, scan
+from postroad.storage.segment import (
+    HEADER,
+    OVERHEAD,
+    Scan,
+    Segment,
+    entries,
+    parse_header,
+    parse_name,
+    scan,
+)
 
 Place = tuple[int, int]  # segment number, offset
 Mark = tuple[str, int]  # name of a file, and how much of it was synced
@@ -42,7 +55,7 @@ class Damage:
     offset: int
     length: int
     torn: bool
-    stream: int | None  # whose record it was, where that can still be told
+    stream: LogStream | None  # whose record it was, where that can still be told
     gone: bool = False
 
     def __str__(self) -> str:
@@ -53,7 +66,7 @@ class Damage:
             if self.gone
             else "damaged records are lost"
         )
-        whose = "" if self.stream is None else f", stream {self.stream:016x}"
+        whose = "" if self.stream is None else f", stream {self.stream}"
         return f"{self.file}: {what}: {self.length} bytes at offset {self.offset}{whose}"
 
 
@@ -61,13 +74,13 @@ class Damage:
 class Lost:
     """Ticks (start, end] of a stream had been synced, and no record of them is found."""
 
-    stream: int
+    stream: LogStream
     start: int
     end: int
 
     def __str__(self) -> str:
         since = "" if self.start == BEFORE_ALL else f"from {self.start + 1} "
-        return f"stream {self.stream:016x}: synced ticks {since}to {self.end} are gone"
+        return f"stream {self.stream}: synced ticks {since}to {self.end} are gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +99,30 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    streams: Mapping[int, StreamState]
+    streams: Mapping[LogStream, StreamState]
     damage: tuple[Damage, ...]
     lost: tuple[Lost, ...]  # ends of streams; what is missing before a record shows in reads
     scanned_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FullFile:
+    """What is noted of a file that nothing more is written to."""
+
+    size: int
+    lasts: Mapping[LogStream, int]  # stream -> the last tick that the file has of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What earlier processes noted of the log."""
+
+    chops: Mapping[LogStream, int]
+    lasts: Mapping[LogStream, int]  # of streams, when `saved` was
+    suspects: Mapping[LogStream, int]  # the last ticks of streams that an earlier start found suspect
+    saved: Mark | None  # in metadata
+    synced: Mark | None  # that, or the note beside the log, whichever is further
+    full: Mapping[str, FullFile]  # by name
 
 
 @dataclass(slots=True)
@@ -98,13 +131,16 @@ class Found:
 
     segments: list[Segment]
     damage: list[Damage]
-    places: dict[int, Place]  # behind each stream's last record
-    lasts: dict[int, int]
-    records: dict[int, int]
+    places: dict[LogStream, Place]  # behind each stream's last record
+    lasts: dict[LogStream, int]
+    records: dict[LogStream, int]
 
 
-def find_segments(files: Files, *, synced: Mark | None) -> Found:
-    """Scan every segment file in order. `synced`: the newest at some time, and how much of it was synced."""
+def find_segments(files: Files, notes: Notes) -> Found:
+    """Scan every segment file in order."""
+    synced = {name: file.size for name, file in notes.full.items()}
+    if notes.synced is not None:
+        synced[notes.synced[0]] = notes.synced[1]
     found = Found([], [], {}, {}, {})
     names = [(parsed, name, size) for name, size in files.list() if (parsed := parse_name(name))]
     last_name = max(names)[1] if names else ""
@@ -112,7 +148,7 @@ def find_segments(files: Files, *, synced: Mark | None) -> Found:
         segment = Segment(number, marker)
         records = scan(lambda at, count, name=name: files.read(name, at, count), size, marker)  # type: ignore[misc]
         newest = name == last_name
-        floor = synced[1] if synced and synced[0] == name else 0
+        floor = synced.get(name, 0)
         cut = _torn_at(records, size, floor) if newest else size
         if cut < size:
             records = _without_tail(records, cut)
@@ -129,16 +165,51 @@ def find_segments(files: Files, *, synced: Mark | None) -> Found:
     return found
 
 
-def missing_mark(found: Found, synced: Mark | None, lost: bool) -> Damage | None:
+def missing_mark(found: Found, notes: Notes, lost: bool) -> Damage | None:
     """The marked file is not there, and not because it was reclaimed.
 
     It was the one being written to, and such a file is not reclaimed before there is a newer one. Where there
     is, what streams lost must tell.
     """
+    synced = notes.synced
     if synced is None or any(one.name == synced[0] for one in found.segments):
         return None
     newer = found.segments and found.segments[-1].number > number_of(synced[0])
     return _gone(synced[0], 0, synced[1]) if lost or not newer else None
+
+
+def missing_files(found: Found, notes: Notes) -> list[Damage]:
+    """Files that were full and are not there, with what was neither chopped nor copied to another."""
+    known = {one.name for one in found.segments} | {one.file for one in found.damage}
+    return [
+        _gone(name, 0, file.size)
+        for name, file in sorted(notes.full.items())
+        if name not in known
+        and any(
+            notes.chops.get(stream, BEFORE_ALL) < last and not _has(found, stream, last)
+            for stream, last in file.lasts.items()
+        )
+    ]
+
+
+def _has(found: Found, stream: LogStream, tick: int) -> bool:
+    indexes = (one.index[stream] for one in found.segments if stream in one.index)
+    return any(True for index in indexes for _ in index.stretches(tick - 1, tick))
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """Always of the same length: it is written over the last one, on a full disk too."""
+    text = f"{mark[0]} {mark[1]:020d} ".encode()
+    return text + f"{crc32c(text):08x}\n".encode()
+
+
+def decode_mark(data: bytes) -> Mark | None:
+    """None if it is not what was written."""
+    text, end = data[:-9], data[-9:]
+    if not text or end != f"{crc32c(text):08x}\n".encode():
+        return None
+    name, size = text.decode().split()
+    return name, int(size)
 
 
 def number_of(name: str) -> int:
@@ -154,7 +225,7 @@ def _gone(name: str, begin: int, end: int) -> Damage:
 
 def _torn_at(records: Scan, size: int, floor: int) -> int:
     """Where the torn tail begins: at the first broken bytes behind the last record that opens a commit."""
-    opening = np.flatnonzero(records.headers["marker"] & OPENS_COMMIT)
+    opening = np.flatnonzero(records.headers["opens"])
     begin = int(records.offsets[opening[-1]]) if len(opening) else -1
     return next((start for start, _ in records.damage if start > begin and start >= floor), size)
 
@@ -181,57 +252,53 @@ def _take(found: Found, segment: Segment, records: Scan, files: Files) -> None:
     found.segments.append(segment)
 
 
-def _whose(header: bytes, length: int, records: Scan, start: int, before: Mapping[int, int]) -> int | None:
+def _whose(
+    header: bytes, length: int, records: Scan, start: int, before: Mapping[LogStream, int]
+) -> LogStream | None:
     """The stream of one damaged record, believed only if it continues that stream to the tick."""
     if len(header) < HEADER.size:
         return None
-    _, data_length, stream, first, _ = HEADER.unpack(header)
-    if data_length + OVERHEAD != length:
+    stream, data_length, first, _ = parse_header(header)
+    if stream is None or data_length + OVERHEAD != length:
         return None
-    earlier = (records.headers["stream"] == stream) & (records.offsets < start)
+    earlier = records.of(stream) & (records.offsets < start)
     previous = records.headers["last"][earlier]
     last = int(previous[-1]) if len(previous) else before.get(stream)
     return stream if last == first else None
 
 
-def lost_ends(found: Found, chops: Mapping[int, int], noted: Mapping[int, int]) -> list[Lost]:
-    """What streams lack up to their last ticks as `noted`."""
+def lost_ends(found: Found, notes: Notes) -> list[Lost]:
+    """What streams lack up to their last ticks as noted."""
     lost = []
-    for stream, end in sorted(noted.items()):
-        start = max(found.lasts.get(stream, BEFORE_ALL), chops.get(stream, BEFORE_ALL))
+    for stream, end in sorted(notes.lasts.items()):
+        start = max(found.lasts.get(stream, BEFORE_ALL), notes.chops.get(stream, BEFORE_ALL))
         if start < end:
             lost.append(Lost(stream=stream, start=start, end=end))
     return lost
 
 
-def judge(
-    found: Found,
-    chops: Mapping[int, int],
-    noted: Mapping[int, int],
-    suspects: Mapping[int, int],
-    synced: Mark | None,
-) -> Mapping[int, StreamState]:
-    """The state of every stream that has records, was chopped or is noted, and is not over. `suspects`: the
-    last ticks of streams that an earlier start found suspect."""
-    marked = synced if synced and any(one.name == synced[0] for one in found.segments) else None
+def judge(found: Found, notes: Notes) -> Mapping[LogStream, StreamState]:
+    """The state of every stream that has records, was chopped or is noted, and is not over."""
+    saved = notes.saved
+    marked = saved if saved and any(one.name == saved[0] for one in found.segments) else None
     hits = [
         ((number_of(one.file), one.offset), one.stream)
         for one in found.damage
         if not one.torn and not (marked and _before(one, marked))
     ]
     states = {}
-    for stream in sorted(found.lasts.keys() | chops.keys() | noted.keys()):
+    for stream in sorted(found.lasts.keys() | notes.chops.keys() | notes.lasts.keys()):
         place = found.places.get(stream, (-1, -1))
-        chopped = chops.get(stream)
+        chopped = notes.chops.get(stream)
         if chopped == MAX_TICK:
             continue
-        ends = (found.lasts.get(stream), chopped, noted.get(stream))
+        ends = (found.lasts.get(stream), chopped, notes.lasts.get(stream))
         last = max(value for value in ends if value is not None)
         states[stream] = StreamState(
             last=last,
             chopped=chopped,
             records=found.records.get(stream, 0),
-            suspect=suspects.get(stream) == last
+            suspect=notes.suspects.get(stream) == last
             or any(at >= place and whose in (None, stream) for at, whose in hits),
         )
     return states

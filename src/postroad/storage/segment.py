@@ -1,10 +1,13 @@
 """One file of the log: how a record looks, how a file is scanned, where in it a stream's records lie.
 
-A record is 32 bytes of header (marker u32, data length u32, stream u64, first i64, last i64, little-endian),
-the data as it came, and the crc32c of both as a trailer. The crc begins with the residue of crc32c (what a
-crc over a message and its own crc always is) instead of zero, so every record ends in the state in which
-the next one begins: one call over any run of whole records proves all of them, at memory speed, and each
-record can still be proved alone.
+A record is 32 bytes of header (marker u32; kind of the stream 4 bits and length of the data 28 bits; id of
+the stream u64, first i64, last i64; little-endian), the data as it came, and the crc32c of both as a trailer.
+Records of the version before have no kind there (0): they are events, or filtering records where the id has
+the bit of a plain pubend, which is never logged itself.
+
+The crc begins with the residue of crc32c (what a crc over a message and its own crc always is) instead of
+zero, so every record ends in the state in which the next one begins: one call over any run of whole records
+proves all of them, at memory speed, and each record can still be proved alone.
 
 The marker is drawn per file and kept in the file's name. Behind a damaged record the scan goes on at the
 next place where a record with this marker proves itself; a payload cannot forge one without knowing the
@@ -26,10 +29,14 @@ import numpy as np
 from google_crc32c import extend
 from numpy.typing import NDArray
 
+from postroad.ids import VOLATILE
+from postroad.seam.storage import LogStream, StreamKind
 from postroad.units import KIB, MIB
 
 RESIDUE: Final = 0x48674BC7
 HEADER: Final = Struct("<IIQqq")
+KIND_SHIFT: Final = 28
+LENGTH_MASK: Final = (1 << KIND_SHIFT) - 1
 PREFIX: Final = Struct("<II")
 LENGTH: Final = Struct("<I")
 LENGTH_AT: Final = 4
@@ -43,16 +50,27 @@ CAREFUL_BYTES: Final = 64 * KIB  # how much is read behind damage, where more da
 EXTENT_SHIFT: Final = 17  # a stream's index has at most one entry per 128 KiB of file
 NEAR_BYTES: Final = 64 * KIB  # reading on over others' records is cheaper than a read of its own
 
-_FIELDS: Final = np.dtype(
-    [("marker", "<u4"), ("length", "<u4"), ("stream", "<u8"), ("first", "<i8"), ("last", "<i8")]
+# A header as it is written, and the same bytes once they are proved and taken apart.
+_WRITTEN: Final = np.dtype(
+    [("marker", "<u4"), ("sizes", "<u4"), ("id", "<u8"), ("first", "<i8"), ("last", "<i8")]
 )
+_FIELDS: Final = np.dtype(
+    {
+        "names": ["kind", "opens", "length", "id", "first", "last"],
+        "formats": ["u1", "?", "<u4", "<u8", "<i8", "<i8"],
+        "offsets": [0, 1, 4, 8, 16, 24],
+        "itemsize": _WRITTEN.itemsize,
+    }
+)
+_LAST_KIND: Final = max(StreamKind)
 Headers = NDArray[np.void]
 Offsets = NDArray[np.int64]
 ReadAt = Callable[[int, int], bytes]
 
 
-def pack(marker: int, stream: int, first: int, last: int, data: bytes) -> tuple[bytes, bytes, bytes]:
-    header = HEADER.pack(marker, len(data), stream, first, last)
+def pack(marker: int, stream: LogStream, first: int, last: int, data: bytes) -> tuple[bytes, bytes, bytes]:
+    kind, id = stream
+    header = HEADER.pack(marker, kind << KIND_SHIFT | len(data), id, first, last)
     return header, data, extend(extend(RESIDUE, header), data).to_bytes(TRAILER_BYTES, "little")
 
 
@@ -72,6 +90,21 @@ def _is_hex(text: str) -> bool:
     return len(text) == 8 and all(character in "0123456789abcdef" for character in text)
 
 
+def parse_header(header: bytes) -> tuple[LogStream | None, int, int, int]:
+    """Stream (None: of a kind that there is not), length of the data, first and last tick."""
+    _, sizes, id, first, last = HEADER.unpack(header)
+    kind = sizes >> KIND_SHIFT
+    length = sizes & LENGTH_MASK
+    if not kind:
+        return unversioned(id), length, first, last
+    return LogStream(StreamKind(kind), id) if kind <= _LAST_KIND else None, length, first, last
+
+
+def unversioned(id: int) -> LogStream:
+    """The stream to which the version before gave this number."""
+    return LogStream(StreamKind.FILTERING if id & VOLATILE else StreamKind.EVENTS, id & ~VOLATILE)
+
+
 # -- scanning
 
 
@@ -82,6 +115,10 @@ class Scan:
     offsets: Offsets
     headers: Headers
     damage: list[tuple[int, int]]
+
+    def of(self, stream: LogStream) -> NDArray[np.bool_]:
+        """Which of the records are the stream's."""
+        return np.asarray((self.headers["id"] == stream.id) & (self.headers["kind"] == stream.kind))
 
     def ends(self) -> Offsets:
         ends: Offsets = self.offsets + OVERHEAD + self.headers["length"]
@@ -116,7 +153,7 @@ def scan(read: ReadAt, size: int, marker: int) -> Scan:
             stop = _proved_length(read, position, size, marker)
             if stop:  # larger than what was read
                 starts = np.zeros(1, dtype=np.int64)
-                found = _headers(buffer, starts)
+                found = _taken_apart(_written(buffer, starts))
         if stop:
             offsets.append(starts + position)
             headers.append(found)
@@ -136,15 +173,17 @@ def _walk(buffer: bytes, marker: int) -> tuple[Offsets, Headers, int]:
     position, last, unpack, add = 0, len(buffer) - OVERHEAD, LENGTH.unpack_from, starts.append
     while position <= last:  # the one loop over records in Python: nothing in it that can be done after it
         add(position)
-        position += unpack(buffer, position + LENGTH_AT)[0] + OVERHEAD
+        position += (unpack(buffer, position + LENGTH_AT)[0] & LENGTH_MASK) + OVERHEAD
     if position > len(buffer):
         position = starts.pop()
     places = np.array(starts, dtype=np.int64)
-    headers = _headers(buffer, places)
-    wrong = np.flatnonzero((headers["marker"] & MARKER_MASK) != marker)
+    written = _written(buffer, places)
+    wrong = np.flatnonzero(
+        ((written["marker"] & MARKER_MASK) != marker) | (written["sizes"] >> KIND_SHIFT > _LAST_KIND)
+    )
     if len(wrong):
-        return places[: wrong[0]], headers[: wrong[0]], starts[wrong[0]]
-    return places, headers, position
+        return places[: wrong[0]], _taken_apart(written[: wrong[0]]), starts[wrong[0]]
+    return places, _taken_apart(written), position
 
 
 def _prove_each(buffer: bytes, places: Offsets, headers: Headers) -> tuple[Offsets, Headers, int]:
@@ -163,9 +202,12 @@ def _proved_length(read: ReadAt, position: int, size: int, marker: int) -> int:
     prefix = read(position, PREFIX.size)
     if position + OVERHEAD > size or len(prefix) < PREFIX.size:
         return 0
-    mark, length = PREFIX.unpack(prefix)
+    mark, sizes = PREFIX.unpack(prefix)
+    length = sizes & LENGTH_MASK
     whole: int = OVERHEAD + length
-    if mark & MARKER_MASK != marker or length > MAX_RECORD_BYTES or position + whole > size:
+    if mark & MARKER_MASK != marker or sizes >> KIND_SHIFT > _LAST_KIND or length > MAX_RECORD_BYTES:
+        return 0
+    if position + whole > size:
         return 0
     record = read(position, whole)
     return whole if len(record) == whole and extend(RESIDUE, record) == RESIDUE else 0
@@ -187,13 +229,28 @@ def _next_record(read: ReadAt, position: int, size: int, marker: int) -> int:
     return size
 
 
-def _headers(buffer: bytes, places: Offsets) -> Headers:
+def _written(buffer: bytes, places: Offsets) -> Headers:
     if not len(places):
-        return np.empty(0, dtype=_FIELDS)
+        return np.empty(0, dtype=_WRITTEN)
     everywhere: Headers = np.ndarray(
-        shape=len(buffer) - HEADER.size + 1, dtype=_FIELDS, buffer=buffer, strides=(1,)
+        shape=len(buffer) - HEADER.size + 1, dtype=_WRITTEN, buffer=buffer, strides=(1,)
     )
     return everywhere[places]
+
+
+def _taken_apart(written: Headers) -> Headers:
+    """In place: the first eight bytes of each header get another meaning."""
+    opens, sizes, ids = written["marker"] & OPENS_COMMIT, written["sizes"].copy(), written["id"]
+    kinds = sizes >> KIND_SHIFT
+    before = kinds == 0
+    if before.any():
+        filtering = before & (ids & VOLATILE != 0)
+        kinds[before] = StreamKind.EVENTS
+        kinds[filtering] = StreamKind.FILTERING
+        ids[filtering] ^= VOLATILE
+    headers = written.view(_FIELDS)
+    headers["kind"], headers["opens"], headers["length"] = kinds, opens, sizes & LENGTH_MASK
+    return headers
 
 
 # -- the index of one file
@@ -263,11 +320,13 @@ class Segment:
         self.size = 0
         self.sealed = False
         self.harmed = False  # holds damage, which is evidence: not rewritten
-        self.index: dict[int, StreamIndex] = {}
-        self.live: dict[int, int] = {}  # stream -> bytes not chopped, about; none left: the file is dead
+        self.index: dict[LogStream, StreamIndex] = {}
+        self.live: dict[
+            LogStream, int
+        ] = {}  # stream -> bytes not chopped, about; none left: the file is dead
         self.live_bytes = 0
 
-    def add(self, stream: int, entry: Entry) -> None:
+    def add(self, stream: LogStream, entry: Entry) -> None:
         found = self.index.get(stream)
         if found is None:
             found = self.index[stream] = StreamIndex()
@@ -275,7 +334,7 @@ class Segment:
         self.live[stream] = self.live.get(stream, 0) + entry.own_bytes
         self.live_bytes += entry.own_bytes
 
-    def chop(self, stream: int, tick: int) -> None:
+    def chop(self, stream: LogStream, tick: int) -> None:
         """The stream's records up to this tick are dead."""
         self.live_bytes -= self.live.pop(stream)
         found = self.index[stream]
@@ -284,16 +343,17 @@ class Segment:
             self.live_bytes += self.live[stream]
 
 
-def entries(found: Scan, after: Callable[[int], int]) -> Iterator[tuple[int, Entry]]:
+def entries(found: Scan, after: Callable[[LogStream], int]) -> Iterator[tuple[LogStream, Entry]]:
     """Index entries of what a scan found, stream by stream, without the records up to tick after(stream).
 
     Those are copies: a merge of files that a crash cut short leaves the same records in two of them.
     """
     ends = found.ends()
-    order = np.argsort(found.headers["stream"], kind="stable")
-    streams = found.headers["stream"][order]
-    for part in np.split(order, np.flatnonzero(np.diff(streams)) + 1) if len(order) else ():
-        stream = int(found.headers["stream"][part[0]])
+    kinds, ids = found.headers["kind"], found.headers["id"]
+    order = np.lexsort((ids, kinds))
+    edges = np.flatnonzero(np.diff(kinds[order]) | np.diff(ids[order])) + 1
+    for part in np.split(order, edges) if len(order) else ():
+        stream = LogStream(StreamKind(kinds[part[0]]), int(ids[part[0]]))
         part = part[_rising(found.headers["last"][part], after(stream))]
         blocks = found.offsets[part] >> EXTENT_SHIFT
         for run in np.split(part, np.flatnonzero(np.diff(blocks)) + 1) if len(part) else ():

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.seam.storage import Append, Appended, Chop, Read, Save, Saved, StorageInput
+from postroad.seam.storage import (
+    Append,
+    Appended,
+    Chop,
+    LogStream,
+    Read,
+    Save,
+    Saved,
+    StorageInput,
+    StreamKind,
+)
 from postroad.storage import log, segment
 from postroad.storage.commit import GroupCommit
 from postroad.storage.log import LogVolume
@@ -19,7 +29,12 @@ from postroad.storage.metadata import Rows
 from postroad.storage.segment import OVERHEAD
 
 ALL = 1 << 40
-STREAMS = (3, 5, 7)
+# Two of one kind, two of one id.
+STREAMS = (
+    LogStream(StreamKind.EVENTS, 5),
+    LogStream(StreamKind.FILTERING, 5),
+    LogStream(StreamKind.EVENTS, 1 << 63),
+)
 
 
 class Crashed(BaseException):
@@ -33,6 +48,7 @@ class MemoryFiles:
         self.content: dict[str, bytearray] = {}
         self.synced: dict[str, int] = {}
         self.fuse: int | None = None
+        self.notes = [b""]
 
     def _burn(self) -> None:
         if self.fuse is not None:
@@ -90,8 +106,16 @@ class MemoryFiles:
     def let_go(self) -> None:
         pass
 
+    def note(self, data: bytes) -> None:
+        self._burn()
+        self.notes.append(data)
+
+    def noted(self) -> bytes:
+        return self.notes[-1]
+
     def after_crash(self, chance: Random) -> MemoryFiles:
         survivor = MemoryFiles()
+        survivor.notes = [self.notes[-1] if chance.random() < 0.5 else chance.choice(self.notes)]
         for name, content in self.content.items():
             kept = bytes(content[: self.synced[name]])
             tail = bytearray(content[len(kept) :])
@@ -115,6 +139,9 @@ class MemoryFacts:
 
     def load(self, table: str, _reader: object = None) -> dict[bytes, bytes]:
         return dict(self.tables.get(table, {}))
+
+    def damaged(self, _table: str) -> tuple[bytes, ...]:
+        return ()
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         for table, rows in changes:
@@ -162,7 +189,7 @@ class Machine:
         self.markers = Random(1)
         self.tag = 0
         self.asked: dict[int, Append | Save] = {}
-        self.waiting_chops: dict[int, int] = {}
+        self.waiting_chops: dict[LogStream, int] = {}
         self.saved = 0  # the value of the one row that is saved
         self.open()
 
@@ -172,7 +199,7 @@ class Machine:
         )
         self.group = GroupCommit(self.volume, commit_bytes=1024)
 
-    def append(self, number: int, ticks: int, size: int, gap: int) -> None:
+    def append(self, number: LogStream, ticks: int, size: int, gap: int) -> None:
         stream = self.twin[number]
         self.tag += 1
         first = stream.last + gap
@@ -188,7 +215,7 @@ class Machine:
         self.asked[self.tag] = effect
         self.group.submit([effect])
 
-    def chop(self, number: int, share: int) -> None:
+    def chop(self, number: LogStream, share: int) -> None:
         stream = self.twin[number]
         tick = stream.last * share // 10
         if tick > stream.chopped:
@@ -228,7 +255,7 @@ class Machine:
                 assert self.read(number, start, end, limit) == stream.read(start, end)
 
     def read(
-        self, number: int, start: int, end: int, limit: int
+        self, number: LogStream, start: int, end: int, limit: int
     ) -> tuple[list[tuple[int, int, bytes]], list[tuple[int, int]]]:
         records: list[tuple[int, int, bytes]] = []
         missing: list[tuple[int, int]] = []
@@ -385,7 +412,7 @@ def test_long_lives_with_rewrites_and_merges(seed: int, monkeypatch: pytest.Monk
     st.booleans(),
 )
 def test_flipped_bits_cost_only_the_records_they_hit(
-    sizes: list[tuple[int, int]], seed: int, flips: int, clean: bool
+    sizes: list[tuple[LogStream, int]], seed: int, flips: int, clean: bool
 ) -> None:
     """A damaged record is reported with its place, is missing in reads, and what lies after it is served."""
     machine, chance = Machine(), Random(seed)
@@ -394,24 +421,18 @@ def test_flipped_bits_cost_only_the_records_they_hit(
         if chance.random() < 0.7:
             machine.commit()
     machine.commit()
-    if clean:  # metadata notes how far the log is synced
+    if clean:  # metadata notes how far the log is synced; a killed process leaves the note beside the log
         machine.facts.commit(machine.volume.marks())
-        for stream in machine.twin.values():
-            stream.noted = stream.last or -1
+    for row in machine.facts.load(log.LASTS).items():
+        number, machine.twin[number].noted = log._row(*row)
     records = list(_records(machine.files))
-    newest, safe = max((name, at) for name, at, _, _, _, opens in records if opens)
-    places = [
-        (name, at)
-        for name, content in machine.files.content.items()
-        for at in range(len(content))
-        if clean or (name, at) < (newest, safe)  # the last commit cannot be told from a torn one
-    ]
+    places = [(name, at) for name, content in machine.files.content.items() for at in range(len(content))]
     hit = chance.sample(places, min(flips, len(places)))
     for name, at in hit:
         machine.files.content[name][at] ^= 1 << chance.randrange(8)
     lost = {
         (stream, last)
-        for name, begin, end, stream, last, _ in records
+        for name, begin, end, stream, last in records
         if any(file == name and begin <= at < end for file, at in hit)
     }
     machine.open()
@@ -435,15 +456,17 @@ def test_flipped_bits_cost_only_the_records_they_hit(
 def test_what_is_gone_from_the_disk_is_missing_and_not_silence(
     steps: list[tuple[object, ...]], seed: int
 ) -> None:
-    """D12: a file removed, or one cut at any byte: what was acknowledged before the last note is read or
-    told missing, and so is whatever followed it."""
+    """D12: a file removed, or one cut at any byte: what was acknowledged is read or told missing, or its
+    stream is suspect, however the process ended."""
     machine, chance = Machine(), Random(seed)
     run(machine, steps)
-    if chance.random() < 0.5:
+    end = chance.randrange(3)
+    if end == 0:
         machine.save()
         machine.commit()
-    else:
+    elif end == 1:
         machine.facts.commit(machine.volume.marks())
+        machine.volume.marks_saved()
     if not machine.files.content:
         return
     newest = max(machine.files.content)
@@ -453,7 +476,8 @@ def test_what_is_gone_from_the_disk_is_missing_and_not_silence(
     else:
         size = chance.randint(0, len(machine.files.content[name]))
         if chance.random() < 0.5:  # where nothing looks torn
-            size = max(at for file, at, *_ in _records(machine.files) if file == name and at <= size)
+            ends = [at for file, at, *_ in _records(machine.files) if file == name and at <= size]
+            size = max(ends, default=0)
         del machine.files.content[name][size:]
         machine.files.synced[name] = size
     for _ in range(2):
@@ -461,15 +485,20 @@ def test_what_is_gone_from_the_disk_is_missing_and_not_silence(
         for number, stream in machine.twin.items():
             found, missing = machine.read(number, stream.chopped, ALL, 600)
             gone = [one for one in stream.records if one[1] > stream.chopped and one not in found]
+            state = machine.volume.recovered.streams.get(number)
             for first, last, _ in gone:
-                assert any(start <= max(first, stream.chopped) and last <= end for start, end in missing)
+                assert state is not None
+                assert any(start <= max(first, stream.chopped) and last <= end for start, end in missing) or (
+                    state.suspect and last > state.last
+                )
+            assert machine.volume.recovered.damage or not gone
         machine.facts.commit(machine.volume.marks())
 
 
-def _records(files: MemoryFiles) -> Iterator[tuple[str, int, int, int, int, bool]]:
+def _records(files: MemoryFiles) -> Iterator[tuple[str, int, int, LogStream | None, int]]:
     for name, content in files.content.items():
         at = 0
         while at < len(content):
-            marker, length, stream, _, last = segment.HEADER.unpack_from(content, at)
-            yield name, at, at + length + OVERHEAD, stream, last, bool(marker & segment.OPENS_COMMIT)
+            stream, length, _, last = segment.parse_header(bytes(content[at : at + segment.HEADER.size]))
+            yield name, at, at + length + OVERHEAD, stream, last
             at += length + OVERHEAD

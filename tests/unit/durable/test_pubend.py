@@ -23,7 +23,7 @@ from postroad.errors import StorageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import IdSource
 from postroad.seam.effects import Effect, Note
-from postroad.seam.storage import Append, Chop, Read, ReadDone, Save
+from postroad.seam.storage import Append, Chop, LogStream, Read, ReadDone, Save, StreamKind
 from postroad.seam.turn import Turn
 from postroad.streams.knowledge import Segment
 from postroad.units import SECOND_US
@@ -284,7 +284,7 @@ def test_released_ticks_are_lost_and_the_rest_is_read_from_the_log() -> None:
     assert rig.pubend.floor == NOW, "not before the publishers' ids are saved"
     rig.write([save])
     (chop,) = rig.effects(rig.pubend.release, NOW + 10)
-    assert chop == Chop(stream=P, tick=NOW + 10)
+    assert chop == Chop(stream=LogStream(StreamKind.EVENTS, P), tick=NOW + 10)
     pubend = rig.restart(NOW + 40)
     segments, spans = pubend.answer(NOW + 10, NOW + 30, 10)
     assert segments == []

@@ -333,9 +333,11 @@ def test_what_can_be_read_only_once_has_its_parts_all_the_same(readable_first: b
 
 
 @pytest.mark.parametrize("row", ["filters", "wanted"])
-def test_a_row_that_cannot_be_read_is_an_error(tmp_path: Path, row: str) -> None:
+def test_a_row_that_cannot_be_read_is_damaged(tmp_path: Path, row: str) -> None:
     metadata = Metadata(tmp_path / "m.db")
     metadata.commit([(TABLE, [(row.encode(), b"nonsense")])])
+    assert metadata.load(TABLE, read_row) == {}
+    assert metadata.damaged(TABLE) == (row.encode(),)
     with pytest.raises(StorageError, match=f"row '{row}' of table history is damaged"):
-        metadata.load(TABLE, read_row)
+        metadata.refuse_damaged(TABLE)
     metadata.close()

@@ -221,6 +221,31 @@ def test_a_database_older_than_its_log_is_refused_and_nothing_is_touched(tmp_pat
     commit(tmp_path, 1)
 
 
+@pytest.mark.parametrize("harm", ["a bit", "removed"])
+def test_a_damaged_journal_is_refused(tmp_path: Path, harm: str) -> None:
+    """SQLite drops what lies behind a damaged part of it without a word: commits that were answered."""
+    data, killed = tmp_path / "data", tmp_path / "killed"
+    start(data)
+    storage = Storage(data, wake=lambda: None)
+    for tag in range(5):
+        storage.perform([Save(table="t", rows=((b"key", bytes([tag])),), tag=tag)])
+        while not storage.take():
+            time.sleep(0.001)
+    shutil.copytree(data, killed)
+    storage.close()
+    journal = killed / f"{DATABASE}-wal"
+    content = bytearray(journal.read_bytes())
+    content[len(content) // 2] ^= 1
+    if harm == "removed":
+        journal.unlink()
+    else:
+        journal.write_bytes(content)
+    with pytest.raises(
+        StorageError, match=r"older than the log .* with its journal postroad.db-wal if there is"
+    ):
+        start(killed)
+
+
 def test_a_database_of_another_broker_is_refused(tmp_path: Path) -> None:
     commit(tmp_path / "one", 1)
     commit(tmp_path / "other", 5)

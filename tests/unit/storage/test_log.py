@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import sqlite3
+import struct
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
+from google_crc32c import extend
 
 from postroad.errors import BugError, StorageError
-from postroad.seam.storage import MAX_TICK, Append, Read, ReadDone
+from postroad.seam.storage import MAX_TICK, Append, LogStream, Read, ReadDone, StreamKind
 from postroad.storage import log as log_module
-from postroad.storage.files import ASIDE, BALLAST, MAX_OPEN_FILES, OsFiles
+from postroad.storage.files import ASIDE, MAX_OPEN_FILES, NoRoom, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
 from postroad.storage.log import CHOPS, LogVolume
 from postroad.storage.metadata import Metadata
-from postroad.storage.segment import OVERHEAD, RESIDUE, Buffer, pack, parse_name, scan, segment_name
+from postroad.storage.recovery import StreamState
+from postroad.storage.segment import (
+    OPENS_COMMIT,
+    OVERHEAD,
+    RESIDUE,
+    Buffer,
+    pack,
+    parse_name,
+    scan,
+    segment_name,
+)
 
 MARKER = 0x5EED0A70
+
+
+def events(id: int) -> LogStream:
+    return LogStream(StreamKind.EVENTS, id)
 
 
 class Opened:
@@ -35,13 +53,13 @@ class Opened:
 
     def append(self, stream: int, spans: Iterable[tuple[int, int]], size: int = 100) -> None:
         appends = [
-            Append(stream=stream, first=first, last=last, data=bytes([last & 255]) * size, tag=0)
+            Append(stream=events(stream), first=first, last=last, data=bytes([last & 255]) * size, tag=0)
             for first, last in spans
         ]
         self.volume.publish(self.volume.write(appends))
 
     def chop(self, stream: int, tick: int) -> None:
-        self.volume.chop(stream, tick)
+        self.volume.chop(events(stream), tick)
         self.save_chops()
 
     def save_chops(self) -> None:
@@ -54,13 +72,17 @@ class Opened:
             pass
 
     def read(self, stream: int, start: int = -1, end: int = 1 << 40, limit: int = 1 << 30) -> ReadDone:
-        return self.volume.read(Read(stream=stream, start=start, end=end, limit_bytes=limit, tag=9))
+        return self.volume.read(Read(stream=events(stream), start=start, end=end, limit_bytes=limit, tag=9))
+
+    def states(self) -> dict[int, StreamState]:
+        """By id."""
+        return {stream.id: state for stream, state in self.volume.recovered.streams.items()}
 
     def lasts(self, stream: int) -> list[int]:
         return [last for _, last, _ in self.read(stream).records]
 
     def segments(self) -> list[Path]:
-        return sorted(one for one in (self.folder / "log").iterdir() if one.name != BALLAST)
+        return sorted(one for one in (self.folder / "log").iterdir() if parse_name(one.name))
 
     def close(self, *, clean: bool = False) -> None:
         if clean:
@@ -88,7 +110,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_one_crc_proves_a_run_of_records_and_each_alone() -> None:
-    records = [b"".join(pack(MARKER, 1, n, n + 1, bytes(n))) for n in range(50)]
+    records = [b"".join(pack(MARKER, events(1), n, n + 1, bytes(n))) for n in range(50)]
     for data in (*records, b"".join(records)):
         assert not scan(Buffer(data).read, len(data), MARKER).damage
     everything = bytearray(b"".join(records))
@@ -103,8 +125,9 @@ def test_one_crc_proves_a_run_of_records_and_each_alone() -> None:
 
 def test_a_payload_cannot_pass_for_a_record() -> None:
     """Behind damage the scan looks for the file's own marker, which no publisher knows."""
-    forged = b"".join(pack(MARKER + 2, 1, 5, 6, b"forged"))
-    data = bytearray(b"".join(pack(MARKER, 1, 0, 1, forged)) + b"".join(pack(MARKER, 1, 1, 2, b"real")))
+    forged = b"".join(pack(MARKER + 2, events(1), 5, 6, b"forged"))
+    records = pack(MARKER, events(1), 0, 1, forged) + pack(MARKER, events(1), 1, 2, b"real")
+    data = bytearray(b"".join(records))
     data[8] ^= 1
     found = scan(Buffer(bytes(data)).read, len(data), MARKER)
     assert found.headers["last"].tolist() == [2]
@@ -120,8 +143,82 @@ def test_a_record_larger_than_a_scan_step(log: Opened) -> None:
     log.append(1, [(0, 1)], size=5_000_000)
     log.append(1, [(1, 2)])
     log = log.reopened()
-    assert log.volume.recovered.streams[1].records == 2
+    assert log.states()[1].records == 2
     assert [len(data) for _, _, data in log.read(1).records] == [5_000_000, 100]
+    log.close()
+
+
+def test_each_kind_has_ids_of_its_own(log: Opened) -> None:
+    """Also the greatest ones, and whatever their bits."""
+    names = [LogStream(kind, id) for kind in StreamKind for id in (0, 1 << 31, (1 << 64) - 1)]
+    for tick, name in enumerate(names, 1):
+        append = Append(stream=name, first=0, last=tick, data=str(name).encode(), tag=0)
+        log.volume.publish(log.volume.write([append]))
+    log.volume.chop(names[4], 5)
+    log.save_chops()
+    log = log.reopened(clean=True)
+    assert log.volume.recovered.streams.keys() == set(names)
+    for tick, name in enumerate(names, 1):
+        done = log.volume.read(Read(stream=name, start=0, end=99, limit_bytes=99, tag=0))
+        assert [data.decode() for _, _, data in done.records] == ([] if tick == 5 else [str(name)])
+        assert log.volume.recovered.streams[name].last == tick
+    log.close()
+
+
+def unversioned_record(marker: int, stream: int, first: int, last: int, data: bytes) -> bytes:
+    """As the version before wrote it: a stream was a number, with a bit set for filtering records."""
+    header = struct.pack("<IIQqq", marker, len(data), stream, first, last)
+    return header + data + extend(RESIDUE, header + data).to_bytes(4, "little")
+
+
+def test_a_log_of_the_version_before_is_read_and_appended_to(tmp_path: Path) -> None:
+    pubend = 7 << 32 | 3
+    path = tmp_path / "log" / segment_name(1, MARKER)
+    path.parent.mkdir()
+    old = [
+        unversioned_record(MARKER | OPENS_COMMIT, pubend, 0, 5, b"event"),
+        unversioned_record(MARKER, pubend | 0x8000_0000, 0, 6, b"filtered"),
+        unversioned_record(MARKER | OPENS_COMMIT, pubend, 5, 9, b"x" * 3000),
+    ]
+    path.write_bytes(b"".join(old))
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database, database:
+        database.execute(
+            "CREATE TABLE facts (name TEXT NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL,"
+            " PRIMARY KEY (name, key)) STRICT, WITHOUT ROWID"
+        )
+        for table, stream, tick in (
+            ("log.lasts", pubend, 9),
+            ("log.lasts", pubend | 0x8000_0000, 6),
+            ("log.chops", pubend, 5),
+        ):
+            row = (table, stream.to_bytes(8, "big"), tick.to_bytes(8, "big"))
+            database.execute("INSERT INTO facts VALUES (?, ?, ?)", row)
+        database.execute("PRAGMA user_version = 1")
+    filtering = LogStream(StreamKind.FILTERING, pubend)
+    log = Opened(tmp_path)
+    for _ in range(2):
+        assert not log.volume.recovered.damage
+        assert not log.volume.recovered.lost
+        assert {name: one.last for name, one in log.volume.recovered.streams.items()} == {
+            events(pubend): 9,
+            filtering: 6,
+        }
+        assert log.read(pubend, 0).records == ((5, 9, b"x" * 3000),)
+        assert log.read(pubend, 0).missing == ((0, 5),)
+        done = log.volume.read(Read(stream=filtering, start=0, end=9, limit_bytes=99, tag=0))
+        assert done.records == ((0, 6, b"filtered"),)
+        log = log.reopened(clean=True)
+    log.append(pubend, [(9, 10)])
+    assert len(log.segments()) == 1, "behind the old records"
+    log = log.reopened(clean=True)
+    assert log.lasts(pubend) == [9, 10]
+    log.append(pubend, [(10, 11)], size=4000)
+    log.chop(pubend, 10)
+    log.tidy()  # what lives of the old file is copied as it is written today
+    assert path not in log.segments()
+    log = log.reopened()
+    assert log.lasts(pubend) == [11]
+    assert log.volume.recovered.streams[filtering].records == 1
     log.close()
 
 
@@ -157,7 +254,7 @@ def test_what_no_record_covers_is_missing_up_to_the_last_tick(log: Opened) -> No
 
 
 def test_written_is_not_readable_before_it_is_synced(log: Opened) -> None:
-    block = log.volume.write([Append(stream=1, first=0, last=1, data=b"x", tag=0)])
+    block = log.volume.write([Append(stream=events(1), first=0, last=1, data=b"x", tag=0)])
     assert log.read(1).records == ()
     log.volume.publish(block)
     assert log.read(1).records == ((0, 1, b"x"),)
@@ -192,7 +289,7 @@ def test_a_restart_knows_every_stream(log: Opened) -> None:
         log.append(1 << 63, [(-n - 50, -n - 49)] if n == 0 else [(n, n + 1)])
     log.chop(1, 7)
     log = log.reopened()
-    states = log.volume.recovered.streams
+    states = log.states()
     assert (states[1].last, states[1].chopped, states[1].records) == (50, 7, 50)
     assert (states[1 << 63].last, states[1 << 63].chopped) == (50, None)
     assert not any(state.suspect for state in states.values())
@@ -217,7 +314,7 @@ def test_a_torn_tail_is_cut_off_and_reported(log: Opened, kept: int) -> None:
         assert (damage.torn, damage.file, damage.offset) == (True, path.name, size)
         assert f"{path.name}: the torn end" in str(damage)
     assert path.stat().st_size == size
-    assert not log.volume.recovered.streams[1].suspect
+    assert not log.states()[1].suspect
     log.append(1, [(1, 2)])
     assert log.reopened().lasts(1) == [1, 2]
 
@@ -230,11 +327,11 @@ def test_a_flipped_bit_costs_one_record(log: Opened) -> None:
     log = log.reopened()
     (damage,) = log.volume.recovered.damage
     assert (damage.file, damage.offset, damage.length) == (path.name, 5 * (100 + OVERHEAD), 100 + OVERHEAD)
-    assert (damage.torn, damage.stream) == (False, 2)
+    assert (damage.torn, damage.stream) == (False, events(2))
     assert log.read(2).missing == ((-1, 1), (5, 7))
     assert len(log.lasts(2)) == 19
     assert len(log.lasts(1)) == 20
-    assert not any(state.suspect for state in log.volume.recovered.streams.values())
+    assert not any(state.suspect for state in log.states().values())
     log.close()
 
 
@@ -246,8 +343,8 @@ def test_damage_behind_the_last_record_makes_its_stream_suspect(log: Opened) -> 
     path = log.segments()[0]
     flip(path, (100 + OVERHEAD) + 50)
     log = log.reopened()
-    assert {n: s.suspect for n, s in log.volume.recovered.streams.items()} == {1: True, 2: False, 3: False}
-    assert log.volume.recovered.streams[1].last == 1
+    assert {n: s.suspect for n, s in log.states().items()} == {1: True, 2: False, 3: False}
+    assert log.states()[1].last == 1
     log.append(1, [(5, 6)])
     assert log.read(1, 0).missing == ((1, 5),)
     log.close()
@@ -260,9 +357,9 @@ def test_after_a_clean_close_a_flip_in_the_last_record_is_no_torn_tail(log: Open
     flip(log.segments()[0], 100 + OVERHEAD + 50)
     log = Opened(log.folder)
     (damage,) = log.volume.recovered.damage
-    assert (damage.torn, damage.stream) == (False, 1)
-    assert not log.volume.recovered.streams[1].suspect, "nothing followed the tick that was noted"
-    assert (log.volume.recovered.streams[1].last, log.read(1, 0).missing) == (2, ((1, 2),))
+    assert (damage.torn, damage.stream) == (False, events(1))
+    assert not log.states()[1].suspect, "nothing followed the tick that was noted"
+    assert (log.states()[1].last, log.read(1, 0).missing) == (2, ((1, 2),))
     log.append(1, [(3, 4)])
     assert len(log.segments()) == 2  # nothing is written behind damage
     log = log.reopened()
@@ -280,14 +377,14 @@ def test_a_stream_is_suspect_by_damage_behind_the_mark_until_something_is_append
     flip(log.segments()[0], 2 * record + 50)
     for clean in (False, True, True):  # a mark behind the damage makes nobody forget it
         log = log.reopened(clean=clean)
-        states = log.volume.recovered.streams
+        states = log.states()
         assert {n: (s.last, s.suspect) for n, s in states.items()} == {1: (1, True), 2: (2, False)}
     log.append(1, [(5, 6)])
     log = log.reopened(clean=True)
-    assert not log.volume.recovered.streams[1].suspect
+    assert not log.states()[1].suspect
     flip(log.segments()[-1], 50)
     log = log.reopened(clean=True)
-    assert (log.volume.recovered.streams[1].last, log.volume.recovered.streams[1].suspect) == (6, False)
+    assert (log.states()[1].last, log.states()[1].suspect) == (6, False)
     assert log.read(1, 0).missing == ((1, 6),)
     assert log.metadata.load("log.suspects") == {}
     log.close()
@@ -312,9 +409,9 @@ def test_a_tail_that_is_gone_is_reported_and_missing(log: Opened, harm: str) -> 
         (damage,) = log.volume.recovered.damage
         assert (damage.file, damage.offset, damage.length) == (path.name, left, 3 * record - left)
         assert f"records that were synced are gone: {damage.length} bytes at offset {left}" in str(damage)
-        lost = {one.stream: (max(one.start, 0), one.end) for one in log.volume.recovered.lost}
+        lost = {one.stream.id: (max(one.start, 0), one.end) for one in log.volume.recovered.lost}
         assert lost == ({1: (10, 20)} if harm == "cut" else {1: (0, 20), 2: (0, 10)})
-        states = log.volume.recovered.streams
+        states = log.states()
         assert [(states[one].last, states[one].suspect) for one in (1, 2)] == [(20, True), (10, True)]
         assert log.read(1, 0).missing == (lost[1],)
         log.close(clean=True)
@@ -335,7 +432,7 @@ def test_a_file_gone_from_the_middle_is_missed_by_streams_that_ended_in_it(log: 
     log.segments()[1].unlink()
     log = Opened(log.folder)
     assert [str(one) for one in log.volume.recovered.lost] == [
-        "stream 0000000000000002: synced ticks to 10 are gone"
+        "stream events 0000000000000002: synced ticks to 10 are gone"
     ]
     assert [log.read(stream, 0).missing for stream in (1, 2, 3)] == [(), ((0, 10),), ()]
     log.close()
@@ -398,7 +495,8 @@ def test_other_files_in_the_folder_are_left_alone(log: Opened) -> None:
     (log.folder / "log" / f"junk{ASIDE}").write_text("half of a rewrite")
     log = log.reopened()
     assert log.lasts(1) == [1]
-    assert [path.name for path in log.segments()][1:] == ["notes.txt"]
+    assert (log.folder / "log" / "notes.txt").read_text() == "mine"
+    assert not (log.folder / "log" / f"junk{ASIDE}").exists()
     log.close()
 
 
@@ -409,14 +507,14 @@ def test_a_chopped_file_is_removed_after_the_chop_is_saved(log: Opened) -> None:
     for n in range(100):
         log.append(1, [(n, n + 1)])
     before = len(log.segments())
-    log.volume.chop(1, 99)
+    log.volume.chop(events(1), 99)
     log.tidy()
     assert (len(log.segments()), log.lasts(1)) == (before, [100])
     log.save_chops()
     log.tidy()
     assert len(log.segments()) == 1
     log = log.reopened()
-    assert log.volume.recovered.streams[1].last == 100
+    assert log.states()[1].last == 100
     assert log.read(1, 0).missing == ((0, 99),)
     log.close()
 
@@ -429,7 +527,7 @@ def test_the_last_tick_outlives_the_last_record(log: Opened) -> None:
     log.chop(1, 100)
     log.tidy()
     log = log.reopened()
-    state = log.volume.recovered.streams[1]
+    state = log.states()[1]
     assert (state.last, state.records < 100) == (100, True)
     log.close()
 
@@ -447,9 +545,9 @@ def test_a_stream_that_is_over_leaves_nothing_behind(log: Opened) -> None:
     log.chop(2, 50)
     log.tidy()
     log.save_chops()
-    assert list(log.metadata.load(CHOPS)) == [(2).to_bytes(8, "big")]
+    assert list(log.metadata.load(CHOPS)) == [bytes([StreamKind.EVENTS]) + (2).to_bytes(8, "big")]
     log = log.reopened()
-    assert sorted(log.volume.recovered.streams) == [2, 3]
+    assert sorted(log.states()) == [2, 3]
     log.append(1, [(0, 1)])
     assert log.lasts(1) == [1]
     log.close()
@@ -594,8 +692,9 @@ def test_metadata_is_kept_beside_the_identity(tmp_path: Path) -> None:
 
 def test_a_commit_of_metadata_is_all_or_nothing(tmp_path: Path) -> None:
     metadata = Metadata(tmp_path / "m.db")
-    with pytest.raises(StorageError, match="cannot write"):
-        metadata.commit([("a", [(b"k", b"1")]), ("a", [("text", b"wrong type")])])  # type: ignore[list-item]
+    metadata._database.execute("PRAGMA max_page_count = 16")
+    with pytest.raises(NoRoom, match="cannot write"):
+        metadata.commit([("a", [(b"k", b"1")]), ("a", [(b"large", bytes(100_000))])])
     assert metadata.load("a") == {}
     metadata.close()
     (tmp_path / "bad.db").write_bytes(b"not a database" * 100)

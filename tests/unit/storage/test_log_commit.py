@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -21,6 +22,7 @@ from postroad.seam.storage import (
     Appended,
     AppendFailed,
     Chop,
+    LogStream,
     Read,
     ReadDone,
     Save,
@@ -28,17 +30,23 @@ from postroad.seam.storage import (
     SaveFailed,
     StorageEffect,
     StorageInput,
+    StreamKind,
 )
 from postroad.sim.machine.disk import CrashStyle, Disk
 from postroad.sim.machine.storage import VirtualStorage
 from postroad.sim.machine.world import World
 from postroad.storage.commit import LOG_FOLDER, GroupCommit, Storage, commit_once
-from postroad.storage.files import OsFiles
+from postroad.storage.files import NOTE, OsFiles
 from postroad.storage.identity import DATABASE, DataFolder
-from postroad.storage.log import LogVolume
+from postroad.storage.log import FILES, LogVolume
 from postroad.storage.metadata import Metadata
+from postroad.storage.recovery import decode_mark
 from postroad.storage.segment import OVERHEAD
 from postroad.units import MIB
+
+
+def events(id: int) -> LogStream:
+    return LogStream(StreamKind.EVENTS, id)
 
 
 class Driver:
@@ -65,7 +73,7 @@ class Driver:
         return outcomes
 
     def read(self, stream: int, start: int = 0) -> ReadDone:
-        (done,) = self.do(Read(stream=stream, start=start, end=1 << 40, limit_bytes=1 << 30, tag=77))
+        (done,) = self.do(Read(stream=events(stream), start=start, end=1 << 40, limit_bytes=1 << 30, tag=77))
         assert isinstance(done, ReadDone)
         return done
 
@@ -103,7 +111,7 @@ def driver(tmp_path: Path) -> Driver:
 
 
 def record(tick: int, *, stream: int = 1, size: int = 100) -> Append:
-    return Append(stream=stream, first=tick - 1, last=tick, data=bytes([tick & 255]) * size, tag=tick)
+    return Append(stream=events(stream), first=tick - 1, last=tick, data=bytes([tick & 255]) * size, tag=tick)
 
 
 def save(tag: int, value: bytes = b"v") -> Save:
@@ -124,7 +132,7 @@ def test_outcomes_come_in_order_and_are_durable(driver: Driver) -> None:
     outcomes = driver.do(*(record(tick) for tick in range(1, 501)), save(501), record(502))
     assert outcomes == [*(Appended(tag=tick) for tick in range(1, 501)), Saved(tag=501), Appended(tag=502)]
     driver = driver.reopened()
-    assert driver.storage.recovered.streams[1].last == 502
+    assert driver.storage.recovered.streams[events(1)].last == 502
     assert driver.storage.recovered.damage == ()
     assert driver.storage.load("t") == {b"k": b"v"}
     assert len(driver.read(1).records) == 501
@@ -163,7 +171,7 @@ def test_commits_are_capped(stepped: Stepped) -> None:
 
 def test_close_finishes_what_was_asked_for(driver: Driver) -> None:
     driver.storage.perform([record(tick) for tick in range(1, 1001)])
-    driver.storage.perform([Chop(stream=1, tick=10), save(2000)])
+    driver.storage.perform([Chop(stream=events(1), tick=10), save(2000)])
     driver.storage.close()
     assert len(driver.storage.take()) == 1001
     driver = Driver(driver.folder)
@@ -176,10 +184,10 @@ def test_chops_reclaim_space_by_themselves(tmp_path: Path) -> None:
     driver = Driver(tmp_path, segment_bytes=10_000, commit_bytes=2000)
     driver.do(*(record(tick) for tick in range(1, 1001)))
     assert driver.storage.stats()["log_segments"] > 10
-    driver.storage.perform([Chop(stream=1, tick=1000)])
+    driver.storage.perform([Chop(stream=events(1), tick=1000)])
     until(lambda: len(list((tmp_path / "log").glob("*.log"))) == 1)
     driver = driver.reopened()
-    assert driver.storage.recovered.streams[1].last == 1000
+    assert driver.storage.recovered.streams[events(1)].last == 1000
     driver.storage.close()
 
 
@@ -228,7 +236,7 @@ def test_a_failed_sync_is_final(driver: Driver, monkeypatch: pytest.MonkeyPatch)
     assert driver.storage._group.broken is not None
     assert driver.read(1).records == ((0, 1, b"\x01" * 100),)  # what was acknowledged stays readable
     driver = driver.reopened()
-    assert driver.storage.recovered.streams[1].last == 1  # what failed does not come back
+    assert driver.storage.recovered.streams[events(1)].last == 1  # what failed does not come back
     assert driver.do(record(2)) == [Appended(tag=2)]
     driver.storage.close()
 
@@ -247,7 +255,7 @@ def test_what_was_asked_for_before_a_failure_was_heard_fails_too(
     group.submit([record(1), save(2)])
     stepped.commit()
     monkeypatch.undo()
-    group.submit([record(3), save(4), Chop(stream=1, tick=0)])
+    group.submit([record(3), save(4), Chop(stream=events(1), tick=0)])
     stepped.commit()
     outcomes = group.take()
     assert [(type(one), one.tag) for one in outcomes] == [
@@ -322,7 +330,7 @@ def test_metadata_that_cannot_be_committed_fails_the_saves_and_keeps_the_chops(
         raise StorageError("database or disk is full")
 
     monkeypatch.setattr(stepped.metadata, "commit", fail)
-    stepped.group.submit([record(1), record(2), save(3), Chop(stream=1, tick=1)])
+    stepped.group.submit([record(1), record(2), save(3), Chop(stream=events(1), tick=1)])
     stepped.commit()
     assert [type(one) for one in stepped.group.take()] == [Appended, Appended, SaveFailed]
     monkeypatch.undo()
@@ -331,7 +339,7 @@ def test_metadata_that_cannot_be_committed_fails_the_saves_and_keeps_the_chops(
     assert stepped.group.take() == [Saved(tag=4)]
     stepped.close()
     driver = Driver(stepped.folder)
-    assert driver.storage.recovered.streams[1].chopped == 1
+    assert driver.storage.recovered.streams[events(1)].chopped == 1
     driver.storage.close()
 
 
@@ -380,14 +388,14 @@ def test_a_full_disk_refuses_and_recovers_by_itself(
     assert isinstance(again, AppendFailed)
     assert "the disk is full: nothing is appended to the log before 16 MiB are free" in str(again.error)
     assert saved == Saved(tag=901)
-    driver.storage.perform([Chop(stream=1, tick=acknowledged[-1])])
+    driver.storage.perform([Chop(stream=events(1), tick=acknowledged[-1])])
     until(lambda: driver.do(record(900)) == [Appended(tag=900)])
     assert driver.do(record(901)) == [Appended(tag=901)]
     said = [one.message for one in caplog.records]
     assert [text.split(":")[0] for text in said] == ["the disk is full", "the disk has room again"]
     driver = driver.reopened()
     assert driver.storage.recovered.damage == ()
-    assert driver.storage.recovered.streams[1].last == 901
+    assert driver.storage.recovered.streams[events(1)].last == 901
     driver.storage.close()
 
 
@@ -434,6 +442,131 @@ def test_a_broker_starts_on_a_disk_that_others_filled(small_disk: Path) -> None:
     folder.close()
 
 
+# -- what is gone from the disk, however the process ended
+
+
+def killed(driver: Driver) -> Path:
+    """The data folder as a kill -9 leaves it at this moment."""
+    copy = driver.folder.with_name("killed")
+    shutil.copytree(driver.folder, copy)
+    driver.storage.close()
+    return copy
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / LOG_FOLDER).glob("*.log"))
+
+
+@pytest.fixture
+def small_files(tmp_path: Path) -> Driver:
+    """Three full files and the one that is written to, all of one stream, and nothing saved by anybody."""
+    (tmp_path / "data").mkdir()
+    driver = Driver(tmp_path / "data", segment_bytes=4096)
+    for tick in range(1, 101):
+        driver.do(record(tick))
+    return driver
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@pytest.mark.parametrize("harm", ["removed", "cut"])
+def test_any_file_that_is_gone_or_cut_is_reported(small_files: Driver, at: int, harm: str) -> None:
+    """Also from the middle, where its stream goes on behind it, and also when it ends with a whole record."""
+    folder = killed(small_files)
+    assert len(files(folder)) == 4
+    path, whole = files(folder)[at], files(folder)[at].stat().st_size
+    left = 0 if harm == "removed" else 5 * (100 + OVERHEAD)
+    if harm == "removed":
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    for _ in range(2):  # the next start says so again
+        driver = Driver(folder, segment_bytes=4096)
+        (damage,) = driver.storage.recovered.damage
+        assert str(damage) == (
+            f"{path.name}: records that were synced are gone: {whole - left} bytes at offset {left}"
+        )
+        state = driver.storage.recovered.streams[events(1)]
+        ticks = {last for _, last, _ in driver.read(1).records}
+        assert len(ticks) == 100 - (whole - left) // (100 + OVERHEAD)
+        missing = {tick for first, last in driver.read(1).missing for tick in range(first + 1, last + 1)}
+        assert state.suspect == (at == 3)
+        assert ticks | missing >= set(range(1, 101 if at < 3 else state.last + 1))
+        driver.storage.close()
+
+
+def test_a_file_that_is_missed_is_missed_no_more_once_all_of_it_is_released(small_files: Driver) -> None:
+    folder = killed(small_files)
+    files(folder)[1].unlink()
+    driver = Driver(folder, segment_bytes=4096)
+    assert len(driver.storage.recovered.damage) == 1
+    driver.do(Chop(stream=events(1), tick=90), record(101))
+    driver.storage.close()
+    driver = Driver(folder, segment_bytes=4096)
+    assert driver.storage.recovered.damage == ()
+    driver.storage.close()
+    with closing(Metadata(folder / DATABASE)) as metadata:
+        assert metadata.load(FILES).keys() <= {path.name.encode() for path in files(folder)}
+
+
+@pytest.mark.parametrize("harm", [b"", b"nonsense", None])
+def test_a_note_that_cannot_be_read_proves_nothing(
+    small_files: Driver, harm: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not synced: a machine that stops may leave it empty. What it should have said is said."""
+    folder = killed(small_files)
+    note = folder / LOG_FOLDER / NOTE
+    content = bytearray(note.read_bytes())
+    content[20] ^= 1
+    note.write_bytes(content if harm is None else harm)
+    driver = Driver(folder, segment_bytes=4096)
+    assert driver.storage.recovered.damage == ()
+    assert len(driver.read(1).records) == 100
+    driver.storage.close()
+    assert ("the note beside the log is damaged" in caplog.text) == (harm != b"")
+    assert decode_mark(note.read_bytes()) == (files(folder)[-1].name, files(folder)[-1].stat().st_size)
+
+
+def test_a_flipped_bit_in_the_last_commit_before_a_kill_is_no_torn_end(tmp_path: Path) -> None:
+    """It was acknowledged: cut off as a torn end, it would be lost in silence."""
+    (tmp_path / "data").mkdir()
+    driver = Driver(tmp_path / "data")
+    driver.do(record(1))
+    driver.do(record(2))
+    folder = killed(driver)
+    (path,) = files(folder)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    again = Driver(folder)
+    (damage,) = again.storage.recovered.damage
+    assert (damage.torn, damage.stream) == (False, events(1))
+    assert again.storage.recovered.streams[events(1)].suspect
+    again.storage.close()
+
+
+def test_what_lies_in_a_data_folder_is_its_owners(tmp_path: Path) -> None:
+    """Whatever the umask says, and also what an earlier version left readable by all."""
+    before = os.umask(0)
+    try:
+        folder = DataFolder(tmp_path / "data")
+        folder.start("b1")
+        driver = Driver(tmp_path / "data")
+        driver.do(record(1), save(2))
+        modes = {
+            path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")
+        }
+        driver.storage.close()
+        folder.close()
+    finally:
+        os.umask(before)
+    names = {f"data/{name}" for name in (DATABASE, f"{DATABASE}-wal", "lock", "log/stamp", f"log/{NOTE}")}
+    assert names <= modes.keys()
+    assert {name: mode for name, mode in modes.items() if mode != 0o600} == {"data": 0o700, "data/log": 0o700}
+    (tmp_path / "data" / DATABASE).chmod(0o644)
+    DataFolder(tmp_path / "data").close()
+    assert (tmp_path / "data" / DATABASE).stat().st_mode & 0o777 == 0o600
+
+
 # -- the same code on the simulator's disk
 
 
@@ -451,7 +584,7 @@ def test_the_log_on_the_virtual_disk_keeps_what_it_acknowledged(seed: int) -> No
     for _ in range(6):
         storage = virtual(disk)
         assert all(damage.torn for damage in storage.volume.recovered.damage)
-        state = storage.volume.recovered.streams.get(1)
+        state = storage.volume.recovered.streams.get(events(1))
         last = state.last if state else 0
         assert acknowledged <= last <= asked
         asked = last
@@ -465,11 +598,61 @@ def test_the_log_on_the_virtual_disk_keeps_what_it_acknowledged(seed: int) -> No
                 acknowledged = outcome.tag
             if acknowledged and chance.random() < 0.2:
                 chopped = max(chopped, acknowledged - chance.randint(0, 30))
-                storage.perform([Chop(stream=1, tick=chopped)])
-        done = storage.volume.read(Read(stream=1, start=chopped, end=acknowledged, limit_bytes=MIB, tag=0))
+                storage.perform([Chop(stream=events(1), tick=chopped)])
+        read = Read(stream=events(1), start=chopped, end=acknowledged, limit_bytes=MIB, tag=0)
+        done = storage.volume.read(read)
         assert [one[1] for one in done.records] == list(range(chopped + 1, acknowledged + 1))
         storage.die()
         disk.crash(CrashStyle(scattered=chance.random() < 0.5, flip_chance=0.2))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_to_a_virtual_disk_is_never_silent(seed: int) -> None:
+    """D12: a process is killed, a bit of the log changes, or some of it is gone. Whatever was acknowledged
+    is read, or missing, or may have followed the last of a suspect stream; and the damage is said."""
+    world = World(seed)
+    disk, chance = Disk(world, "d"), Random(seed)
+    storage = virtual(disk)
+    acknowledged = {1: 0, 2: 0}
+    for tick in range(1, chance.randint(2, 60)):
+        stream = chance.choice([1, 2])
+        storage.perform([record(tick, stream=stream, size=chance.randint(0, 600))])
+        if chance.random() < 0.1:
+            storage.perform([save(1000 + tick)])
+        world.run(world.now_us + MIB)
+        acknowledged[stream] = max(one.tag for one in storage.group.take() if isinstance(one, Appended))
+    storage.die()
+    disk.settle()
+    file = chance.choice([one for one in disk.files() if one.endswith(".log")])
+    at = chance.randrange(disk.size(file) or 1)
+    if seed % 2:
+        disk.rot(file, at)
+    else:
+        disk.shorten(file, at)
+    volume = virtual(disk).volume
+    assert {one.file for one in volume.recovered.damage if not one.torn} == {file}
+    for stream, last in acknowledged.items():
+        if last:
+            state = volume.recovered.streams[events(stream)]
+            assert state.last >= last or state.suspect
+            done = volume.read(Read(stream=events(stream), start=0, end=last, limit_bytes=MIB, tag=0))
+            covered = {*done.missing, *((first, until) for first, until, _ in done.records)}
+            ticks = {tick for first, until in covered for tick in range(first + 1, until + 1)}
+            assert ticks >= set(range(1, min(last, state.last) + 1))
+
+
+def test_a_row_that_rots_on_a_virtual_disk_is_named() -> None:
+    world = World(1)
+    disk = Disk(world, "d")
+    storage = virtual(disk)
+    storage.perform([save(1, b"value of k")])
+    world.run(world.now_us + MIB)
+    storage.close()
+    content = disk.read("facts")
+    assert content is not None
+    disk.rot("facts", content.index(b"value of k"))
+    storage = virtual(disk)
+    assert (storage.load("t", _row), storage.damaged("t")) == ({}, (b"k",))
 
 
 def test_a_full_virtual_disk_fails_as_a_real_one() -> None:
@@ -513,7 +696,7 @@ def test_a_start_on_a_full_virtual_disk_reads_and_saves() -> None:
     storage.die()
     disk.crash(CrashStyle())
     storage = virtual(disk)
-    storage.perform([save(51, bytes(1000)), record(20), Chop(stream=1, tick=10)])
+    storage.perform([save(51, bytes(1000)), record(20), Chop(stream=events(1), tick=10)])
     world.run(world.now_us + 100_000)
     assert [type(one) for one in storage.group.take()] == [Saved, AppendFailed]
     assert storage.volume.short
@@ -521,7 +704,7 @@ def test_a_start_on_a_full_virtual_disk_reads_and_saves() -> None:
     disk.crash(CrashStyle())
     storage = virtual(disk)
     assert storage.load("t", _row) == {b"k": bytes(1000)}
-    assert storage.volume.recovered.streams[1].chopped == 10
+    assert storage.volume.recovered.streams[events(1)].chopped == 10
     disk.capacity *= 10
     storage.perform([record(20)])
     world.run(world.now_us + 100_000)
@@ -561,7 +744,7 @@ def test_damage_that_a_read_finds_is_said_once_with_its_place(
     assert [one.getMessage() for one in caplog.records] == expected
     again = driver.reopened()
     assert [f"log: {one}" for one in again.storage.recovered.damage] == [
-        f"{line}, stream 0000000000000001" for line in expected
+        f"{line}, stream events 0000000000000001" for line in expected
     ]
     assert again.read(1).missing == ((3, 4), (7, 8))
     assert len(caplog.records) == 2, "the start has said it"

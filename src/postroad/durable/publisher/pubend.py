@@ -30,7 +30,7 @@ from postroad.durable.publisher.pubend_rows import Checkpoint, Facts, read_check
 from postroad.errors import BugError, PeerError, PostroadError, StorageError
 from postroad.events.batch import EventBatch
 from postroad.ids import pubend_text
-from postroad.seam.storage import ReadDone
+from postroad.seam.storage import LogStream, ReadDone, StreamKind
 from postroad.seam.turn import Turn
 from postroad.streams.knowledge import EVERYTHING, NOTHING, KnowledgeStream, Segment, joined
 from postroad.streams.spans import Span, intersect, subtract, union
@@ -110,6 +110,7 @@ class DurablePubend:
     ) -> None:
         """`max_bytes`: what `floor_for_size` will be asked for; 0 if it will not be."""
         self.id = pubend
+        self._stream = LogStream(StreamKind.EVENTS, pubend)
         self.start = now_us  # nothing was ever published at or before this tick
         self.last = now_us  # the highest tick told: an event on disk, or asserted silence
         self.floor = now_us  # ticks in (start, floor] are L
@@ -216,7 +217,7 @@ class DurablePubend:
         batch = merged.with_ticks(first, kind=Kind.KNOWLEDGE, pubend=self.id, start=self._assigned, channel=0)
         end = first + batch.count - 1
         record = _Record(end, batch, prefixes, frames)
-        turn.append(self.id, self._logged, end, batch.data, then=partial(self._appended, record))
+        turn.append(self._stream, self._logged, end, batch.data, then=partial(self._appended, record))
         self._staged.append(record)
         self._staged_bytes += len(batch.data)
         for prefix, last in prefixes.items():
@@ -366,7 +367,7 @@ class DurablePubend:
         for span in wanted[: max(0, MAX_READS - len(self._reads))]:
             self._counters["log_reads_total"] += 1
             self._reads.append(span)
-            turn.read(self.id, *span, READ_BYTES, then=partial(self._was_read, span))
+            turn.read(self._stream, *span, READ_BYTES, then=partial(self._was_read, span))
 
     def _near(self, spans: list[Span]) -> list[Span]:
         """Joined where little of the log lies between them, into pieces of at most half a read."""
@@ -442,7 +443,7 @@ class DurablePubend:
             self.floor = tick
             while len(self._marks) > 1 and self._marks[1][0] <= tick:
                 self._marks.popleft()
-            turn.chop(self.id, tick)
+            turn.chop(self._stream, tick)
 
     def floor_for_size(self, limit: int) -> int:
         """The lowest tick above which at most `limit` bytes are kept, as finely as sizes are remembered."""
@@ -567,7 +568,7 @@ class DurablePubend:
         """The next piece of what recovery has to read, if there is more."""
         if self._tail is not None:
             self._counters["log_reads_total"] += 1
-            turn.read(self.id, self._tail, self._synced, READ_BYTES, then=self._tail_read)
+            turn.read(self._stream, self._tail, self._synced, READ_BYTES, then=self._tail_read)
 
     def _tail_read(self, turn: Turn, done: ReadDone) -> None:
         again: list[EventBatch] = []

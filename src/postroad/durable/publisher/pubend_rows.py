@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import UsageError
-from postroad.seam.storage import StreamEnd
+from postroad.seam.storage import LogStream, StreamEnd, StreamKind
 from postroad.streams.spans import Span
 from postroad.wire.frames import Limits
 
@@ -38,11 +38,12 @@ def widest(limits: Limits, before: Mapping[str, int]) -> dict[str, int]:
 
 
 def refuse_lower_limits(
-    facts: Mapping[bytes, bytes], streams: Mapping[int, StreamEnd], limits: Limits
+    facts: Mapping[bytes, bytes], streams: Mapping[LogStream, StreamEnd], limits: Limits
 ) -> None:
     """UsageError if events are kept that these limits may not allow: they could be sent to nobody."""
     for key, value in facts.items():
-        known, end = read_facts(key, value), streams.get(int.from_bytes(key, "big"))
+        known = read_facts(key, value)
+        end = streams.get(LogStream(StreamKind.EVENTS, int.from_bytes(key, "big")))
         if end is None or end.last <= max(end.chopped, known.start):
             continue
         for name in LIMITS:

@@ -46,7 +46,7 @@ from postroad.links.access import ANONYMOUS
 from postroad.links.links import Links
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
-from postroad.seam.storage import StreamEnd
+from postroad.seam.storage import LogStream, StreamEnd, StreamKind
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.streams.knowledge import Segment
@@ -75,7 +75,7 @@ class DurablePublishing:
         me: int,
         config: DurableConfig,
         limits: Limits,
-        streams: Mapping[int, StreamEnd] | None,
+        streams: Mapping[LogStream, StreamEnd] | None,
         links: Links,
         receipts: Receipts,
         routing: Routing,
@@ -122,7 +122,7 @@ class DurablePublishing:
         self,
         facts: Mapping[bytes, bytes],
         publishers: Mapping[bytes, bytes],
-        streams: Mapping[int, StreamEnd],
+        streams: Mapping[LogStream, StreamEnd],
         now_us: int,
     ) -> None:
         """What is synced, but may not be recorded by tracking, is read again."""
@@ -132,7 +132,7 @@ class DurablePublishing:
         numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == self._me}
         for number in sorted(numbers.union(range(self._count))):
             pubend = self._make(number, now_us)
-            end = streams.get(pubend.id, _NEVER_USED)
+            end = streams.get(LogStream(StreamKind.EVENTS, pubend.id), _NEVER_USED)
             pubend.recover(
                 facts,
                 publishers,

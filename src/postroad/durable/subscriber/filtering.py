@@ -29,8 +29,8 @@ import numpy.typing as npt
 from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.compact import Numbers, get_set, get_varint, put_set, put_varint
 from postroad.errors import BugError, PostroadError, StorageError
-from postroad.ids import VOLATILE, is_volatile, pubend_text
-from postroad.seam.storage import ReadDone
+from postroad.ids import is_volatile, pubend_text
+from postroad.seam.storage import LogStream, ReadDone, StreamKind
 from postroad.seam.turn import Turn, Written
 from postroad.selectors import Group
 from postroad.streams.spans import Span, intersect, union
@@ -59,11 +59,11 @@ _ROW: Final = struct.Struct("<qq")  # lastIndex(s), matches of s so far
 _EMPTY: Final[Numbers] = np.empty(0, np.int64)
 
 
-def filtering_stream(pubend: int) -> int:
-    """The log stream of a pubend's records: a plain pubend's number, which is never logged itself."""
+def filtering_stream(pubend: int) -> LogStream:
+    """The log stream of a pubend's records."""
     if is_volatile(pubend):
         raise BugError(f"pubend {pubend_text(pubend)} is not durable")
-    return pubend | VOLATILE
+    return LogStream(StreamKind.FILTERING, pubend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from postroad.durable.subscriber.filtering import filtering_stream
 from postroad.durable.subscriber.hosting import MAX_FOLLOWED, Hosting
 from postroad.durable.subscriber.subscriptions import durable_key
 from postroad.ids import SubscriptionKey, is_volatile
-from postroad.seam.storage import StreamEnd
+from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.turn import Turn
 from postroad.streams.knowledge import Segment
 from postroad.streams.routing import Routing
@@ -43,7 +43,7 @@ class Following:
         *,
         hosting: Hosting,
         routing: Routing,
-        streams: Mapping[int, StreamEnd],
+        streams: Mapping[LogStream, StreamEnd],
         need: Callable[[], Mapping[int, int]],
         answered: Callable[[Turn, Stream, list[Segment]], None],
     ) -> None:

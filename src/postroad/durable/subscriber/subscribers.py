@@ -43,7 +43,7 @@ from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
 from postroad.seam.peers import Peer
-from postroad.seam.storage import StreamEnd
+from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
@@ -80,7 +80,7 @@ class DurableSubscribers:
         *,
         me: int,
         boot: int,
-        streams: Mapping[int, StreamEnd],
+        streams: Mapping[LogStream, StreamEnd],
         links: Links,
         interest: Interest,
         routing: Routing,

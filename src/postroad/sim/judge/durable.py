@@ -30,10 +30,19 @@ from typing import Final, Protocol
 
 from postroad.errors import DeletedError, MovedError, StorageError, UnavailableError
 from postroad.events import EventBatch
-from postroad.ids import MessageId, is_history, is_volatile, pubend_text
+from postroad.ids import MessageId, is_history, pubend_text
 from postroad.seam.effects import Effect, Send
 from postroad.seam.inputs import Input, Received
-from postroad.seam.storage import MAX_TICK, Append, Appended, AppendFailed, Chop, Read
+from postroad.seam.storage import (
+    MAX_TICK,
+    Append,
+    Appended,
+    AppendFailed,
+    Chop,
+    LogStream,
+    Read,
+    StreamKind,
+)
 from postroad.selectors import Selector
 from postroad.sim.judge.ledger import NEVER, Ledger, Published
 from postroad.sim.judge.violation import Violation
@@ -316,12 +325,13 @@ class Records:
 
     def ask(self, append: Append) -> list[bytes]:
         """A record is on its way to the log: the events in it."""
-        if is_volatile(append.stream) or is_history(append.stream):
+        kind, pubend = append.stream
+        if kind is not StreamKind.EVENTS or is_history(pubend):
             return []
         view = BatchView(append.data)
         ids = view.ids()
         for id, tick in zip(ids, view.ticks(), strict=True):
-            self._asked[append.stream, id] = tick
+            self._asked[pubend, id] = tick
         return ids
 
     def logged(self, pubend: int, ids: Iterable[bytes]) -> None:
@@ -345,7 +355,8 @@ class Records:
                 reader.delete(self._world.now_us)
 
     def chop(self, chop: Chop) -> None:
-        self._chops.setdefault(chop.stream, []).append((self._world.now_us, chop.tick))
+        if chop.stream.kind is StreamKind.EVENTS:
+            self._chops.setdefault(chop.stream.id, []).append((self._world.now_us, chop.tick))
 
     def released_at(self, pubend: int, tick: int) -> int | None:
         """When this tick was released; None: it was not."""
@@ -415,7 +426,7 @@ class Records:
         """Every event of a pubend, with its tick; those that were released among them."""
         if process.storage is None:
             return {}
-        done = process.storage.volume.read(Read(stream=pubend, start=0, end=MAX_TICK, limit_bytes=GIB, tag=0))
+        done = process.storage.volume.read(_all_of(pubend))
         chopped = done.missing[0][1] if done.missing and done.missing[0][0] == 0 else 0
         found: dict[bytes, int] = {}
         for _, _, data in done.records:
@@ -443,8 +454,7 @@ class Records:
         for pubend, name in self.pubends.items():
             storage = self._processes[name].storage
             if storage is not None:
-                read = Read(stream=pubend, start=0, end=MAX_TICK, limit_bytes=GIB, tag=0)
-                records = storage.volume.read(read).records
+                records = storage.volume.read(_all_of(pubend)).records
                 if records:
                     yield pubend, name, records[-1][1]
 
@@ -506,7 +516,7 @@ class Watched:
             self._records.deleted(name)
         for effect in effects:
             if type(effect) is Append:
-                self._under_way[effect.tag] = (effect.stream, self._records.ask(effect))
+                self._under_way[effect.tag] = (effect.stream.id, self._records.ask(effect))
             elif type(effect) is Chop:
                 self._records.chop(effect)
         return effects
@@ -525,6 +535,11 @@ class Watched:
 
     def metrics(self) -> dict[str, int | float]:
         return self.core.metrics()
+
+
+def _all_of(pubend: int) -> Read:
+    stream = LogStream(StreamKind.EVENTS, pubend)
+    return Read(stream=stream, start=0, end=MAX_TICK, limit_bytes=GIB, tag=0)
 
 
 def _deleted(inputs: Sequence[Input], effects: Sequence[Effect]) -> list[str]:

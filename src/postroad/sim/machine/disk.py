@@ -191,6 +191,14 @@ class Disk:
         self._durable[file][position] ^= 1
         self._view[file][position] ^= 1
 
+    def shorten(self, file: str, size: int) -> None:
+        """Synced data behind this size is gone; with size 0 the whole file."""
+        for image in (self._durable, self._view):
+            if size:
+                del image[file][size:]
+            else:
+                del image[file]
+
     # -- inside
 
     def _within_capacity(self, operation: Operation) -> Operation:

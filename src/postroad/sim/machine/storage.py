@@ -22,7 +22,8 @@ from postroad.seam.storage import Append, Chop, Read, Reader, Save, StorageEffec
 from postroad.sim.machine.disk import SYNC_US, Disk, DiskFailed, DiskInput, Remove, Replace, Sync, Synced
 from postroad.sim.machine.disk import Append as DiskAppend
 from postroad.storage.commit import Commit, GroupCommit, commit_once
-from postroad.storage.files import BALLAST, NoRoom
+from postroad.storage.database import row_checksum
+from postroad.storage.files import BALLAST, NOTE, NoRoom
 from postroad.storage.log import LogVolume
 from postroad.storage.metadata import Rows
 from postroad.units import KIB, MILLISECOND_US
@@ -86,25 +87,41 @@ class DiskFiles:
     def let_go(self) -> None:
         self.disk.perform(Remove(file=BALLAST), _nobody)
 
+    def note(self, data: bytes) -> None:
+        if len(data) > self.disk.room + (self.disk.size(NOTE) or 0):
+            raise OSError(errno.ENOSPC, "the virtual disk is full")
+        self.disk.perform(Replace(file=NOTE, data=data), _nobody)
+
+    def noted(self) -> bytes:
+        return self.disk.read(NOTE) or b""
+
 
 def _nobody(_outcome: DiskInput) -> None:
     pass
 
 
 class DiskFacts:
-    """Metadata in one virtual file."""
+    """Metadata in one virtual file, each row with its checksum, as in the real one."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        held = disk.read(FACTS)
-        self.tables: Tables = {} if held is None else msgspec.msgpack.decode(held, type=Tables)
+        stored = disk.read(FACTS)
+        self._rows: Tables = {} if stored is None else msgspec.msgpack.decode(stored, type=Tables)
+
+    @property
+    def tables(self) -> Tables:
+        return {table: self.load(table) for table in self._rows}
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
-        rows = dict(self.tables.get(table, {}))
+        rows = {key: row[:-4] for key, row in self._rows.get(table, {}).items() if _is_sound(table, key, row)}
         if reader is not None:
             for key, value in rows.items():
                 reader(key, value)  # a row that its room cannot read ends a real start
         return rows
+
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        rows = self._rows.get(table, {})
+        return tuple(sorted(key for key, row in rows.items() if not _is_sound(table, key, row)))
 
     def commit(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """At once, for a process that ends."""
@@ -113,19 +130,27 @@ class DiskFacts:
 
     def stage(self, changes: Iterable[tuple[str, Rows]]) -> None:
         """What is durable after the next sync. StorageError: there is no room, and nothing has changed."""
-        new = {table: dict(rows) for table, rows in self.tables.items()}
+        new = {table: dict(rows) for table, rows in self._rows.items()}
         for table, rows in changes:
-            held = new.setdefault(table, {})
+            kept = new.setdefault(table, {})
             for key, value in rows:
                 if value is None:
-                    held.pop(key, None)
+                    kept.pop(key, None)
                 else:
-                    held[key] = value
+                    kept[key] = value + _checksum(table, key, value)
         data = msgspec.msgpack.encode(new)
         if len(data) > self.disk.room + (self.disk.size(FACTS) or 0):
             raise NoRoom("cannot write metadata: the virtual disk is full")
         self.disk.perform(Replace(file=FACTS, data=data), _nobody)
-        self.tables = new
+        self._rows = new
+
+
+def _checksum(table: str, key: bytes, value: bytes) -> bytes:
+    return row_checksum(table, key, value).to_bytes(4, "little")
+
+
+def _is_sound(table: str, key: bytes, row: bytes) -> bool:
+    return _checksum(table, key, row[:-4]) == row[-4:]
 
 
 class VirtualStorage:
@@ -159,12 +184,16 @@ class VirtualStorage:
         self._logged = False  # the log's part of the running commit is over
         self._over = False
         self._tidy_later()
+        self._commit()  # there may be something to note of what was found
 
     # ---- what the process does
 
     def load(self, table: str, reader: Reader) -> dict[bytes, bytes]:
-        """A table of metadata, as a start finds it."""
+        """A table of metadata, as a start finds it, without damaged rows."""
         return self._facts.load(table, reader)
+
+    def damaged(self, table: str) -> tuple[bytes, ...]:
+        return self._facts.damaged(table)
 
     def perform(self, effects: Iterable[StorageEffect]) -> None:
         writes: list[Append | Save | Chop] = []
