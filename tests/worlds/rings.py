@@ -68,11 +68,20 @@ class Ring:
                 self.now_us, min(node.next_deadline() or end_us for node in self.nodes.values())
             )
             for name, node in list(self.nodes.items()):
+                if node.joining is not None and node.joining not in self.nodes and not node.peers:
+                    self._name_another_seed(name, node)
                 deadline = node.next_deadline()
                 if deadline is not None and deadline <= self.now_us:
                     node.tick(self.now_us, self.now_us * 7919 + number(name) % 65_537)
                     self._collect(name)
         self.settle()
+
+    def _name_another_seed(self, name: NodeId, node: Pastry) -> None:
+        others = [other for other in self.nodes if other != name]
+        if others:
+            node.join(others[0], self.now_us)
+        else:
+            node.begin(self.now_us)
 
     def truth(self, key: NodeId, count: int = 1) -> list[NodeId]:
         def rank(node: NodeId) -> tuple[int, NodeId]:
