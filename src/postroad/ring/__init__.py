@@ -1,0 +1,1 @@
+"""The ring of brokers: Pastry."""
