@@ -158,7 +158,7 @@ class Routing:
             self.pubend,
             durable=self._durable,
             silence_us=config.silence_us,
-            held=held,
+            followed=held,
             owing=owing,
             spread=self._spread,
             now_us=now_us,
@@ -528,7 +528,8 @@ class Routing:
         for pubend in self._table.of(message.origin):
             feed = neighbour.feeds.pop(pubend, None)
             if feed is not None:
-                neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
+                # Should it forget the stream, it is not sent all of it a second time.
+                neighbour.up_at[pubend] = feed.sent_to
 
     def _on_nack(self, turn: Turn, peer: Peer, message: Nack) -> None:
         self._counters["nacks_received_total"] += 1
