@@ -96,22 +96,24 @@ class Retiring:
         broker = self._find(request.arguments.get("broker", ""))
         if len(self._under_way) >= MAX_UNDER_WAY:
             raise UnavailableError(f"{MAX_UNDER_WAY} brokers are being retired: try again")
-        one = _Retirement(peer.connection, request.number, broker, turn.now_us + RETIRE_US, {self._me: None})
+        retirement = _Retirement(
+            peer.connection, request.number, broker, turn.now_us + RETIRE_US, {self._me: None}
+        )
 
         def answered(other: int, turn: Turn, body: bytes) -> None:
-            self._answered(turn, one, other, body == _DONE)
+            self._answered(turn, retirement, other, body == _DONE)
 
         for other in self._topology.reachable():
             if other != self._me:
-                one.waiting[other] = None
+                retirement.waiting[other] = None
                 question = broker.to_bytes(4, "big")
                 self._inquiries.ask(turn, other, RETIRE, question, partial(answered, other))
-        self._under_way.append(one)
-        self._retire(turn, broker, lambda turn, done: self._answered(turn, one, self._me, done))
+        self._under_way.append(retirement)
+        self._retire(turn, broker, lambda turn, done: self._answered(turn, retirement, self._me, done))
 
-    def _answered(self, turn: Turn, one: _Retirement, broker: int, done: bool) -> None:
-        if one.waiting.pop(broker, broker) is None and done:
-            one.done.append(broker)
+    def _answered(self, turn: Turn, retirement: _Retirement, broker: int, done: bool) -> None:
+        if retirement.waiting.pop(broker, broker) is None and done:
+            retirement.done.append(broker)
         self._settle(turn)
 
     def _find(self, text: str) -> int:
@@ -161,20 +163,20 @@ class Retiring:
         """What is retired and not on disk yet; who is back meanwhile is not."""
         unsaved, self._unsaved = self._unsaved, []
         saved_once, self._saved_once = self._saved_once, []
-        rows = [(_U32.pack(one.broker), b"") for one in unsaved + saved_once if one.broker in self._retired]
+        rows = [(_U32.pack(row.broker), b"") for row in unsaved + saved_once if row.broker in self._retired]
         if self._has_disk and rows:
             turn.save(TABLE, rows, then=partial(self._on_save, unsaved, saved_once))
         else:
-            for one in unsaved + saved_once:
-                one.done(turn, one.broker in self._retired)
+            for row in unsaved + saved_once:
+                row.done(turn, row.broker in self._retired)
 
     def _on_save(
         self, unsaved: list[_Unsaved], saved_once: list[_Unsaved], turn: Turn, error: PostroadError | None
     ) -> None:
         if error is None:
             self._saved_once += unsaved
-        for one in saved_once if error is None else unsaved + saved_once:
-            one.done(turn, error is None)
+        for row in saved_once if error is None else unsaved + saved_once:
+            row.done(turn, error is None)
 
     def gone(self, broker: int) -> bool:
         """Nobody is to wait for this one."""
@@ -182,13 +184,15 @@ class Retiring:
 
     def _closed(self, _turn: Turn, peer: Peer) -> None:
         """Nobody waits for the answer; it is done all the same."""
-        self._under_way = [one for one in self._under_way if one.connection != peer.connection]
+        self._under_way = [
+            retirement for retirement in self._under_way if retirement.connection != peer.connection
+        ]
 
     def tick(self, turn: Turn) -> None:
         self._save(turn)
-        for one in self._under_way:
-            if one.deadline <= turn.now_us:
-                one.waiting.clear()
+        for retirement in self._under_way:
+            if retirement.deadline <= turn.now_us:
+                retirement.waiting.clear()
         self._settle(turn)
         self._look_for_retired(turn)
 
@@ -202,24 +206,26 @@ class Retiring:
             self._restored(turn, broker)
 
     def _settle(self, turn: Turn) -> None:
-        for one in [one for one in self._under_way if not one.waiting]:
-            self._under_way.remove(one)
+        for retirement in [retirement for retirement in self._under_way if not retirement.waiting]:
+            self._under_way.remove(retirement)
             names = self._topology.names()
-            missing = sorted(name for number, name in names.items() if number not in (*one.done, one.broker))
+            missing = sorted(
+                name for number, name in names.items() if number not in (*retirement.done, retirement.broker)
+            )
             body = {
-                "retired": self._topology.name(one.broker),
-                "done": sorted(self._topology.name(number) for number in one.done),
+                "retired": self._topology.name(retirement.broker),
+                "done": sorted(self._topology.name(number) for number in retirement.done),
                 "missing": missing,
             }
-            reply(turn, one.connection, one.number, body)
+            reply(turn, retirement.connection, retirement.number, body)
 
     def next_deadline(self) -> int | None:
-        return min((one.deadline for one in self._under_way), default=None)
+        return min((retirement.deadline for retirement in self._under_way), default=None)
 
     def check(self) -> None:
         if len(self._under_way) > MAX_UNDER_WAY:
             raise BugError("retiring: more than may be are under way")
-        if self._unsaved or self._saved_once or not all(one.waiting for one in self._under_way):
+        if self._unsaved or self._saved_once or not all(retirement.waiting for retirement in self._under_way):
             raise BugError("retiring: a turn ended before what was retired in it was saved or answered")
 
 

@@ -382,13 +382,14 @@ def decode_deliveries(payload: bytes) -> Deliveries:
 def _check(
     names: list[str], sendings: npt.NDArray[np.void], receivers: npt.NDArray[np.void], events: int
 ) -> None:
-    for what, said, there in (
+    for what, announced, present in (
         ("receivers", int(sendings["receivers"].sum(dtype=np.uint64)), len(receivers)),
         ("events", int(sendings["events"].sum(dtype=np.uint64)), events),
     ):
-        if said != there:
+        if announced != present:
             raise PeerError(
-                f"a report of deliveries contradicts itself: its sendings have {said} {what}, it has {there}"
+                f"a report of deliveries contradicts itself: its sendings have {announced} {what}, it has"
+                f" {present}"
             )
     rows = int((sendings["receivers"].astype(np.uint64) * sendings["events"]).sum())
     if rows > MAX_ROWS:
@@ -433,11 +434,11 @@ def _flattened(
 def _spans(
     what: int, sendings: npt.NDArray[np.void], receivers: npt.NDArray[np.void], per_receiver: Indices
 ) -> Spans:
-    mine: Indices = np.flatnonzero(sendings["what"][per_receiver] == what)
-    of = sendings[per_receiver[mine]]
+    rows: Indices = np.flatnonzero(sendings["what"][per_receiver] == what)
+    of = sendings[per_receiver[rows]]
     return Spans(
-        subscriber=receivers["name"][mine],
-        session=receivers["session"][mine],
+        subscriber=receivers["name"][rows],
+        session=receivers["session"][rows],
         pubend=of["pubend"],
         start=of["start"],
         end=of["end"],

@@ -553,9 +553,9 @@ class Delivery:
         if sorted(item.id for item in gapped) != sorted(item.id for item in home.gapped):
             raise BugError(f"connection {home.number} does not know whose gaps are due")
         for item in home.by_number.values():
-            mine = [len(frame) for owner, frame, _ in home.queue if owner is item]
-            if (len(mine), sum(mine)) != (item.waiting, item.waiting_bytes) or sum(mine) > item.limit:
-                raise BugError(f"subscription {item.id} holds {sum(mine)} bytes of {item.limit}")
+            sizes = [len(frame) for owner, frame, _ in home.queue if owner is item]
+            if (len(sizes), sum(sizes)) != (item.waiting, item.waiting_bytes) or sum(sizes) > item.limit:
+                raise BugError(f"subscription {item.id} holds {sum(sizes)} bytes of {item.limit}")
 
 
 def _lost_frame(pubend: int, start: int, end: int, number: int) -> bytes:

@@ -24,10 +24,10 @@ STEP_US: Final = 10 * SECOND_US  # no clock steps back further between two proce
 
 
 class Ends:
-    """`rows`: of `TABLE`; `mine`: the plain pubend of this process."""
+    """`rows`: of `TABLE`; `own`: the plain pubend of this process."""
 
-    def __init__(self, rows: Mapping[bytes, bytes], mine: PlainPubend) -> None:
-        self._mine = mine
+    def __init__(self, rows: Mapping[bytes, bytes], own: PlainPubend) -> None:
+        self._own = own
         # Plain pubends of earlier processes -> their last tick, as far as known.
         self._last = dict(read_end(key, tick) for key, tick in rows.items())
 
@@ -35,14 +35,14 @@ class Ends:
         """What is lost of a pubend to somebody who knows it up to `tick`."""
         if tick >= MAX_TICK:
             return []
-        end = self._last.get(pubend, max(self._mine.start, tick) + STEP_US)
+        end = self._last.get(pubend, max(self._own.start, tick) + STEP_US)
         return [(tick, end), (end, MAX_TICK)] if tick < end else [(tick, MAX_TICK)]
 
     def rows(self) -> tuple[tuple[bytes, bytes | None], ...]:
         """What the next process is to know of this one, when it is closed."""
         forgotten = sorted(self._last)[: 1 - MAX_ENDS]
         return (
-            (self._mine.id.to_bytes(8, "big"), self._mine.last.to_bytes(8, "big")),
+            (self._own.id.to_bytes(8, "big"), self._own.last.to_bytes(8, "big")),
             *((pubend.to_bytes(8, "big"), None) for pubend in forgotten),
         )
 

@@ -83,7 +83,7 @@ class Feeder:
     ) -> None:
         """The neighbour is told everything after `tick`. It hears first how far the stream is, if it knew it
         before, or that there is one (`announce`)."""
-        feed = neighbour.feeds[stream.id] = Feed(told=tick, quiet=tick)
+        feed = neighbour.feeds[stream.id] = Feed(sent_to=tick, quiet=tick)
         at = tick if announce is None else announce
         self._queue_silence(turn, neighbour, stream, at, at, NOTHING)
         self.replay(turn, neighbour, feed, stream)
@@ -118,31 +118,33 @@ class Feeder:
             segment = segment.cut(feed.quiet, segment.end)
             groups = None if segment.batch is None else self._interest.match(segment.batch)
         if self._links.available(neighbour.connection) <= 0:
-            feed.blocked, feed.quiet = True, feed.told
+            feed.blocked, feed.quiet = True, feed.sent_to
             return
         owners = self.owners(stream, neighbour)
         coverage = self._covered(segment.coverage, owners)
         rows = None if groups is None else _rows_for(groups, owners)
-        joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.told == feed.quiet)
+        joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.sent_to == feed.quiet)
         if not joins:
             self.tell_quiet(turn, neighbour, feed, stream)
-            feed.told = feed.quiet = segment.start
+            feed.sent_to = feed.quiet = segment.start
         if rows is not None and segment.batch is not None:
-            self._send_rows(turn, neighbour, segment.batch, rows, stream.id, feed.told, segment.end, coverage)
-            feed.told = segment.end
+            self._send_rows(
+                turn, neighbour, segment.batch, rows, stream.id, feed.sent_to, segment.end, coverage
+            )
+            feed.sent_to = segment.end
         elif segment.lost:
             self.tell_quiet(turn, neighbour, feed, stream)
             self._send_lost(turn, neighbour, stream.id, segment)
-            feed.told = segment.end
+            feed.sent_to = segment.end
         feed.quiet = segment.end
         if coverage != feed.coverage and not segment.lost:
             feed.coverage = coverage
             self.tell_quiet(turn, neighbour, feed, stream)
 
     def tell_quiet(self, turn: Turn, neighbour: Neighbour, feed: Feed, stream: Stream) -> None:
-        if feed.quiet > feed.told:
-            self._queue_silence(turn, neighbour, stream, feed.told, feed.quiet, feed.coverage)
-            feed.told = feed.quiet
+        if feed.quiet > feed.sent_to:
+            self._queue_silence(turn, neighbour, stream, feed.sent_to, feed.quiet, feed.coverage)
+            feed.sent_to = feed.quiet
 
     def satisfy(self, turn: Turn, neighbour: Neighbour, feed: Feed, stream: Stream, part: Segment) -> None:
         """Recovered knowledge goes to the neighbours that asked for it."""
@@ -200,17 +202,17 @@ class Feeder:
         for want in feed.wants:
             owners = self.owners(stream, neighbour).union(want.need)
             left: list[Span] = []
-            told = 0
+            sent_to = 0
             for start, end in want.spans:
-                if end <= told:
+                if end <= sent_to:
                     continue
-                segments, unknown = pubend.answer(max(start, told), end, sys.maxsize)
+                segments, unknown = pubend.answer(max(start, sent_to), end, sys.maxsize)
                 missing += unknown
                 left += unknown
                 for segment in segments:
                     if self._links.available(neighbour.connection) > 0:
                         self.send_segment(turn, neighbour, stream, segment, owners)
-                        told = max(told, segment.end)
+                        sent_to = max(sent_to, segment.end)
                     else:
                         left.append((segment.start, segment.end))
             want.spans = union(left)

@@ -63,8 +63,8 @@ class Coverage:
     def meets(self, need: Mapping[int, int]) -> bool:
         if self.everything:
             return True
-        held = self.versions
-        return all(held.get(owner, 0) >= version for owner, version in need.items())
+        versions = self.versions
+        return all(versions.get(owner, 0) >= version for owner, version in need.items())
 
     def at_least(self, other: Coverage) -> bool:
         return self.everything or (not other.everything and self.meets(other.versions))
@@ -128,12 +128,12 @@ def joined(run: Sequence[Segment]) -> Segment:
         return run[0]
     parts: list[EventBatch] = []
     start = run[0].start
-    last = max((at for at, one in enumerate(run) if one.batch is not None), default=0)
-    for at, one in enumerate(run):
-        batch = one.batch
+    last = max((at for at, segment in enumerate(run) if segment.batch is not None), default=0)
+    for at, segment in enumerate(run):
+        batch = segment.batch
         if batch is None:
             continue  # silence: part of the span of what follows
-        end = run[-1].end if at == last else one.end
+        end = run[-1].end if at == last else segment.end
         if (batch.start, batch.end, batch.data[4]) != (start, end, Kind.KNOWLEDGE):
             data = batch.select(
                 None, kind=Kind.KNOWLEDGE, pubend=batch.pubend, start=start, end=end, channel=0
@@ -189,14 +189,14 @@ class KnowledgeStream:
         at = self._first_after(segment.start)
         position = segment.start
         while at < len(self._segments) and self._segments[at].start < segment.end:
-            held = self._segments[at]
-            if held.start > position:
-                news.append(segment.cut(position, held.start))
-            if segment.lost and not (held.lost or held.final or held.coverage.everything):
-                news.append(replace(held.cut(max(position, held.start), segment.end), final=True))
-            elif not self._keeps(held, segment):
-                news.append(segment.cut(max(position, held.start), held.end))
-            position = max(position, held.end)
+            known = self._segments[at]
+            if known.start > position:
+                news.append(segment.cut(position, known.start))
+            if segment.lost and not (known.lost or known.final or known.coverage.everything):
+                news.append(replace(known.cut(max(position, known.start), segment.end), final=True))
+            elif not self._keeps(known, segment):
+                news.append(segment.cut(max(position, known.start), known.end))
+            position = max(position, known.end)
             at += 1
         if position < segment.end:
             news.append(segment.cut(position, segment.end))
@@ -205,12 +205,12 @@ class KnowledgeStream:
         return news
 
     @staticmethod
-    def _keeps(held: Segment, other: Segment) -> bool:
+    def _keeps(known: Segment, other: Segment) -> bool:
         if other.lost:
             return True
-        if held.lost:
+        if known.lost:
             return False
-        return held.coverage.at_least(other.coverage)
+        return known.coverage.at_least(other.coverage)
 
     def _append(self, segment: Segment, last: Segment | None) -> None:
         if (
@@ -253,7 +253,7 @@ class KnowledgeStream:
         del self._segments[-count:], self._starts[-count:]
         self._segments.append(whole)
         self._starts.append(whole.start)
-        self.size += whole.size - sum(one.size for one in run)
+        self.size += whole.size - sum(segment.size for segment in run)
 
     def _replace(self, part: Segment) -> None:
         """Put `part` in place of whatever is held of (part.start, part.end]."""
@@ -262,12 +262,12 @@ class KnowledgeStream:
         high = low
         kept: list[Segment] = []
         while high < len(self._segments) and self._segments[high].start < part.end:
-            held = self._segments[high]
-            if held.start < part.start:
-                kept.append(held.cut(held.start, part.start))
-            if held.end > part.end:
-                kept.append(held.cut(part.end, held.end))
-            self.size -= held.size
+            known = self._segments[high]
+            if known.start < part.start:
+                kept.append(known.cut(known.start, part.start))
+            if known.end > part.end:
+                kept.append(known.cut(part.end, known.end))
+            self.size -= known.size
             high += 1
         kept.append(part)
         kept.sort(key=lambda segment: segment.start)
@@ -285,10 +285,10 @@ class KnowledgeStream:
         at = self._first_after(tick)
         if at == len(self._segments):
             return None
-        held = self._segments[at]
-        if held.start > tick or not held.meets(need):
+        segment = self._segments[at]
+        if segment.start > tick or not segment.meets(need):
             return None
-        return held.cut(tick, held.end).served(need)
+        return segment.cut(tick, segment.end).served(need)
 
     def around(self, tick: int) -> Segment | None:
         """The segment that `tick` is in."""
@@ -313,26 +313,26 @@ class KnowledgeStream:
         far as they are known, so that nobody has to ask for long ones piece by piece. With `whole`, segments
         are not cut, which would copy their events.
         """
-        found: list[Segment] = []
+        segments: list[Segment] = []
         missing: list[Span] = []
         position = start
         at = self._first_after(start)
         while at < len(self._segments) and self._segments[at].start < end:
-            held = self._segments[at]
+            segment = self._segments[at]
             at += 1
-            if not held.meets(need):
+            if not segment.meets(need):
                 continue
-            if held.start > position:
-                missing.append((position, held.start))
-            quiet = beyond and held.batch is None
-            part = held if whole else held.cut(max(position, start), held.end if quiet else end)
-            found.append(part.served(need))
-            position = min(held.end, end)
-            if len(found) == most:
-                return found, missing
+            if segment.start > position:
+                missing.append((position, segment.start))
+            quiet = beyond and segment.batch is None
+            part = segment if whole else segment.cut(max(position, start), segment.end if quiet else end)
+            segments.append(part.served(need))
+            position = min(segment.end, end)
+            if len(segments) == most:
+                return segments, missing
         if position < end:
             missing.append((position, end))
-        return found, missing
+        return segments, missing
 
     def forget_first(self) -> Segment | None:
         """Drop the oldest segment."""

@@ -74,7 +74,7 @@ DELIVERY_DELAY: Final = "From an event's tick, when its broker took it, to local
 class Host(Protocol):
     """Whoever has durable subscriptions, to which routing hands what it knows of durable pubends."""
 
-    def met(self, turn: Turn, stream: Stream) -> None:
+    def added(self, turn: Turn, stream: Stream) -> None:
         """There is a stream."""
 
     def dropped(self, pubend: int) -> None:
@@ -158,7 +158,7 @@ class Routing:
             self.pubend,
             durable=self._durable,
             silence_us=config.silence_us,
-            held=held,
+            followed=held,
             owing=owing,
             spread=self._spread,
             now_us=now_us,
@@ -207,7 +207,7 @@ class Routing:
         self._silences.news()
         self._beginnings.opened(stream)
         for host in self._hosts:
-            host.met(turn, stream)
+            host.added(turn, stream)
         for neighbour in self._neighbours.values():
             tick = neighbour.up_at.setdefault(stream.id, stream.horizon)
             if self._me in neighbour.attached:
@@ -260,7 +260,7 @@ class Routing:
     def stream(self, pubend: int) -> Stream | None:
         return self._streams.get(pubend)
 
-    def heard(self, pubend: int) -> int | None:
+    def known_top(self, pubend: int) -> int | None:
         """How far a stream is, None while that is not known."""
         stream = self._streams.get(pubend)
         return stream.top if stream is not None and stream.announced else None
@@ -292,7 +292,7 @@ class Routing:
         """There is a first durable subscription."""
         for host in self._hosts:
             for pubend in self.durable_streams():
-                host.met(turn, self._streams[pubend])
+                host.added(turn, self._streams[pubend])
 
     def activate_waiting(self, turn: Turn, stream: Stream) -> None:
         """Hosting has caught up with a stream: durable subscriptions in force there begin."""
@@ -360,7 +360,7 @@ class Routing:
             if origin in neighbour.attached:
                 self._feeder.begin(turn, neighbour, stream, start)
         for host in self._hosts:
-            host.met(turn, stream)
+            host.added(turn, stream)
         return stream
 
     def _former(self, pubend: int) -> Stream | None:
@@ -528,7 +528,8 @@ class Routing:
         for pubend in self._table.of(message.origin):
             feed = neighbour.feeds.pop(pubend, None)
             if feed is not None:
-                neighbour.up_at[pubend] = feed.told  # should it forget the stream, it is not told all again
+                # Should it forget the stream, it is not sent all of it a second time.
+                neighbour.up_at[pubend] = feed.sent_to
 
     def _on_nack(self, turn: Turn, peer: Peer, message: Nack) -> None:
         self._counters["nacks_received_total"] += 1

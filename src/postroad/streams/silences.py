@@ -25,7 +25,7 @@ MAX_REST_US: Final = 60 * SECOND_US  # an idle durable pubend says no more rarel
 
 
 class Silences:
-    """`durable`: the own durable pubends that are open; `held(pubend)`: durable subscriptions follow it;
+    """`durable`: the own durable pubends that are open; `followed(pubend)`: durable subscriptions follow it;
     `owing(pubend)`: events of the past are still to come; `spread` takes what there is to be said."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Silences:
         *,
         durable: Mapping[int, tuple[Stream, LoggedPubend]],
         silence_us: int,
-        held: Callable[[int], bool],
+        followed: Callable[[int], bool],
         owing: Callable[[int], bool],
         spread: Callable[[Turn, Stream, Segment], None],
         now_us: int,
@@ -43,7 +43,7 @@ class Silences:
         self._stream, self._pubend = stream, pubend
         self._durable = durable
         self._silence_us = silence_us
-        self._held = held
+        self._followed = followed
         self._owing = owing
         self._spread = spread
         self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
@@ -87,7 +87,7 @@ class Silences:
 
     def _is_due(self, pubend: int, now_us: int) -> bool:
         """Whether a durable pubend is to say that it is silent."""
-        if not self._held(pubend):
+        if not self._followed(pubend):
             return False
         at_us, pause_us = self._rests.get(pubend, (now_us, self._silence_us))
         if now_us < at_us:

@@ -47,14 +47,14 @@ class Want:
 class Feed:
     """One stream as told to one neighbour.
 
-    It was told everything up to `told`. (told, quiet] held nothing for it and is not said yet, so that a
+    It was told everything up to `sent_to`. (sent_to, quiet] had nothing for it and is not said yet, so that a
     stream which a neighbour does not care for costs it one silence a second, not one a batch.
     """
 
-    told: int
+    sent_to: int
     quiet: int
     coverage: Coverage = NOTHING
-    blocked: bool = False  # out of credit since `told`; goes on from the cache when credit comes back
+    blocked: bool = False  # out of credit since `sent_to`; goes on from the cache when credit comes back
     wants: list[Want] = field(default_factory=list)
 
     def want(self, spans: list[Span], need: Mapping[int, int]) -> None:

@@ -70,8 +70,8 @@ class Snapshot:
                 yield Change(what="attach", at_us=start, kind=kind, who=who)
                 if end is not None:
                     yield Change(what="detach", at_us=end, kind=kind, who=who)
-        for kind, held in self.late:
-            for who, notes in held.items():
+        for kind, late in self.late:
+            for who, notes in late.items():
                 yield from (_change("late", kind, note, who) for note in notes)
         yield from self.tail
 
@@ -176,9 +176,9 @@ class AttachmentMap:
                 made.unrecorded_us = min(unrecorded_us, made.unrecorded_us)
             news = made._end_all(until_us)
             news.append(made._apply(Change(what="lost", at_us=lost_us, until_us=until_us)))
-            for one in made._handled:
-                if one.noted_us >= lost_us - again_us:
-                    news += made.lose(one.at_us, one.until_us, now_us)
+            for handled in made._handled:
+                if handled.noted_us >= lost_us - again_us:
+                    news += made.lose(handled.at_us, handled.until_us, now_us)
         started = Change(
             what="start",
             at_us=now_us,
@@ -230,13 +230,14 @@ class AttachmentMap:
         count as lost whatever becomes of them, and are known to be so much ahead."""
         start, end = _rounded(lo_ms, hi_ms, grain_us, now_us)
         said_us = start  # until there it was said
-        for one in self._handled[slice(*self._handled_in(start, end))]:
-            if one.at_us <= said_us and one.noted_us > now_us - again_us:
-                said_us = one.until_us
+        for change in self._handled[slice(*self._handled_in(start, end))]:
+            if change.at_us <= said_us and change.noted_us > now_us - again_us:
+                said_us = change.until_us
         if end <= said_us:
             return []
         ahead = any(
-            one.start_us <= start and end <= one.end_us and end - now_us <= one.lead_us for one in self._ahead
+            note.start_us <= start and end <= note.end_us and end - now_us <= note.lead_us
+            for note in self._ahead
         )
         if (ahead or end <= now_us) and self._lost_whole(start, end, now_us):
             return []
@@ -244,8 +245,8 @@ class AttachmentMap:
 
     def _handled_in(self, start_us: int, end_us: int) -> tuple[int, int]:
         """From which to before which of the notes are of any of these times."""
-        first = bisect_right(self._handled, start_us, key=lambda one: one.until_us)
-        return first, bisect_left(self._handled, end_us, key=lambda one: one.at_us)
+        first = bisect_right(self._handled, start_us, key=lambda change: change.until_us)
+        return first, bisect_left(self._handled, end_us, key=lambda change: change.at_us)
 
     def lose_handled(
         self, lo_ms: int, hi_ms: int, now_us: int, grain_us: int = LATE_ROUND_US
@@ -264,8 +265,8 @@ class AttachmentMap:
     def _lost_whole(self, start_us: int, end_us: int, now_us: int) -> bool:
         """One that was noted long ago is forgotten before what is lost now may be."""
         return any(start <= start_us and end_us <= end for start, end in self._crashes) or any(
-            one.start_us <= start_us and end_us <= one.end_us and one.noted_us + LOST_US >= now_us
-            for one in self._unwritten
+            note.start_us <= start_us and end_us <= note.end_us and note.noted_us + LOST_US >= now_us
+            for note in self._unwritten
         )
 
     def settled(self, now_us: int) -> list[Change]:
@@ -341,19 +342,19 @@ class AttachmentMap:
     def _add_unwritten(self, note: Noted) -> None:
         """A disk that stays full costs one span. What was lost on other days is forgotten on other days."""
         joint, others = [note], []
-        for held in self._unwritten:
-            near = max(held.start_us, note.start_us) - min(held.end_us, note.end_us) <= LATE_ROUND_US
-            within = note.start_us <= held.start_us and held.end_us <= note.end_us
-            if (near and abs(held.noted_us - note.noted_us) <= LOST_US) or (
-                within and held.noted_us <= note.noted_us
+        for other in self._unwritten:
+            near = max(other.start_us, note.start_us) - min(other.end_us, note.end_us) <= LATE_ROUND_US
+            within = note.start_us <= other.start_us and other.end_us <= note.end_us
+            if (near and abs(other.noted_us - note.noted_us) <= LOST_US) or (
+                within and other.noted_us <= note.noted_us
             ):
-                joint.append(held)
+                joint.append(other)
             else:
-                others.append(held)
-        self._unwritten = sorted([*others, _one(joint)], key=lambda held: held.start_us)
+                others.append(other)
+        self._unwritten = sorted([*others, _merged(joint)], key=lambda other: other.start_us)
         if len(self._unwritten) > MAX_LOST:
-            at = _nearest([(held.start_us, held.end_us, held.noted_us) for held in self._unwritten])
-            self._unwritten[at : at + 2] = [_one(self._unwritten[at : at + 2])]
+            at = _nearest([(other.start_us, other.end_us, other.noted_us) for other in self._unwritten])
+            self._unwritten[at : at + 2] = [_merged(self._unwritten[at : at + 2])]
 
     def _routed(self, at_us: int, routing: str) -> None:
         if not self._routings or self._routings[-1][1] != routing:
@@ -367,14 +368,20 @@ class AttachmentMap:
         first, after = self._handled_in(change.at_us, change.until_us)
         touching = self._handled[first:after]
         # By a clock that was set back since: both count for as long as either.
-        noted_us = max([change.noted_us, *(one.noted_us for one in touching)])
-        before = [replace(one, until_us=change.at_us) for one in touching if one.at_us < change.at_us]
-        behind = [replace(one, at_us=change.until_us) for one in touching if one.until_us > change.until_us]
+        noted_us = max([change.noted_us, *(earlier.noted_us for earlier in touching)])
+        before = [
+            replace(earlier, until_us=change.at_us) for earlier in touching if earlier.at_us < change.at_us
+        ]
+        behind = [
+            replace(earlier, at_us=change.until_us)
+            for earlier in touching
+            if earlier.until_us > change.until_us
+        ]
         self._handled[first:after] = [*before, replace(change, noted_us=noted_us), *behind]
         if len(self._handled) > MAX_HANDLED:
-            self._handled = [one for one in self._handled if one.noted_us > noted_us - HANDLED_US]
+            self._handled = [earlier for earlier in self._handled if earlier.noted_us > noted_us - HANDLED_US]
         if len(self._handled) > MAX_HANDLED:
-            at = _nearest([(one.at_us, one.until_us, one.noted_us) for one in self._handled])
+            at = _nearest([(earlier.at_us, earlier.until_us, earlier.noted_us) for earlier in self._handled])
             self._handled[at : at + 2] = [_joined(*self._handled[at : at + 2])]
 
     # ---- reading
@@ -401,7 +408,7 @@ class AttachmentMap:
 
     def leads(self) -> Iterator[tuple[int, int, int]]:
         """(from, to, how much) messages of which times were ahead of the clock."""
-        return ((one.start_us, one.end_us, one.lead_us) for one in self._ahead)
+        return ((note.start_us, note.end_us, note.lead_us) for note in self._ahead)
 
     def routings_since(self, time_ms: int, *, skew_us: int) -> set[str]:
         """What `routing` was set to at any moment since a message of that time was made; "" if unknown."""
@@ -423,7 +430,7 @@ class AttachmentMap:
     @property
     def lost(self) -> list[tuple[int, int]]:
         """(from, to] of which nothing is known"""
-        return [*self._crashes, *((held.start_us, held.end_us) for held in self._unwritten)]
+        return [*self._crashes, *((note.start_us, note.end_us) for note in self._unwritten)]
 
     def lost_at(self, time_ms: int, *, skew_us: int, delay_us: int = 0) -> bool:
         """Whether what happened to a message of that time may have died with a process."""
@@ -449,7 +456,7 @@ class AttachmentMap:
         A loss goes by when it was noted, if its times do not end in between: those of a clock that was behind
         do, while times to come are not lost for longer than any other.
         """
-        held = self._held
+        before = self._count
         for intervals in self._intervals.values():
             intervals.forget(before_us)
         for notes in self._late.values():
@@ -458,14 +465,14 @@ class AttachmentMap:
         self._ahead = [note for note in self._ahead if note.end_us >= before_us]
         self._crashes = [span for span in self._crashes if span[1] >= before_us]
         self._unwritten = [
-            held
-            for held in self._unwritten
-            if held.noted_us + LOST_US >= before_us or before_us <= held.end_us <= now_us
+            note
+            for note in self._unwritten
+            if note.noted_us + LOST_US >= before_us or before_us <= note.end_us <= now_us
         ]
-        return held - self._held
+        return before - self._count
 
     @property
-    def _held(self) -> int:
+    def _count(self) -> int:
         return len(self) + len(self._ahead) + len(self._crashes) + len(self._unwritten)
 
     def _coarsen(self) -> None:
@@ -486,7 +493,9 @@ class AttachmentMap:
     def bytes(self) -> int:
         """About as many as its snapshot has."""
         late = sum(notes.bytes for notes in self._late.values())
-        return late + sum(one.attached_bytes + 2 * one.ended_bytes for one in self._intervals.values())
+        return late + sum(
+            intervals.attached_bytes + 2 * intervals.ended_bytes for intervals in self._intervals.values()
+        )
 
     def snapshot(self, start_us: int) -> Snapshot:
         """The whole map as changes, that end with this start of the process: to replace its log with. This
@@ -499,7 +508,7 @@ class AttachmentMap:
         if self.forgot_us is not None:
             head.append(Change(what="begin", at_us=self.forgot_us))
         head += [Change(what="lost", at_us=start, until_us=end) for start, end in self._crashes]
-        head += [_change("lost", DISK, held) for held in self._unwritten]
+        head += [_change("lost", DISK, note) for note in self._unwritten]
         head += [_change("handled", AHEAD, note) for note in self._ahead]
         head += self._handled
         if self.settled_us:
@@ -520,14 +529,16 @@ class AttachmentMap:
         )
         return Snapshot(
             head=head,
-            intervals=[(kind, held.copy()) for kind, held in sorted(self._intervals.items())],
+            intervals=[(kind, intervals.copy()) for kind, intervals in sorted(self._intervals.items())],
             late=[(kind, notes.copy()) for kind, notes in sorted(self._late.items())],
             tail=[seen, started],
         )
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """(kind, who) of those attached now."""
-        return iter(sorted((kind, who) for kind, held in self._intervals.items() for who in held.now))
+        return iter(
+            sorted((kind, who) for kind, intervals in self._intervals.items() for who in intervals.now)
+        )
 
     def __len__(self) -> int:
         return sum(map(len, self._intervals.values())) + sum(map(len, self._late.values()))
@@ -537,7 +548,7 @@ class AttachmentMap:
             intervals.check()
         for notes in self._late.values():
             notes.check()
-        if any(one.until_us > two.at_us for one, two in pairwise(self._handled)):
+        if any(earlier.until_us > later.at_us for earlier, later in pairwise(self._handled)):
             raise BugError("notes of what was handled are not disjoint and in order")
 
 
@@ -547,12 +558,12 @@ def read_bounds(config: TrackingConfig, attachments: AttachmentMap) -> tuple[int
     return max(config.skew_us, widest.skew_us), max(config.jitter_us, widest.jitter_us)
 
 
-def _joined(one: Change, other: Change) -> Change:
+def _joined(earlier: Change, later: Change) -> Change:
     return Change(
-        what=one.what,
-        at_us=min(one.at_us, other.at_us),
-        until_us=max(one.until_us, other.until_us),
-        noted_us=max(one.noted_us, other.noted_us),
+        what=earlier.what,
+        at_us=min(earlier.at_us, later.at_us),
+        until_us=max(earlier.until_us, later.until_us),
+        noted_us=max(earlier.noted_us, later.noted_us),
     )
 
 
@@ -562,7 +573,7 @@ def _change(what: str, kind: str, note: Noted, who: str = "") -> Change:
     )
 
 
-def _one(notes: list[Noted]) -> Noted:
+def _merged(notes: list[Noted]) -> Noted:
     return last_noted(sorted(notes, key=lambda note: note.start_us))
 
 

@@ -109,8 +109,8 @@ def decode_changes(data: bytes) -> tuple[list[Change], int]:
     """The changes of a log up to its end or the first that is torn; and how many bytes were whole."""
     changes: list[Change] = []
     position = 0
-    while (found := _change_at(data, position)) is not None:
-        change, position = found
+    while (placed := _change_at(data, position)) is not None:
+        change, position = placed
         changes.append(change)
     return changes, position
 
@@ -165,18 +165,18 @@ def salvaged_changes(data: bytes, *, last_stored_us: int) -> tuple[list[Change],
 
 def widest(changes: Iterable[Change]) -> Promise:
     """What holds for every process of a log."""
-    found: Promise | None = None
+    promise: Promise | None = None
     for change in changes:
         if change.what in ("start", "damaged"):
-            found = wider(found, change.promise or ASSUMED)
-    return found or ASSUMED
+            promise = wider(promise, change.promise or ASSUMED)
+    return promise or ASSUMED
 
 
-def wider(one: Promise | None, other: Promise) -> Promise:
-    if one is None:
-        return other
+def wider(first: Promise | None, second: Promise) -> Promise:
+    if first is None:
+        return second
     names = Promise.__struct_fields__
-    return Promise(**{name: max(getattr(one, name), getattr(other, name)) for name in names})
+    return Promise(**{name: max(getattr(first, name), getattr(second, name)) for name in names})
 
 
 def lost_since(changes: Iterable[Change], stored: Iterable[FilterMeta], since_us: int) -> list[Change]:

@@ -159,5 +159,5 @@ class BloomFilter:
 
 def fill_of(bits: bytes | bytearray, m: int) -> float:
     words, rest = divmod(len(bits), 8)
-    held = np.bitwise_count(np.frombuffer(bits, np.uint64, words)).sum(dtype=np.int64)
-    return (int(held) + int.from_bytes(bits[len(bits) - rest :], "little").bit_count()) / m
+    ones = np.bitwise_count(np.frombuffer(bits, np.uint64, words)).sum(dtype=np.int64)
+    return (int(ones) + int.from_bytes(bits[len(bits) - rest :], "little").bit_count()) / m

@@ -74,13 +74,13 @@ _Place = tuple[str, int, int, str, int]  # and ON_TIME or LATE
 class _Pending:
     """What is to be added to one history: ids, tags beside them where keys have any, and the deliveries."""
 
-    __slots__ = ("calls", "ids", "tags", "told")
+    __slots__ = ("calls", "forwards", "ids", "tags")
 
     def __init__(self) -> None:
         self.ids: list[bytes] = []
         self.tags: list[bytes] = []
         self.calls: list[tuple[str, Sequence[str], bytes]] = []  # kind of receiver, who, ids
-        self.told: dict[bytes, set[int]] = {}  # ids -> neighbours told of them, to become ids and tags
+        self.forwards: dict[bytes, set[int]] = {}  # ids -> neighbours told of them, to become ids and tags
 
 
 class _Page:
@@ -183,8 +183,8 @@ class BloomTracking(Recorder):
                 page.pending_of((FORWARDING, origin, neighbour, "")).ids.append(ids)
         elif self._config.routing == "set":
             # Neighbours are told one after the other, mostly of the same messages: one key for all of them.
-            told = self._page_for(ids, now_us).pending_of((FORWARDING, origin, 0, "")).told
-            told.setdefault(ids, set()).update(neighbours)
+            forwards = self._page_for(ids, now_us).pending_of((FORWARDING, origin, 0, "")).forwards
+            forwards.setdefault(ids, set()).update(neighbours)
 
     def _page_for(self, ids: bytes, now_us: int) -> _Page:
         """Where to note these."""
@@ -230,7 +230,7 @@ class BloomTracking(Recorder):
             page.pending_of((PUBLISH, 0, 0, "")).ids = page.published
         self._sort_deliveries(page)
         for name, pending in page.pending.items():
-            for ids, neighbours in pending.told.items():
+            for ids, neighbours in pending.forwards.items():
                 pending.ids.append(ids)
                 pending.tags.append(self._set_tag(tuple(sorted(neighbours))) * (len(ids) // ID_BYTES))
             times = Times(b"".join(pending.ids))
@@ -426,13 +426,13 @@ class BloomTracking(Recorder):
 
     def _release_idle(self, now_us: int) -> None:
         after_us = IDLE_INTERVALS * self._pace.persist_us
-        idle = [place for place, held in self._histories.items() if held.idle(now_us, after_us)]
+        idle = [place for place, history in self._histories.items() if history.idle(now_us, after_us)]
         for place in idle:
             self._end(place, now_us)
 
     def _clean(self) -> bool:
         waiting = self.noted or self._pages
-        return not waiting and all(held.dirty_us is None for held in self._histories.values())
+        return not waiting and all(history.dirty_us is None for history in self._histories.values())
 
     def _deadline_us(self) -> int:
         deadline_us = min(self._due[0][0], self._expire_us) if self._due else self._expire_us
@@ -452,8 +452,11 @@ class BloomTracking(Recorder):
 
     def _current(self, key: HistoryKey, time_ms: int) -> list[Current]:
         places = [(key.kind, key.origin, key.neighbour, key.subscriber, when) for when in (ON_TIME, LATE)]
-        held = [self._histories[place] for place in places if place in self._histories]
-        return [Current(one.matching(time_ms), one.span_ms, one.ranged, one.stored) for one in held]
+        histories = [self._histories[place] for place in places if place in self._histories]
+        return [
+            Current(history.matching(time_ms), history.span_ms, history.ranged, history.stored)
+            for history in histories
+        ]
 
     def _current_keys(self, kind: str) -> list[HistoryKey]:
         return [
@@ -472,7 +475,7 @@ class BloomTracking(Recorder):
             **super().metrics(),
             "tracking_keys_total": self._keys,
             "tracking_histories": len(self._histories),
-            "tracking_memory_bytes": sum(held.memory for held in self._histories.values()),
+            "tracking_memory_bytes": sum(history.memory for history in self._histories.values()),
         }
 
     def check(self) -> None:

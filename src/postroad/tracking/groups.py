@@ -54,7 +54,7 @@ def _halved(members: Members, size: int, name_bytes: int) -> list[Members]:
         return [members]
     half = len(members) // 2
     parts = (members[:half], members[half:])
-    return [one for part in parts for one in _halved(part, len(msgspec.json.encode(part)), name_bytes)]
+    return [piece for part in parts for piece in _halved(part, len(msgspec.json.encode(part)), name_bytes)]
 
 
 def worth(named_bytes: int) -> int:

@@ -46,9 +46,9 @@ class Intervals:
     def at(self, first_us: int, last_us: int) -> set[str]:
         """Who was attached at any of these moments."""
         hits = (np.asarray(self._starts) <= last_us) & (np.asarray(self._ends) >= first_us)
-        found = {self._names[at] for at in np.flatnonzero(hits).tolist()}
-        found.update(who for who, start_us in self.now.items() if start_us <= last_us)
-        return found
+        names = {self._names[at] for at in np.flatnonzero(hits).tolist()}
+        names.update(who for who, start_us in self.now.items() if start_us <= last_us)
+        return names
 
     def since(self, first_us: int) -> set[str]:
         """Who is attached, or was at that moment or later. A clock that was set back ends an interval before

@@ -142,7 +142,7 @@ class LateNotes:
             raise BugError("the notes of late deliveries are not where they are looked for")
         for who, at in self._places.items():
             notes = self._notes[who]
-            if not notes or any(one.end_us >= two.start_us for one, two in pairwise(notes)):
+            if not notes or any(earlier.end_us >= later.start_us for earlier, later in pairwise(notes)):
                 raise BugError("notes of late deliveries are not disjoint and in order")
             if (self._starts[at], self._ends[at]) != (notes[0].start_us, notes[-1].end_us) or (
                 self._due[at] > min(note.kept_until_us for note in notes)
@@ -164,11 +164,11 @@ def most_ahead(notes: list[Noted]) -> Noted:
 
 def add_note(notes: list[Noted], note: Noted, limit: int, joint: Callable[[list[Noted]], Noted]) -> None:
     """To notes in order of time: joined with what it touches, and if they are too many, the nearest are."""
-    first = bisect_left(notes, note.start_us, key=lambda held: held.end_us)
-    after = bisect_right(notes, note.end_us, key=lambda held: held.start_us)
-    touching = sorted([note, *notes[first:after]], key=lambda held: held.start_us)
+    first = bisect_left(notes, note.start_us, key=lambda other: other.end_us)
+    after = bisect_right(notes, note.end_us, key=lambda other: other.start_us)
+    touching = sorted([note, *notes[first:after]], key=lambda other: other.start_us)
     notes[first:after] = [joint(touching)]
     if len(notes) > limit:
-        gaps = [two.start_us - one.end_us for one, two in pairwise(notes)]
+        gaps = [later.start_us - earlier.end_us for earlier, later in pairwise(notes)]
         at = gaps.index(min(gaps))
         notes[at : at + 2] = [joint(notes[at : at + 2])]

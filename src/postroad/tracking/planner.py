@@ -103,8 +103,8 @@ class Impossible:
 
 
 def plan(wish: Wish) -> Plan | Impossible:
-    found = _plan(wish)
-    return _explain(wish) if found is None else found
+    possible = _plan(wish)
+    return _explain(wish) if possible is None else possible
 
 
 def _plan(wish: Wish) -> Plan | None:
@@ -203,10 +203,10 @@ def _just_possible(wish: Wish, ways: Sequence[_Way]) -> Wish:
             bad = middle
         else:
             good = middle
-    found = _given_way(wish, ways, good)
+    nearest = _given_way(wish, ways, good)
     for way in ways:
-        found = way.changed(found, _rounded(found, way, way.at(good)))
-    return found
+        nearest = way.changed(nearest, _rounded(nearest, way, way.at(good)))
+    return nearest
 
 
 def _rounded(wish: Wish, way: _Way, good: float) -> float:

@@ -134,7 +134,7 @@ def _check_meta(meta: FilterMeta) -> None:
     sound = meta.sequence >= 0 and meta.count >= 0 and len(spans) <= MAX_SPANS
     if spans:
         sound = sound and all(lo <= hi for lo, hi in spans)
-        sound = sound and all(one[1] < two[0] for one, two in pairwise(spans))
+        sound = sound and all(earlier[1] < later[0] for earlier, later in pairwise(spans))
     if meta.key.kind != LOG:
         sound = sound and MIN_BITS <= meta.m <= MAX_BITS and 1 <= meta.k <= MAX_HASHES and meta.n >= 1
     if not sound:

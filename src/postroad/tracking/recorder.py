@@ -68,7 +68,7 @@ class Recorder(Lookup):
     ) -> None:
         """`sizes`: as of a `Shelf`; `lag_us`, `filter_us`: those of this strategy's `Promise`."""
         shelf = Shelf(stored, sizes=sizes, cache_bytes=config.cache_bytes)
-        mine = Promise(
+        own = Promise(
             persist_us=config.persist_us,
             lag_us=lag_us,
             skew_us=config.skew_us,
@@ -77,14 +77,14 @@ class Recorder(Lookup):
         )
         changes = list(changes)
         last = next((change for change in reversed(changes) if change.what == "start"), None)
-        theirs = (last.promise if last else None) or wider(ASSUMED, mine)
+        theirs = (last.promise if last else None) or wider(ASSUMED, own)
         restored, news = AttachmentMap.restored(
             changes,
             last_stored_us=shelf.last_stored_us(last.sequence if last else 0) - theirs.lag_us,
             now_us=now_us,
             again_us=theirs.persist_us,
             routing=config.routing,
-            promise=mine,
+            promise=own,
             sequence=shelf.last_sequence,
         )
         super().__init__(config, me=me, shelf=shelf, attachments=restored)

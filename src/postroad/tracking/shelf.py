@@ -71,7 +71,7 @@ class Shelf:
 
     def last_stored_us(self, after: int) -> int:
         """When the last of the sequences after that one was stored; clocks may be set back, they increase."""
-        return max((self._metas[one].stored_us for one in self.after(after)), default=0)
+        return max((self._metas[sequence].stored_us for sequence in self.after(after)), default=0)
 
     def put(self, meta: FilterMeta, bits: bytes, size: int) -> None:
         """A filter was handed to the driver to be stored."""
@@ -115,7 +115,7 @@ class Shelf:
         """The stored part of M(H, t)."""
         near = self._by_time.get((key, time_ms >> BUCKET_BITS), {})
         wide = self._by_time.get((key, _ANY_TIME), {})
-        return [meta for held in (near, wide) for meta in held.values() if meta.matches(time_ms)]
+        return [meta for metas in (near, wide) for meta in metas.values() if meta.matches(time_ms)]
 
     def wide(self, key: HistoryKey) -> int:
         """How many are looked at for every time."""
@@ -123,18 +123,18 @@ class Shelf:
 
     def body(self, meta: FilterMeta, records: Mapping[int, bytes]) -> bytes | None:
         """The bits of a filter, from memory or from what the driver read; None if it could not."""
-        held = self._cache.get(meta.sequence)
-        if held is not None:
+        cached = self._cache.get(meta.sequence)
+        if cached is not None:
             self._cache.move_to_end(meta.sequence)
-            return held
+            return cached
         record = records.get(meta.sequence)
         if record is None:
             return None
         try:
-            found, body = decode_record(record)
+            stored, body = decode_record(record)
         except StorageError:
             return None
-        return body if found.sequence == meta.sequence and found.key == meta.key else None
+        return body if stored.sequence == meta.sequence and stored.key == meta.key else None
 
     def size(self, meta: FilterMeta) -> int:
         """Bytes of its record, or of its bits if they are compressed there: what it takes to look into it."""
@@ -147,13 +147,13 @@ class Shelf:
 
     def after(self, sequence: int) -> list[int]:
         """The sequences beyond that one, in order."""
-        found: list[int] = []
-        for one in reversed(self._metas):
-            if one <= sequence:
+        beyond: list[int] = []
+        for other in reversed(self._metas):
+            if other <= sequence:
                 break
-            found.append(one)
-        found.reverse()
-        return found
+            beyond.append(other)
+        beyond.reverse()
+        return beyond
 
     def expire(
         self, now_us: int, *, keep_us: int, keep_bytes: int, before: int
@@ -187,7 +187,7 @@ class Shelf:
             (meta.key, bucket, meta.sequence) for meta in self._metas.values() for bucket in _buckets(meta)
         }
         if by_key != self._by_key or by_time != {
-            (*place, sequence) for place, held in self._by_time.items() for sequence in held
+            (*place, sequence) for place, sequences in self._by_time.items() for sequence in sequences
         }:
             raise BugError("the stored filters by history are not those by sequence")
         if self.bytes != sum(self._sizes.values()) or set(self._sizes) != set(self._metas):
@@ -199,10 +199,10 @@ class Shelf:
 def _buckets(meta: FilterMeta) -> list[int]:
     """Where it is looked for: the buckets of all times it matches."""
     spans = [*meta.singles, (meta.lo_ms, meta.hi_ms)] if meta.lo_ms <= meta.hi_ms else meta.singles
-    found: set[int] = set()
+    buckets: set[int] = set()
     for lo_ms, hi_ms in spans:
         first, last = lo_ms >> BUCKET_BITS, hi_ms >> BUCKET_BITS
         if last - first >= MAX_BUCKETS:
             return [_ANY_TIME]
-        found.update(range(first, last + 1))
-    return sorted(found) if len(found) <= MAX_BUCKETS else [_ANY_TIME]
+        buckets.update(range(first, last + 1))
+    return sorted(buckets) if len(buckets) <= MAX_BUCKETS else [_ANY_TIME]

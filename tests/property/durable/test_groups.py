@@ -297,7 +297,7 @@ def test_an_event_that_stays_open_does_not_hold_its_batch_in_memory() -> None:
         group.check()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert group.held == 201
+    assert group.open_count == 201
     assert held < 3 << 20, "there were 80 MB"
     given = group.leave(1)
     ticks = [tick for one in given if isinstance(one, Assign) for tick in ticks_of(one)]
@@ -369,7 +369,7 @@ def test_a_gap_is_told_in_the_parts_that_nobody_was_done_with() -> None:
     save(group)
     group = start()
     assert lose(group) == [(0, 1), (2, 3), (7, 10)]
-    assert group.held == 3
+    assert group.open_count == 3
     assert group.finished(P) == 5
     group.check()
     group.ack(1, P, [3])
@@ -384,7 +384,7 @@ def test_a_gap_is_told_in_the_parts_that_nobody_was_done_with() -> None:
     ]
     group.ack(2, P, [8])
     assert group.token() == {P: 10}
-    assert (group.held, group.finished(P)) == (0, 0)
+    assert (group.open_count, group.finished(P)) == (0, 0)
     group.check()
 
 

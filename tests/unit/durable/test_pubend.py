@@ -139,7 +139,7 @@ class Rig:
             chopped=0,
             suspect=suspect,
             now_us=now_us,
-            again=again,
+            replay_above=again,
         )
         for effect in self.effects(self.pubend.read_tail, now_us=now_us):
             assert isinstance(effect, Read)

@@ -405,7 +405,7 @@ def test_nothing_is_released_while_somebody_holds_who_cannot_be_remembered(
     for owner in (4, 5):
         with pytest.raises(UnavailableError, match="more than 2 brokers"):
             one.report(owner, 1)
-    assert (one.floor, one.root.held) == (0, True)
+    assert (one.floor, one.root.followed) == (0, True)
     assert not one.root.retire(5)
     assert one.floor == 0
     assert one.report(1, 30, serial=2, ended=True)

@@ -14,7 +14,7 @@ from postroad.durable.subscriber import cursor as cursor_module
 from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.claims import TABLE as CLAIMS
 from postroad.durable.subscriber.claims import read_claims
-from postroad.durable.subscriber.cursor import Cursor, Told
+from postroad.durable.subscriber.cursor import Cursor, SentEvents
 from postroad.durable.subscriber.subscriptions import (
     HOLD_US,
     RELEASED,
@@ -206,7 +206,7 @@ def test_acknowledgements_are_confirmed_by_one_save_and_reported_when_saved() ->
     held = Kept(1)
     one = hosted(held, ack="auto")
     held.begin(one, P, 10, since=10, matched=0)
-    one.cursors[P].sent(30, Told.at(np.array([15, 20, 30])))
+    one.cursors[P].sent(30, SentEvents.at(np.array([15, 20, 30])))
     for ticket, tick in enumerate((15, 20, 25)):
         held.ack(one, {P: tick}, ticket)
     saves = held.saves(100)
@@ -229,14 +229,14 @@ def test_what_was_told_on_another_connection_is_acknowledged_and_counted_once() 
     held.begin(one, Q, 3, since=10, matched=0)
     assert one.token() == {P: 20, Q: 5}, "known before it began here"
     cursor = one.cursors[P]
-    cursor.sent(15, Told.at(np.array([11, 12, 15])))
-    cursor.sent(20, Told.at(np.array([16, 18])))
+    cursor.sent(15, SentEvents.at(np.array([11, 12, 15])))
+    cursor.sent(20, SentEvents.at(np.array([16, 18])))
     assert (cursor.consumed, cursor.lag(5)) == (5, 0)
-    cursor.sent(30, Told.at(np.array([21, 22, 23, 25])))
+    cursor.sent(30, SentEvents.at(np.array([21, 22, 23, 25])))
     assert (cursor.consumed, cursor.lag(9)) == (5, 4)
     held.ack(one, {P: 22})
     assert (cursor.consumed, cursor.lag(9)) == (7, 2)
-    cursor.sent(30, Told.at(np.array([21, 22, 23, 25])))
+    cursor.sent(30, SentEvents.at(np.array([21, 22, 23, 25])))
     assert (cursor.consumed, cursor.lag(10)) == (7, 3), "told again: still two, and one to come"
 
 
@@ -284,7 +284,7 @@ def test_lag_counts_events_and_time() -> None:
     one = hosted(held)
     held.begin(one, P, 1_000_000, since=1_000_000, matched=0)
     assert held.lag(one, 4_000_000, lambda _s, _p: 5) == (5, 3_000_000)
-    one.cursors[P].sent(2_000_000, Told.at(np.array([1_500_000, 1_800_000, 2_000_000])))
+    one.cursors[P].sent(2_000_000, SentEvents.at(np.array([1_500_000, 1_800_000, 2_000_000])))
     held.ack(one, {P: 2_000_000})
     assert held.lag(one, 4_000_000, lambda _s, _p: 5) == (2, 2_000_000)
 
@@ -294,9 +294,9 @@ def test_many_events_that_are_not_acknowledged_are_counted_in_little_memory(
 ) -> None:
     """They are taken together, and counted until the last of them is acknowledged."""
     monkeypatch.setattr(cursor_module, "MAX_UNACKED", 10)
-    cursor = Cursor(released=0, saved=0, since=0, matched=0, told=0, counted=0, quiet=0, begun=0)
+    cursor = Cursor(released=0, saved=0, since=0, matched=0, sent_to=0, counted=0, quiet=0, begun=0)
     for end in range(5, 10_000, 5):
-        cursor.sent(end, Told.at(np.arange(end - 4, end + 1)))
+        cursor.sent(end, SentEvents.at(np.arange(end - 4, end + 1)))
         assert sum(len(part.ticks) for part in cursor._unacked) <= 10
     assert cursor.lag(9_995) == 9_995
     cursor.release(3)

@@ -91,7 +91,7 @@ class PubendPort:
     failed: Callable[[Turn, list[Frame], PostroadError], None]  # these are in no log
     reserved: Callable[[Turn, DurablePubend, PostroadError | None], None]  # whether silence may be asserted
     read: Callable[[Turn, DurablePubend, list[Segment]], None]  # what the log says of spans that were asked
-    # The next piece of what recovery reads: events that were wanted again.
+    # The next piece of what recovery reads: the events above `replay_above`.
     recovered: Callable[[Turn, DurablePubend, list[EventBatch]], None]
 
 
@@ -139,7 +139,7 @@ class DurablePubend:
         self._mark_bytes = min(MARK_BYTES, max(KIB, max_bytes // MARKS_WITHIN)) if max_bytes else MARK_BYTES
         self._reads: list[Span] = []  # what is being read
         self._tail: int | None = None  # recovery has read the log up to here; None: it need not, or has done
-        self._again: int | None = None  # recovery also hands out the events above this tick
+        self._replay_above: int | None = None  # recovery also hands out the events above this tick
         self._fresh = True  # `start` is not saved yet
         self._widest = widest(limits, {})  # under which what is kept was written
         self._counters = {"duplicate_events_total": 0, "failed_appends_total": 0, "log_reads_total": 0}
@@ -521,12 +521,12 @@ class DurablePubend:
         chopped: int,
         suspect: bool,
         now_us: int,
-        again: int | None = None,
+        replay_above: int | None = None,
     ) -> None:
         """After a restart: both tables, and where the log stream begins and ends.
 
-        `again`: the port is to hear the events above that tick. What the checkpoint does not know is to be
-        read (`read_tail`); until `recovered` nothing may be staged.
+        `replay_above`: the port is to hear the events above that tick. What the checkpoint does not know is
+        to be read (`read_tail`); until `recovered` nothing may be staged.
         """
         row = facts.get(self._key)
         if row is None and last <= 0:
@@ -559,8 +559,8 @@ class DurablePubend:
         ids = sorted((v, k) for k, v in publishers.items() if k[:8] == self._key and len(k) == 16)
         self._publishers = OrderedDict((key[8:], value[:8]) for value, key in ids)
         self._owners = {key[8:]: value[8:].decode() for value, key in ids if len(value) > 8}
-        self._again = again
-        begin = self._checkpoint if again is None else min(self._checkpoint, again)
+        self._replay_above = replay_above
+        begin = self._checkpoint if replay_above is None else min(self._checkpoint, replay_above)
         begin = max(begin, self.floor)
         self._tail = begin if begin < self._synced else None
 
@@ -571,11 +571,11 @@ class DurablePubend:
             turn.read(self._stream, self._tail, self._synced, READ_BYTES, then=self._tail_read)
 
     def _tail_read(self, turn: Turn, done: ReadDone) -> None:
-        again: list[EventBatch] = []
+        replayed: list[EventBatch] = []
         for first, last, data in done.records:
             batch = self._segment(first, last, data).batch
-            if batch is not None and self._again is not None and last > self._again:
-                again.append(batch)
+            if batch is not None and self._replay_above is not None and last > self._replay_above:
+                replayed.append(batch)
             if last <= self._checkpoint:
                 continue
             self._grow(last, len(data))
@@ -584,7 +584,7 @@ class DurablePubend:
         reached = done.records[-1][1] if done.more and done.records else self._synced
         self._tail = reached if reached < self._synced else None
         self.read_tail(turn)
-        self._port.recovered(turn, self, again)
+        self._port.recovered(turn, self, replayed)
 
     @property
     def recovered(self) -> bool:
@@ -594,7 +594,7 @@ class DurablePubend:
     def untold(self) -> int | None:
         """Events above this tick are on disk, or may come there, and were not handed out; None: all were."""
         if not self.recovered:
-            return self._again
+            return self._replay_above
         return int(self._staged[0].batch.headers["tick"][0]) - 1 if self._staged else None
 
     # ---- inspection

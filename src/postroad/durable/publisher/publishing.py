@@ -126,7 +126,7 @@ class DurablePublishing:
         now_us: int,
     ) -> None:
         """What is synced, but may not be recorded by tracking, is read again."""
-        again = None if self._tracking is None else self._tracking.unrecorded_us
+        unrecorded_us = None if self._tracking is None else self._tracking.unrecorded_us
         # Pubends that an earlier configuration had are still asked about.
         earlier = {int.from_bytes(key, "big") for key in facts}
         numbers = {pubend & 0xFFFF_FFFF for pubend in earlier if pubend >> 32 == self._me}
@@ -140,7 +140,7 @@ class DurablePublishing:
                 chopped=end.chopped,
                 suspect=end.suspect,
                 now_us=now_us,
-                again=None if again is None or number == HISTORY else again - STALL_US,
+                replay_above=None if unrecorded_us is None or number == HISTORY else unrecorded_us - STALL_US,
             )
 
     def _make(self, number: int, now_us: int) -> DurablePubend:
@@ -160,10 +160,10 @@ class DurablePublishing:
             self._reserve(turn, pubend)
         self._note_recovered(turn)
 
-    def _recovered_more(self, turn: Turn, pubend: DurablePubend, again: list[EventBatch]) -> None:
+    def _recovered_more(self, turn: Turn, pubend: DurablePubend, batches: list[EventBatch]) -> None:
         """Recovery has read another piece of this pubend's log."""
         if self._tracking is not None:
-            for batch in again:
+            for batch in batches:
                 self._tracking.published(batch.ids(), turn.now_us)
         self._note_recovered(turn)
         self._reserve(turn, pubend)

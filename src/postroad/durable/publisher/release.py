@@ -264,7 +264,7 @@ class ReleaseRoot:
         return len(self._owners)
 
     @property
-    def held(self) -> bool:
+    def followed(self) -> bool:
         """Somebody has durable subscriptions."""
         return bool(self._unheld) or any(not row.ended for row in self._owners.values())
 

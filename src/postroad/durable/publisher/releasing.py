@@ -86,7 +86,7 @@ class Releasing:
 
     def held(self, pubend: int) -> bool:
         """Somebody has durable subscriptions on this own pubend."""
-        return pubend in self._pubends and self._pubends[pubend][1].held
+        return pubend in self._pubends and self._pubends[pubend][1].followed
 
     # ---- reports
 

@@ -41,10 +41,10 @@ class CatchupStream:
     """(s, p) in catchup mode."""
 
     __slots__ = (
+        "_arrived",
         "_asked",
         "_asked_at",
         "_gap",
-        "_held",
         "_index",
         "_lost",
         "_next",
@@ -71,7 +71,7 @@ class CatchupStream:
         self._index: MatchIndex | None = None  # for refiltering, made when it is first needed
         self._ticks = _NONE  # Q ticks of the plan above `position`
         self._unknown: list[Span] = []  # spans of the plan above `position` that are refiltered
-        self._held = KnowledgeStream()  # what came in and is not delivered yet
+        self._arrived = KnowledgeStream()  # what came in and is not delivered yet
         self._asked: list[Span] = []  # asked for since `_asked_at`
         self._asked_at = 0
         self._stride = REFILTER_US
@@ -87,7 +87,7 @@ class CatchupStream:
         return self.position == self.end and not self.reading and self._gap is None
 
     @property
-    def told(self) -> int:
+    def sent_to(self) -> int:
         """Up to here the subscriber was told all there was: less than the position before a gap is told."""
         return self.position if self._gap is None else self._gap[0]
 
@@ -121,8 +121,10 @@ class CatchupStream:
             self._adapt()
         window = self._window()
         missing = window
-        if len(self._held):
-            missing = [gap for start, end in window for gap in self._held.find(start, end, {}, whole=True)[1]]
+        if len(self._arrived):
+            missing = [
+                gap for start, end in window for gap in self._arrived.find(start, end, {}, whole=True)[1]
+            ]
         if now_us - self._asked_at < ASK_AGAIN_US:
             missing = subtract(missing, self._asked)
             self._asked = union(self._asked + missing)
@@ -176,10 +178,10 @@ class CatchupStream:
         window = self._window()
         if not overlaps(window, segment.start, segment.end):
             return False
-        if self._held.size > HELD_BYTES and segment.start >= (self._next_q() or 0):
+        if self._arrived.size > HELD_BYTES and segment.start >= (self._next_q() or 0):
             self._overflowed = True
             return False
-        return bool(self._held.accumulate(segment))
+        return bool(self._arrived.accumulate(segment))
 
     # ---- delivery
 
@@ -191,7 +193,7 @@ class CatchupStream:
             if at is None:
                 self.position = self.end
                 break
-            segment = self._held.around(at)
+            segment = self._arrived.around(at)
             if segment is None or not room():
                 self.position = max(self.position, at - 1)  # silence: told with what comes next
                 break
@@ -258,33 +260,33 @@ class CatchupStream:
         batch = segment.batch
         if batch is None:
             return _NONE
-        held = batch.headers["tick"]
-        at = np.searchsorted(held, ticks)
-        at = at[at < len(held)]
-        found: Numbers = at[held[at] == ticks[: len(at)]]
+        batch_ticks = batch.headers["tick"]
+        at = np.searchsorted(batch_ticks, ticks)
+        at = at[at < len(batch_ticks)]
+        chosen_rows: Numbers = at[batch_ticks[at] == ticks[: len(at)]]
         if spans:
-            chosen = np.zeros(len(held), bool)
-            chosen[found] = True
+            chosen = np.zeros(len(batch_ticks), bool)
+            chosen[chosen_rows] = True
             if self._index is None:
                 self._index = MatchIndex()
                 self._index.add(0, self._selector, 0)
-            matched = np.zeros(len(held), bool)
+            matched = np.zeros(len(batch_ticks), bool)
             for rows, _ in self._index.match(batch):
                 matched[rows] = True
-            inside = np.zeros(len(held), bool)
+            inside = np.zeros(len(batch_ticks), bool)
             for start, end in spans:
-                inside |= (held > start) & (held <= end)
+                inside |= (batch_ticks > start) & (batch_ticks <= end)
             chosen |= matched & inside
-            found = np.flatnonzero(chosen)
-        return found
+            chosen_rows = np.flatnonzero(chosen)
+        return chosen_rows
 
     def _forget(self) -> None:
         """Drop what lies below the position."""
-        while len(self._held) and next(iter(self._held)).end <= self.position:
-            self._held.forget_first()
+        while len(self._arrived) and next(iter(self._arrived)).end <= self.position:
+            self._arrived.forget_first()
 
     def check(self) -> None:
-        self._held.check()
+        self._arrived.check()
         if self.position > self.end:
             raise BugError("catchup: the position is beyond the plan")
         if self._next is not None and self._next != self._find_window():

@@ -52,18 +52,18 @@ class Claims:
         return len(self._rows)
 
     def highest(self, name: str) -> Row | None:
-        found = self._rows.get(name)
-        return None if found is None else found[0]
+        claims = self._rows.get(name)
+        return None if claims is None else claims[0]
 
     def hear(self, name: str, epoch: int, broker: int, version: int) -> None:
-        held = self._rows.get(name, ())
-        if not held and len(self._rows) >= MAX_CLAIMS:
+        claims = self._rows.get(name, ())
+        if not claims and len(self._rows) >= MAX_CLAIMS:
             self.lost = True
             return
-        if any(row.broker == broker and row.epoch >= epoch for row in held):
+        if any(row.broker == broker and row.epoch >= epoch for row in claims):
             return
-        self._set(name, [Row(epoch, broker, version), *(row for row in held if row.broker != broker)])
-        if [row.broker for row in self._rows[name]] != [row.broker for row in held]:
+        self._set(name, [Row(epoch, broker, version), *(row for row in claims if row.broker != broker)])
+        if [row.broker for row in self._rows[name]] != [row.broker for row in claims]:
             self.save(name)  # a later epoch alone is heard again after a restart
 
     def version(self, name: str, broker: int) -> int:
@@ -72,17 +72,17 @@ class Claims:
 
     def remove(self, name: str, broker: int) -> None:
         """That broker does not claim it any more."""
-        held = self._rows.get(name, ())
-        left = [row for row in held if row.broker != broker]
-        if len(left) != len(held):
+        claims = self._rows.get(name, ())
+        left = [row for row in claims if row.broker != broker]
+        if len(left) != len(claims):
             self._set(name, left)
             self.save(name)
 
     def delete(self, name: str, epoch: int) -> None:
         """The name was deleted by whoever had it with this epoch."""
-        held = self._rows.get(name)
-        if held is not None and all(row.broker != NOBODY or row.epoch <= epoch for row in held):
-            self._set(name, [Row(epoch + 1, NOBODY, 0), *(row for row in held if row.broker != NOBODY)])
+        claims = self._rows.get(name)
+        if claims is not None and all(row.broker != NOBODY or row.epoch <= epoch for row in claims):
+            self._set(name, [Row(epoch + 1, NOBODY, 0), *(row for row in claims if row.broker != NOBODY)])
             self.save(name)
 
     def deleted(self, reachable: Callable[[int], bool]) -> dict[int, list[tuple[str, int]]]:

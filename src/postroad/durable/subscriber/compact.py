@@ -110,16 +110,16 @@ def get_set(data: bytes, at: int) -> tuple[Numbers, int]:
         more, at = get_varint(data, at)
         _bound(more)
         return np.arange(first, first + more + 1, dtype=np.int64), at
-    found: list[int] = []
+    numbers: list[int] = []
     before = 0
     for _ in range(size):
         gap, at = get_varint(data, at)
         more, at = get_varint(data, at)
-        _bound(len(found) + more)
+        _bound(len(numbers) + more)
         start = before + gap
         before = start + more
-        found.extend(range(start, before + 1))
-    return np.array(found, np.int64), at
+        numbers.extend(range(start, before + 1))
+    return np.array(numbers, np.int64), at
 
 
 def _bound(count: int) -> None:

@@ -70,41 +70,41 @@ class DurableGroups:
         self._by_session: dict[int, _Group] = {}  # those with consumers
         self._failed = False  # a save has, since the last flush
         self._flush_at = 0  # a disk that refuses is not asked with every turn
-        for one in hosting.subscriptions:
-            if one.shared:
-                self._group(one).shared.recover(rows, one.token())
+        for subscription in hosting.subscriptions:
+            if subscription.shared:
+                self._group(subscription).shared.recover(rows, subscription.token())
 
-    def _group(self, one: Subscription) -> _Group:
-        group = self._groups.get(one.id)
+    def _group(self, subscription: Subscription) -> _Group:
+        group = self._groups.get(subscription.id)
         if group is not None:
             return group
-        cursors = one.cursors
+        cursors = subscription.cursors
         consumers: dict[int, tuple[int, int]] = {}
         shared = SharedSubscription(
-            one.id,
-            key=one.key,
+            subscription.id,
+            key=subscription.key,
             available=lambda consumer: self._links.available(consumers[consumer][0]),
             saved=lambda pubend: cursors[pubend].saved if pubend in cursors else 0,
             matched=lambda pubend: _matched(cursors.get(pubend)),
         )
-        made = self._groups[one.id] = _Group(one.name, shared, consumers)
+        made = self._groups[subscription.id] = _Group(subscription.name, shared, consumers)
         return made
 
     # ---- consumers
 
-    def begin(self, one: Subscription, session: int) -> None:
+    def begin(self, subscription: Subscription, session: int) -> None:
         """The group is connected to hosting."""
-        group = self._group(one)
+        group = self._group(subscription)
         group.session = session
         self._by_session[session] = group
 
-    def admit(self, one: Subscription) -> None:
+    def admit(self, subscription: Subscription) -> None:
         """UsageError if it cannot have another consumer."""
-        shared = self._groups[one.id].shared
+        shared = self._groups[subscription.id].shared
         if shared.full:
             count = len(shared.consumers)
             raise UsageError(
-                f"the shared subscription {one.name!r} has {count} consumers: there cannot be more"
+                f"the shared subscription {subscription.name!r} has {count} consumers: there cannot be more"
             )
 
     def join(self, turn: Turn, subscriber: int, consumer: int, connection: int, number: int) -> None:
@@ -126,10 +126,10 @@ class DurableGroups:
         del self._by_session[session]
         return session
 
-    def done(self, one: Subscription) -> int:
+    def done(self, subscription: Subscription) -> int:
         """Events that consumers are done with above the token of their group."""
-        group = self._groups.get(one.id)
-        return 0 if group is None else sum(map(group.shared.finished, one.cursors))
+        group = self._groups.get(subscription.id)
+        return 0 if group is None else sum(map(group.shared.finished, subscription.cursors))
 
     def consumers(self, session: int) -> list[int]:
         """Those of the group with this session in hosting."""
@@ -174,29 +174,41 @@ class DurableGroups:
         self._hand_out(turn, group, group.shared.assign())
 
     def _hand_out(self, turn: Turn, group: _Group, assigned: Assigned) -> None:
-        for one in assigned:
-            connection, number = group.consumers[one.consumer]
+        for assignment in assigned:
+            connection, number = group.consumers[assignment.consumer]
             message: Deliver | DeliverGap
-            if isinstance(one, AssignGap):
-                message = DeliverGap(subscribers=(), pubend=one.pubend, start=one.start, end=one.end)
+            if isinstance(assignment, AssignGap):
+                message = DeliverGap(
+                    subscribers=(), pubend=assignment.pubend, start=assignment.start, end=assignment.end
+                )
                 frame = empty_frame(
                     kind=Kind.DELIVERY,
-                    pubend=one.pubend,
-                    start=one.start,
-                    end=one.end,
+                    pubend=assignment.pubend,
+                    start=assignment.start,
+                    end=assignment.end,
                     channel=number,
                     lost=True,
                 )
             else:
-                ticks = one.batch.headers["tick"]
-                start, end = int(ticks[one.rows[0]]) - 1, int(ticks[one.rows[-1]])
+                ticks = assignment.batch.headers["tick"]
+                start, end = int(ticks[assignment.rows[0]]) - 1, int(ticks[assignment.rows[-1]])
                 message = Deliver(
-                    subscribers=(), pubend=one.pubend, start=start, end=end, batch=one.batch, rows=one.rows
+                    subscribers=(),
+                    pubend=assignment.pubend,
+                    start=start,
+                    end=end,
+                    batch=assignment.batch,
+                    rows=assignment.rows,
                 )
-                frame = one.batch.select(
-                    one.rows, kind=Kind.DELIVERY, pubend=one.pubend, start=start, end=end, channel=number
+                frame = assignment.batch.select(
+                    assignment.rows,
+                    kind=Kind.DELIVERY,
+                    pubend=assignment.pubend,
+                    start=start,
+                    end=end,
+                    channel=number,
                 )
-            self._record([(group.name, one.consumer)], message, turn.now_us)
+            self._record([(group.name, assignment.consumer)], message, turn.now_us)
             self._links.spend(connection, len(frame))
             turn.send(connection, frame)
 
@@ -282,8 +294,8 @@ class DurableGroups:
         peer = self._links.peer(connection)
         client = "a client" if peer is None else f"client {peer.name!r}"
         return (
-            f"the shared subscription {group.name!r} waits: {group.shared.held} events are not acknowledged, "
-            f"the oldest of them with {client} (connection {connection}), "
+            f"the shared subscription {group.name!r} waits: {group.shared.open_count} events are not "
+            f"acknowledged, the oldest of them with {client} (connection {connection}), "
             f"which has acknowledged nothing for {waited_us // SECOND_US} s"
         )
 

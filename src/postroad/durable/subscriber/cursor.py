@@ -20,8 +20,8 @@ MAX_UNACKED: Final = 16_384  # events told apart until they are acknowledged; mo
 MAX_PARTS: Final = 256  # and the arrays that they are in
 
 
-class Told(NamedTuple):
-    """Events that a subscriber was told."""
+class SentEvents(NamedTuple):
+    """Events that a subscriber was sent."""
 
     ticks: Numbers  # one for each; one for all of them: they are acknowledged together
     first: int
@@ -30,11 +30,11 @@ class Told(NamedTuple):
     known: int  # the PFS counted so many, the newest ones
 
     @classmethod
-    def at(cls, ticks: Numbers) -> Told:
+    def at(cls, ticks: Numbers) -> SentEvents:
         return cls(ticks, int(ticks[0]), int(ticks[-1]), len(ticks), len(ticks))
 
     @classmethod
-    def until(cls, tick: int, count: int, known: int) -> Told:
+    def until(cls, tick: int, count: int, known: int) -> SentEvents:
         return cls(np.array([tick], np.int64), tick, tick, count, known)
 
 
@@ -44,7 +44,7 @@ class Cursor:
     saved: int  # the same, on disk
     since: int  # the PFS of this broker knows the subscription from here on
     matched: int  # events at or below `counted` that the PFS counted
-    told: int  # the newest tick it was told of on this connection
+    sent_to: int  # the newest tick it was told of on this connection
     counted: int  # the newest tick up to which it was told everything that matched, on any connection
     # Nothing in (quiet, released] was for it: who comes back with a token from there on has all of it.
     quiet: int
@@ -52,23 +52,23 @@ class Cursor:
     firm: bool = True  # a restart would find the same beginning: until then nothing is told
     last_event: int = 0  # the newest event or gap it was sent on this connection
     last_gap: int = 0  # the newest gap it was sent on any
-    held: int = 0  # events in `_unacked`
+    unacked_events: int = 0  # in `_unacked`
     _known: int = 0  # those of them that the PFS counted
-    _unacked: deque[Told] = field(default_factory=deque)  # above `released`
+    _unacked: deque[SentEvents] = field(default_factory=deque)  # above `released`
 
-    def sent(self, end: int, told: Told) -> None:
+    def sent(self, end: int, events: SentEvents) -> None:
         """The subscriber was told everything up to `end`, these events among it."""
-        first = told.first
+        first = events.first
         if first > self.since and first > self.counted and first > self.released:
-            self.matched += told.events
-            self._hold(told)
+            self.matched += events.events
+            self._hold(events)
         else:
-            fresh = told.ticks[told.ticks > self.counted]
+            fresh = events.ticks[events.ticks > self.counted]
             self.matched += int((fresh > self.since).sum())
             fresh = fresh[fresh > self.released]
             if len(fresh):
-                self._hold(Told.at(fresh)._replace(known=int((fresh > self.since).sum())))
-        self.heard(end)
+                self._hold(SentEvents.at(fresh)._replace(known=int((fresh > self.since).sum())))
+        self.mark_sent(end)
 
     def skipped(self, tick: int, events: int) -> None:
         """Up to `tick`, beyond what is counted, there were so many events that it is not told here: it came
@@ -77,12 +77,12 @@ class Cursor:
             self.matched += events
             self.counted = tick
             if events and tick > self.released:
-                self._hold(Told.until(tick, events, events))
+                self._hold(SentEvents.until(tick, events, events))
 
-    def heard(self, end: int) -> None:
+    def mark_sent(self, end: int) -> None:
         """It was told everything up to `end`."""
-        if end > self.told:
-            self.told = end
+        if end > self.sent_to:
+            self.sent_to = end
         if end > self.counted:
             self.counted = end
 
@@ -101,28 +101,30 @@ class Cursor:
             part = self._unacked[0]
             if part.last > tick:
                 if part.first <= tick and len(part.ticks) == part.events:
-                    left = Told.at(part.ticks[np.searchsorted(part.ticks, tick, side="right") :])
+                    left = SentEvents.at(part.ticks[np.searchsorted(part.ticks, tick, side="right") :])
                     left = left._replace(known=min(part.known, left.events))
                     self._unacked[0] = left
-                    self.held -= part.events - left.events
+                    self.unacked_events -= part.events - left.events
                     self._known -= part.known - left.known
                 return
             self._unacked.popleft()
-            self.held -= part.events
+            self.unacked_events -= part.events
             self._known -= part.known
 
-    def _hold(self, part: Told) -> None:
-        self.held += part.events
+    def _hold(self, part: SentEvents) -> None:
+        self.unacked_events += part.events
         self._known += part.known
-        if self._unacked and (len(self._unacked) >= MAX_PARTS or self.held > MAX_UNACKED):
+        if self._unacked and (len(self._unacked) >= MAX_PARTS or self.unacked_events > MAX_UNACKED):
             part = self._join(self._unacked.pop(), part)
         self._unacked.append(part)
 
-    def _join(self, one: Told, other: Told) -> Told:
-        count, known = one.events + other.events, one.known + other.known
-        if self.held > MAX_UNACKED or len(one.ticks) + len(other.ticks) < count:
-            return Told.until(other.last, count, known)
-        return Told(np.concatenate((one.ticks, other.ticks)), one.first, other.last, count, known)
+    def _join(self, earlier: SentEvents, later: SentEvents) -> SentEvents:
+        count, known = earlier.events + later.events, earlier.known + later.known
+        if self.unacked_events > MAX_UNACKED or len(earlier.ticks) + len(later.ticks) < count:
+            return SentEvents.until(later.last, count, known)
+        return SentEvents(
+            np.concatenate((earlier.ticks, later.ticks)), earlier.first, later.last, count, known
+        )
 
     @property
     def consumed(self) -> int:
@@ -148,4 +150,4 @@ class Cursor:
 
     def lag(self, total: int) -> int:
         """Events that are not acknowledged, if the PFS counted `total`."""
-        return self.held + max(0, total - self.matched)
+        return self.unacked_events + max(0, total - self.matched)

@@ -61,45 +61,51 @@ class DurableDesk:
     def _page(self, arguments: dict[str, str], now_us: int) -> dict[str, object]:
         name, after = arguments.get("name"), arguments.get("after", "")
         if name is not None:
-            one = self._subscriptions.get(name)
-            page, more = [] if one is None else [one], False
+            subscription = self._subscriptions.get(name)
+            page, more = [] if subscription is None else [subscription], False
         else:
-            behind = [one for one in self._subscriptions if one.name > after]
-            page = heapq.nsmallest(PAGE_ROWS, behind, key=lambda one: one.name)
+            behind = [subscription for subscription in self._subscriptions if subscription.name > after]
+            page = heapq.nsmallest(PAGE_ROWS, behind, key=lambda subscription: subscription.name)
             more = len(page) < len(behind)
-        rows = [self._row(one, now_us) for one in page]
+        rows = [self._row(subscription, now_us) for subscription in page]
         about = {} if after else self._hosting.status()
         while True:
-            groups = [status for one in page if (status := self._groups.status(one.id)) is not None]
+            groups = [
+                status
+                for subscription in page
+                if (status := self._groups.status(subscription.id)) is not None
+            ]
             answer = {"subscriptions": rows, "groups": groups, "more": more, **about}
             if len(rows) <= 1 or len(msgspec.json.encode(answer)) <= MAX_BODY_BYTES:
                 return answer
             rows, page, more = rows[: len(rows) // 2], page[: len(rows) // 2], True
 
-    def _row(self, one: Subscription, now_us: int) -> dict[str, object]:
-        done = self._groups.done(one) if one.shared else 0
-        elsewhere = self._subscriptions.owner(one.name)
-        moved_to = self._name_of(elsewhere) if one.moved_at is not None and elsewhere is not None else ""
-        return {**self._hosting.row(one, now_us, done), "moved_to": moved_to}
+    def _row(self, subscription: Subscription, now_us: int) -> dict[str, object]:
+        done = self._groups.done(subscription) if subscription.shared else 0
+        elsewhere = self._subscriptions.owner(subscription.name)
+        moved_to = (
+            self._name_of(elsewhere) if subscription.moved_at is not None and elsewhere is not None else ""
+        )
+        return {**self._hosting.row(subscription, now_us, done), "moved_to": moved_to}
 
     # ---- deletion
 
     def _delete(self, turn: Turn, peer: Peer, request: Request) -> None:
         name = request.arguments.get("name", "")
-        one = self._subscriptions.get(name)
+        subscription = self._subscriptions.get(name)
         elsewhere = self._subscriptions.owner(name)
-        if elsewhere is not None and (one is None or one.moved_at is not None):
+        if elsewhere is not None and (subscription is None or subscription.moved_at is not None):
             raise UsageError(
                 f"the durable subscription {shorten(name, 40)!r} is at broker {self._name_of(elsewhere)!r}: "
                 "delete it there"
             )
-        if one is None:
+        if subscription is None:
             raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
         self._host.delete(turn, name)
-        self._subscriptions.claims.delete(name, one.epoch)
+        self._subscriptions.claims.delete(name, subscription.epoch)
         ticket = self._host.new_number()
         self._deleting[ticket] = (peer.connection, request.number)
-        self._hosting.confirm(one.id, ticket)
+        self._hosting.confirm(subscription.id, ticket)
 
     def confirmed(self, turn: Turn, ticket: int, error: PostroadError | None) -> bool:
         """A deletion is on disk, or failed; False if the ticket is not of one."""

@@ -39,7 +39,7 @@ _Heads = list[tuple[int, Value]]  # a heap of (number of the first event that wa
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class OpenBatch:
     """A batch, in memory as long as an event in it is open."""
 
     batch: EventBatch
@@ -51,7 +51,7 @@ class Event:
     number: int  # of arrival
     pubend: int
     tick: int
-    held: Held
+    source: OpenBatch
     row: int
     key: Value | None
     size: int
@@ -75,7 +75,7 @@ class Division:
         self._counts: dict[Value, int] = {}  # events that wait or are in flight, by key
         self.waiting = 0  # events
         self.in_flight = 0
-        self.held_bytes = 0  # of the batches that both are in
+        self.batch_bytes = 0  # of the batches that both are in
         self._open_bytes = 0  # of both
 
     def __contains__(self, consumer: int) -> bool:
@@ -118,10 +118,12 @@ class Division:
 
     def hindrance(self) -> int | None:
         """The consumer with the oldest event, if another has none."""
-        having = {number: one for number, one in self._consumers.items() if one.in_flight}
+        having = {number: consumer for number, consumer in self._consumers.items() if consumer.in_flight}
         if len(having) == len(self._consumers):
             return None
-        oldest = {min(e.number for e in one.in_flight.values()): number for number, one in having.items()}
+        oldest = {
+            min(e.number for e in consumer.in_flight.values()): number for number, consumer in having.items()
+        }
         return oldest[min(oldest)] if oldest else None
 
     @property
@@ -134,8 +136,8 @@ class Division:
     def add(self, event: Event) -> None:
         self.waiting += 1
         self._open_bytes += event.size
-        self.held_bytes += 0 if event.held.open else len(event.held.batch.data)
-        event.held.open += 1
+        self.batch_bytes += 0 if event.source.open else len(event.source.batch.data)
+        event.source.open += 1
         if event.key is None:
             self._loose.append(event)
             return
@@ -147,14 +149,14 @@ class Division:
 
     def done(self, consumer: int, pubend: int, tick: int) -> bool:
         """False if it does not hold that event (any more)."""
-        held = self._consumers.get(consumer)
-        event = None if held is None else held.in_flight.pop((pubend, tick), None)
+        holder = self._consumers.get(consumer)
+        event = None if holder is None else holder.in_flight.pop((pubend, tick), None)
         if event is None:
             return False
         self.in_flight -= 1
         self._open_bytes -= event.size
-        event.held.open -= 1
-        self.held_bytes -= 0 if event.held.open else len(event.held.batch.data)
+        event.source.open -= 1
+        self.batch_bytes -= 0 if event.source.open else len(event.source.batch.data)
         if event.key is not None:
             self._counts[event.key] -= 1
             if not self._counts[event.key]:
@@ -164,17 +166,17 @@ class Division:
 
     def trim(self) -> None:
         """To be called when events were added or are done: rows that hold too much in memory are copied."""
-        if self.held_bytes <= 2 * self._open_bytes + SLACK_BYTES:
+        if self.batch_bytes <= 2 * self._open_bytes + SLACK_BYTES:
             return
-        batches: dict[Held, list[Event]] = {}
+        batches: dict[OpenBatch, list[Event]] = {}
         for event in self.events():
-            batches.setdefault(event.held, []).append(event)
-        for held, events in batches.items():
-            if 2 * sum(event.size for event in events) < len(held.batch.data):
+            batches.setdefault(event.source, []).append(event)
+        for source, events in batches.items():
+            if 2 * sum(event.size for event in events) < len(source.batch.data):
                 events.sort(key=lambda event: event.row)
-                self.held_bytes -= len(held.batch.data)
-                held.batch = held.batch.part(np.array([event.row for event in events], np.uint32))
-                self.held_bytes += len(held.batch.data)
+                self.batch_bytes -= len(source.batch.data)
+                source.batch = source.batch.part(np.array([event.row for event in events], np.uint32))
+                self.batch_bytes += len(source.batch.data)
                 for row, event in enumerate(events):
                     event.row = row
 
@@ -187,7 +189,7 @@ class Division:
         self._owners.clear()
         self._given_up.clear()
         self._counts.clear()
-        self.waiting = self.in_flight = self.held_bytes = self._open_bytes = 0
+        self.waiting = self.in_flight = self.batch_bytes = self._open_bytes = 0
 
     def _let_go(self, event: Event) -> None:
         """It is not in flight any more."""
@@ -233,7 +235,7 @@ class Division:
                 continue
             if event.number == number:
                 frame = frames.get(consumer)
-                if frame is None or frame[0].held is not event.held:
+                if frame is None or frame[0].source is not event.source:
                     frame = frames[consumer] = []
                     given.append((consumer, frame))
                     free.give(consumer, FRAME_HEADER_BYTES)
@@ -285,34 +287,34 @@ class Division:
 
     def events(self) -> list[Event]:
         """All that are held."""
-        held = [event for one in self._consumers.values() for event in one.in_flight.values()]
-        return [*held, *self._loose, *(event for queue in self._queues.values() for event in queue)]
+        in_flight = [event for consumer in self._consumers.values() for event in consumer.in_flight.values()]
+        return [*in_flight, *self._loose, *(event for queue in self._queues.values() for event in queue)]
 
     def check(self) -> None:
         events = self.events()
-        held = Counter(event.held for event in events)
+        open_counts = Counter(event.source for event in events)
         if self._open_bytes != sum(event.size for event in events):
             raise BugError("group: the bytes of open events are miscounted")
-        if self.held_bytes != sum(len(one.batch.data) for one in held):
+        if self.batch_bytes != sum(len(source.batch.data) for source in open_counts):
             raise BugError("group: the bytes held are miscounted")
-        if any(one.open != count for one, count in held.items()):
+        if any(source.open != count for source, count in open_counts.items()):
             raise BugError("group: the open events of a batch are miscounted")
-        if self.held_bytes > 2 * self._open_bytes + SLACK_BYTES:
+        if self.batch_bytes > 2 * self._open_bytes + SLACK_BYTES:
             raise BugError("group: few open events hold much in memory")
-        flying = [event for one in self._consumers.values() for event in one.in_flight.values()]
+        flying = [event for consumer in self._consumers.values() for event in consumer.in_flight.values()]
         if (self.in_flight, self.waiting) != (len(flying), len(events) - len(flying)):
             raise BugError("group: what waits or is in flight is miscounted")
         for queue in (self._loose, *self._queues.values()):
             numbers = [event.number for event in queue]
             if numbers != sorted(numbers) or (not numbers and queue is not self._loose):
                 raise BugError("group: what waits is out of order")
-        if any(len(one.in_flight) > MAX_WINDOW for one in self._consumers.values()):
+        if any(len(consumer.in_flight) > MAX_WINDOW for consumer in self._consumers.values()):
             raise BugError("group: a consumer holds more than its window")
         for key, (consumer, count) in self._owners.items():
             here = sum(event.key == key for event in self._consumers[consumer].in_flight.values())
             if here != count or sum(event.key == key for event in flying) != count:
                 raise BugError("group: a key is in flight at two consumers, or is miscounted")
-        if [one.keys for one in self._consumers.values()] != [
+        if [consumer.keys for consumer in self._consumers.values()] != [
             sum(owner == number for owner, _ in self._owners.values()) for number in self._consumers
         ]:
             raise BugError("group: the keys of a consumer are miscounted")
@@ -336,7 +338,7 @@ class _Free:
         self._consumers = consumers
         self._share = share
         self._left = dict(room)  # bytes
-        self._loose = [(len(one.in_flight), number) for number, one in consumers.items()]
+        self._loose = [(len(consumer.in_flight), number) for number, consumer in consumers.items()]
         heapq.heapify(self._loose)  # counts may be out of date: too low, never too high
         self._keyed = self._loose.copy()  # those that may be given another key
 
@@ -351,11 +353,11 @@ class _Free:
         order = self._keyed if keyed else self._loose
         while order:
             count, number = order[0]
-            held = self._consumers[number]
-            if not self.has_room(number) or (keyed and held.keys >= self._share):
+            consumer = self._consumers[number]
+            if not self.has_room(number) or (keyed and consumer.keys >= self._share):
                 heapq.heappop(order)
-            elif count < len(held.in_flight):
-                heapq.heapreplace(order, (len(held.in_flight), number))
+            elif count < len(consumer.in_flight):
+                heapq.heapreplace(order, (len(consumer.in_flight), number))
             else:
                 return number
         return None

@@ -269,10 +269,12 @@ class PersistentFiltering:
                 self._packed[tuple(targets)] = ids
             body = bytearray()
             put_set(body, rows)
-            previous = {last_index.get(one, 0) for one in targets}
+            previous = {last_index.get(subscriber, 0) for subscriber in targets}
             alike = len(previous) == 1
             body.append(_ALIKE if alike else _EACH)
-            for tick in previous if alike else [last_index.get(one, 0) for one in sorted(targets)]:
+            for tick in (
+                previous if alike else [last_index.get(subscriber, 0) for subscriber in sorted(targets)]
+            ):
                 tick = max(tick, doubt)
                 put_varint(body, base - tick + 1 if tick else 0)
             put_varint(out, len(ids))
@@ -284,19 +286,19 @@ class PersistentFiltering:
     # ---- reading records
 
     def _members(self, ids: bytes) -> dict[int, int]:
-        found = self._unpacked.get(ids)
-        if found is None:
+        places = self._unpacked.get(ids)
+        if places is None:
             values, _ = get_set(ids, 0)
-            found = {value: place for place, value in enumerate(values.tolist())}
-            self._make_room(len(ids) + MEMBER_BYTES * len(found))
-            self._unpacked[ids] = found
-        return found
+            places = {value: place for place, value in enumerate(values.tolist())}
+            self._make_room(len(ids) + MEMBER_BYTES * len(places))
+            self._unpacked[ids] = places
+        return places
 
     def _parse(self, first: int, data: bytes) -> list[_Parsed]:
         """Kept for a while: those who catch up after a crash of this broker all read the same records."""
-        found = self._parsed.get((first, data))
-        if found is not None:
-            return found
+        remembered = self._parsed.get((first, data))
+        if remembered is not None:
+            return remembered
         if not data or data[0] != _VERSION:
             raise StorageError(
                 f"a filtering record begins with {data[:1].hex() or 'nothing'}; this Postroad reads version"
@@ -320,7 +322,7 @@ class PersistentFiltering:
                 raise StorageError(f"a filtering record of {len(ticks)} rows names row {int(rows[-1])}")
             groups.append(_Parsed(self._members(ids), ticks[rows], pointers))
             at += length
-        self._make_room(len(data) + sum(GROUP_BYTES + one.ticks.nbytes for one in groups))
+        self._make_room(len(data) + sum(GROUP_BYTES + group.ticks.nbytes for group in groups))
         self._parsed[first, data] = groups
         return groups
 
@@ -431,11 +433,11 @@ class PersistentFiltering:
         state.low = previous
         if previous <= state.at:
             return self._finish(state, state.end)
-        held = sum(len(part) for part in state.newest)
+        count = sum(len(part) for part in state.newest)
         state.backwards = (
             state.dense < DENSE_HOPS
             and state.hops < MAX_HOPS
-            and held < BUFFER_TICKS
+            and count < BUFFER_TICKS
             and previous > self.doubt
         )
         return None
@@ -500,15 +502,15 @@ class PersistentFiltering:
     def forget_others(self, turn: Turn, known: Callable[[int], object]) -> None:
         """After a restart: records of the tail name subscriptions that were deleted since."""
         self._count()
-        self._drop(turn, [one for one in self._totals if not known(one)])
+        self._drop(turn, [subscriber for subscriber in self._totals if not known(subscriber)])
 
     def _drop(self, turn: Turn, subscribers: list[int]) -> None:
-        for one in subscribers:
-            del self._totals[one]
-            self._last_index.pop(one, None)
-            self._dirty.pop(one, None)
+        for subscriber in subscribers:
+            del self._totals[subscriber]
+            self._last_index.pop(subscriber, None)
+            self._dirty.pop(subscriber, None)
         if subscribers:
-            rows = [(self._key(one), None) for one in subscribers]
+            rows = [(self._key(subscriber), None) for subscriber in subscribers]
             turn.save(TABLE, rows, then=partial(self._saved, subscribers))
 
     def checkpoint(self, turn: Turn) -> None:
@@ -521,7 +523,7 @@ class PersistentFiltering:
         self._count()
         meta = (self._key(), _META.pack(self.last_timestamp, self.doubt))
         subscribers = list(self._dirty)
-        rows = [meta, *((self._key(one), self._row(one)) for one in subscribers)]
+        rows = [meta, *((self._key(subscriber), self._row(subscriber)) for subscriber in subscribers)]
         self._dirty.clear()
         self._unsaved_bytes = 0
         self._urgent = False
@@ -565,15 +567,15 @@ class PersistentFiltering:
             if key == self._key():
                 checkpoint, self.doubt = read_filtering(key, value)
             elif key[:8] == self._key():
-                one = int.from_bytes(key[8:], "big")
-                self._last_index[one], self._totals[one] = read_filtering(key, value)
+                subscriber = int.from_bytes(key[8:], "big")
+                self._last_index[subscriber], self._totals[subscriber] = read_filtering(key, value)
         self.chopped = max(chopped, 0)
         self.last_timestamp = self._first = self._synced = max(last, self.chopped)
         self.heard = max(delivered, self.last_timestamp)
         if suspect or max(checkpoint, self.doubt) > self.last_timestamp:
             self.hole(self.heard)
-        for one, index in self._last_index.items():
-            self._last_index[one] = min(index, self.last_timestamp)  # of records that failed
+        for subscriber, index in self._last_index.items():
+            self._last_index[subscriber] = min(index, self.last_timestamp)  # of records that failed
         self.tail = max(checkpoint, self.chopped)
         self._consumed = consumed
         self._read_tail(turn, self.tail)

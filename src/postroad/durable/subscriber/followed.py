@@ -29,25 +29,28 @@ class Followed:
     catchups: dict[int, CatchupStream] = field(default_factory=dict)  # by subscriber, connected ones only
     ahead: dict[int, int] = field(default_factory=dict)  # subscriber with more than is learned here -> tick
 
-    def enter(self, one: Subscription, tick: int) -> bool:
+    def enter(self, subscription: Subscription, tick: int) -> bool:
         """A connected subscriber that has everything up to `tick`. True: it is to catch up."""
-        constream, cursor = self.constream, one.cursors[self.constream.pubend]
+        constream, cursor = self.constream, subscription.cursors[self.constream.pubend]
         cursor.count_to(min(tick, cursor.since))
-        self.ahead.pop(one.id, None)
+        self.ahead.pop(subscription.id, None)
         if tick < constream.live:
-            self.behind(one, tick)
+            self.behind(subscription, tick)
             return True
-        constream.join(one.id, tick)
+        constream.join(subscription.id, tick)
         if tick > constream.live:
-            self.ahead[one.id] = tick
+            self.ahead[subscription.id] = tick
         else:
-            self._skip(one.id, cursor, tick)
+            self._skip(subscription.id, cursor, tick)
         return False
 
-    def behind(self, one: Subscription, tick: int) -> None:
+    def behind(self, subscription: Subscription, tick: int) -> None:
         """It has everything up to `tick` and catches up from there."""
-        self.catchups[one.id] = CatchupStream(
-            subscriber=one.id, pubend=self.constream.pubend, position=tick, selector=one.selector
+        self.catchups[subscription.id] = CatchupStream(
+            subscriber=subscription.id,
+            pubend=self.constream.pubend,
+            position=tick,
+            selector=subscription.selector,
         )
 
     def leave(self, subscriber: int, cursor: Cursor | None) -> None:
@@ -72,53 +75,55 @@ class Followed:
         """Where all is learned that a subscriber is ahead of, it is known how many events that were. To be
         called before it is noted who was sent what of the news."""
         live = self.constream.live
-        for number, tick in [one for one in self.ahead.items() if one[1] <= live]:
+        for number, tick in [item for item in self.ahead.items() if item[1] <= live]:
             del self.ahead[number]
             self._skip(number, cursor(number), tick)
 
     # ---- rounds
 
-    def switch(self, one: Subscription, room: Callable[[], bool], send: Callable[[Message], None]) -> bool:
+    def switch(
+        self, subscription: Subscription, room: Callable[[], bool], send: Callable[[Message], None]
+    ) -> bool:
         """Go on from memory, and switch over if there is room for all of it. False: it is too far behind."""
-        catchup, constream = self.catchups[one.id], self.constream
-        cursor = one.cursors[constream.pubend]
+        catchup, constream = self.catchups[subscription.id], self.constream
+        cursor = subscription.cursors[constream.pubend]
         # What is kept for switchover was not filtered for those who were not known here yet.
         if catchup.position < max(constream.recent_start, cursor.since):
             return False
         if cursor.counted < catchup.position:
-            self._skip(one.id, cursor, catchup.position)
-        catchup.position = catchup.end = constream.switch(one.id, catchup.position, room, send)
+            self._skip(subscription.id, cursor, catchup.position)
+        catchup.position = catchup.end = constream.switch(subscription.id, catchup.position, room, send)
         cursor.count_to(catchup.position)
-        if one.id in constream:
-            cursor.caught_up(constream.live, self.filtering.matched(one.id))
-            del self.catchups[one.id]
+        if subscription.id in constream:
+            cursor.caught_up(constream.live, self.filtering.matched(subscription.id))
+            del self.catchups[subscription.id]
         return True
 
-    def next_round(self, turn: Turn, one: Subscription) -> bool:
+    def next_round(self, turn: Turn, subscription: Subscription) -> bool:
         """A plan for the next stretch, at once or once it is read. False: nothing to go on with yet."""
-        catchup = self.catchups[one.id]
+        catchup = self.catchups[subscription.id]
         start, end = catchup.position, self.constream.latest_delivered
-        cursor = one.cursors[catchup.pubend]
+        cursor = subscription.cursors[catchup.pubend]
         if start < cursor.since:
             catchup.refilter(cursor.since)
             return True
         if start >= end:
             return False
         low = min(start, max(cursor.counted, cursor.since))
-        buffer = self.filtering.batch_read(turn, one.id, low, end)
+        buffer = self.filtering.batch_read(turn, subscription.id, low, end)
         catchup.reading = True
         if buffer is not None:
-            self.plan(one, buffer)
+            self.plan(subscription, buffer)
         return True
 
-    def plan(self, one: Subscription, buffer: ReadBuffer) -> None:
+    def plan(self, subscription: Subscription, buffer: ReadBuffer) -> None:
         """What the PFS remembers, from where the stream is or from before that."""
-        catchup = self.catchups[one.id]
+        catchup = self.catchups[subscription.id]
         at = catchup.position
         if buffer.start < at:
             end = max(at, buffer.end)
             before = int(np.searchsorted(buffer.ticks, at, side="right"))
-            one.cursors[catchup.pubend].skipped(min(at, buffer.end), before)
+            subscription.cursors[catchup.pubend].skipped(min(at, buffer.end), before)
             unknown = tuple(intersect(buffer.unknown, at, end))
             buffer = replace(buffer, start=at, end=end, ticks=buffer.ticks[before:], unknown=unknown)
         catchup.plan(buffer)

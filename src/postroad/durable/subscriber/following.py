@@ -4,8 +4,8 @@ The hosting core learns every durable pubend from its own position on, which aft
 routing begins with; what is in between is found in the cache, in the own log or upstream, like anything else
 that is asked for (`pull`). Nothing is followed before the first durable subscription.
 
-A new subscription begins on a pubend where routing finds it in force. A pubend met later begins at its first
-tick.
+A new subscription begins on a pubend where routing finds it in force. On a pubend that routing
+hears of later it begins at the first tick.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Following:
             return set(self._routing.durable_streams()[:MAX_FOLLOWED])
         return {*self._hosting.followed, *self._hosting.awaited}
 
-    def met(self, turn: Turn, stream: Stream) -> None:
+    def added(self, turn: Turn, stream: Stream) -> None:
         """Routing has a stream of a durable pubend."""
         if is_volatile(stream.id) or stream.id in self._behind:
             return
@@ -149,11 +149,11 @@ class Following:
     def _begin_late(self, turn: Turn, stream: Stream) -> None:
         """A pubend that nobody here knew of when a subscription was created: it begins then, or at its first
         tick if it came with a token, which does not say when it was."""
-        for one in list(self._hosting.subscriptions):
+        for subscription in list(self._hosting.subscriptions):
             position = self._hosting.position(stream.id)
-            waits = durable_key(one.id) in stream.waiting
-            if position is not None and stream.id not in one.cursors and not waits:
-                self._hosting.begin(turn, one.id, stream.id, min(one.late, position))
+            waits = durable_key(subscription.id) in stream.waiting
+            if position is not None and stream.id not in subscription.cursors and not waits:
+                self._hosting.begin(turn, subscription.id, stream.id, min(subscription.late, position))
 
     def pull(self, turn: Turn) -> None:
         """Go on with the streams that hosting is behind on."""

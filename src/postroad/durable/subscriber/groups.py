@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from postroad.durable.subscriber.dividing import Division, Event, Held
+from postroad.durable.subscriber.dividing import Division, Event, OpenBatch
 from postroad.durable.subscriber.outputs import Deliver, DeliverGap, Message
 from postroad.errors import BugError, PostroadError
 from postroad.events.batch import EventBatch
@@ -76,7 +76,7 @@ class _Open(NamedTuple):
 class _Progress:
     """One pubend."""
 
-    told: int  # everything up to here was offered
+    position: int  # everything up to here was offered
     open: dict[int, _Open] = field(default_factory=dict)  # by their first ticks, in order
     pending: int = 0  # events in those
     done: list[Span] = field(default_factory=list)  # acknowledged earlier, and to be offered again
@@ -86,7 +86,7 @@ class _Progress:
 
     @property
     def token(self) -> int:
-        return next(iter(self.open)) - 1 if self.open else self.told
+        return next(iter(self.open)) - 1 if self.open else self.position
 
     @property
     def finished(self) -> int:
@@ -136,23 +136,23 @@ class _Progress:
 
     def close(self, first: int) -> None:
         """That which begins with this tick is acknowledged."""
-        one = self.open.pop(first)
-        self.pending -= one.upto - one.before
-        self.newest = max(self.newest, one.end)
+        event = self.open.pop(first)
+        self.pending -= event.upto - event.before
+        self.newest = max(self.newest, event.end)
 
     def done_above(self, tick: int) -> list[Span]:
-        """What need not be offered again: of (tick, told] what is between open ticks, where something was
+        """What need not be offered again: of (tick, position] what is between open ticks, where something was
         acknowledged, and what was done before."""
-        spans = [span for span in self.done if span[1] > self.told]
+        spans = [span for span in self.done if span[1] > self.position]
         upto = -1  # events offered with the last open one
-        for first, one in self.open.items():
-            if one.before > upto:
+        for first, event in self.open.items():
+            if event.before > upto:
                 spans.append((tick, first - 1))
-            tick, upto = max(tick, one.end), one.upto
+            tick, upto = max(tick, event.end), event.upto
             if first > self.newest:
                 break
         else:
-            spans.append((tick, self.told))
+            spans.append((tick, self.position))
         return union(spans)
 
 
@@ -188,7 +188,7 @@ class SharedSubscription:
         self._progress: dict[int, _Progress] = {}
         # Open gaps by pubend and first tick, in order, with their numbers and last ticks.
         self._gaps: dict[tuple[int, int], tuple[int, int]] = {}
-        self._told: dict[int, int] = {}  # consumer -> number of the last gap it was told of
+        self._last_gap: dict[int, int] = {}  # consumer -> number of the last gap it was told of
         self._dirty: dict[int, None] = {}  # pubends whose row is to be saved
         self._saving: tuple[int, ...] | None = None  # pubends whose rows are on their way
         self._numbers = 0
@@ -200,7 +200,7 @@ class SharedSubscription:
         if consumer in self._division or self.full:
             raise BugError("group: a consumer joins twice, or there are too many")
         self._division.join(consumer)
-        self._told[consumer] = 0
+        self._last_gap[consumer] = 0
         return self.assign()
 
     def leave(self, consumer: int) -> Assigned:
@@ -208,7 +208,7 @@ class SharedSubscription:
         if consumer not in self._division:
             return []
         self.redelivered += self._division.leave(consumer)
-        del self._told[consumer]
+        del self._last_gap[consumer]
         return self.assign()
 
     @property
@@ -223,11 +223,11 @@ class SharedSubscription:
     def has_room(self, coming: int = 0) -> bool:
         """The group can be offered more, beside so many bytes that are on their way: `room` of its subscriber
         for Hosting."""
-        few = self.held < MAX_HELD and self._division.held_bytes + coming < MAX_HELD_BYTES
+        few = self.open_count < MAX_HELD and self._division.batch_bytes + coming < MAX_HELD_BYTES
         return few and bool(self.consumers)
 
     @property
-    def held(self) -> int:
+    def open_count(self) -> int:
         """Open events and gaps."""
         return self._division.waiting + self._division.in_flight + len(self._gaps)
 
@@ -243,7 +243,7 @@ class SharedSubscription:
             token = progress.token
             progress.left = progress.finished
             progress.done = progress.done_above(token)
-            progress.told = token
+            progress.position = token
             progress.open.clear()
             progress.pending = 0
 
@@ -255,9 +255,9 @@ class SharedSubscription:
         if progress is None:
             progress = self._progress[message.pubend] = _Progress(message.start)
         ticks = message.ticks() if isinstance(message, Deliver) else (message.start + 1,)
-        if ticks is not None and ticks[0] <= progress.told:
+        if ticks is not None and ticks[0] <= progress.position:
             raise BugError("group: an event or a gap was offered twice")
-        progress.told = max(progress.told, message.end)
+        progress.position = max(progress.position, message.end)
         if progress.done and progress.done[-1][1] <= message.start:
             progress.done, progress.left = [], 0
         if isinstance(message, DeliverGap):
@@ -269,7 +269,7 @@ class SharedSubscription:
         if batch is None:
             return []
         rows = range(batch.count) if message.rows is None else message.rows.tolist()
-        held = Held(batch)
+        source = OpenBatch(batch)
         ticks, offsets = batch.headers["tick"].tolist(), batch.offsets.tolist()
         for row in rows:
             tick = ticks[row]
@@ -278,7 +278,7 @@ class SharedSubscription:
             self._numbers += 1
             key = batch.attributes(row).get(self._key) if self._key else None
             size = EVENT_HEADER_BYTES + offsets[row + 1] - offsets[row]
-            self._division.add(Event(self._numbers, message.pubend, tick, held, row, key, size))
+            self._division.add(Event(self._numbers, message.pubend, tick, source, row, key, size))
         self._division.trim()
         return self.assign()
 
@@ -286,29 +286,29 @@ class SharedSubscription:
         """Give out what can be, oldest first; also to be called when a consumer has room again."""
         if not self._division.waiting and not self._gaps:
             return []
-        room = {consumer: self._available(consumer) for consumer in self._told}
-        told: Assigned = [one for consumer in self._told for one in self._tell_gaps(consumer, room)]
-        told += (
+        room = {consumer: self._available(consumer) for consumer in self._last_gap}
+        assigned: Assigned = [gap for consumer in self._last_gap for gap in self._tell_gaps(consumer, room)]
+        assigned += (
             Assign(
                 consumer=consumer,
                 pubend=events[0].pubend,
-                batch=events[0].held.batch,
+                batch=events[0].source.batch,
                 rows=np.array(sorted(event.row for event in events), np.uint32),
             )
             for consumer, events in self._division.assign(room)
         )
-        return told
+        return assigned
 
     def _tell_gaps(self, consumer: int, room: dict[int, int]) -> Iterable[AssignGap]:
         """Those that it was not told of, as far as it has room."""
         newest, _ = next(reversed(self._gaps.values()), (0, 0))
-        if self._told[consumer] >= newest:
+        if self._last_gap[consumer] >= newest:
             return
         for (pubend, first), (number, end) in self._gaps.items():
             if room[consumer] <= 0:
                 return
-            if number > self._told[consumer]:
-                self._told[consumer] = number
+            if number > self._last_gap[consumer]:
+                self._last_gap[consumer] = number
                 room[consumer] -= FRAME_HEADER_BYTES
                 yield AssignGap(consumer=consumer, pubend=pubend, start=first - 1, end=end)
 
@@ -326,10 +326,10 @@ class SharedSubscription:
 
     def _done_gap(self, consumer: int, pubend: int, first: int) -> bool:
         number, _ = self._gaps.get((pubend, first), (0, 0))
-        mine = 0 < number <= self._told.get(consumer, 0)
-        if mine:
+        was_told = 0 < number <= self._last_gap.get(consumer, 0)
+        if was_told:
             del self._gaps[pubend, first]
-        return mine
+        return was_told
 
     def finished(self, pubend: int) -> int:
         """Events above its token that consumers are done with."""
@@ -418,7 +418,7 @@ class SharedSubscription:
         self._division.check()
         places = [*((event.pubend, event.tick) for event in self._division.events()), *self._gaps]
         if sorted(places) != sorted(
-            (pubend, tick) for pubend, one in self._progress.items() for tick in one.open
+            (pubend, tick) for pubend, progress in self._progress.items() for tick in progress.open
         ):
             raise BugError("group: what is open is not what is held")
 

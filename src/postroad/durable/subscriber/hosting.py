@@ -29,7 +29,7 @@ from postroad.durable.subscriber.backlog import Backlog
 from postroad.durable.subscriber.claims import TABLE as CLAIMS
 from postroad.durable.subscriber.claims import read_claims
 from postroad.durable.subscriber.constream import DELIVERED, Constream, Ledger, read_delivered
-from postroad.durable.subscriber.cursor import Cursor, Told
+from postroad.durable.subscriber.cursor import Cursor, SentEvents
 from postroad.durable.subscriber.filtering import TABLE as FILTERING
 from postroad.durable.subscriber.filtering import PersistentFiltering, ReadBuffer, read_filtering
 from postroad.durable.subscriber.followed import Followed
@@ -132,8 +132,8 @@ class Hosting:
             tables.get(table, {}) for table in (SUBSCRIPTIONS, RELEASED, CLAIMS)
         )
         self.subscriptions.recover(subscriptions, released, claims, now_us=self._save_at)
-        for one in self.subscriptions:
-            self._index.add(one.id, one.selector, one.id)
+        for subscription in self.subscriptions:
+            self._index.add(subscription.id, subscription.selector, subscription.id)
         # Where a subscription is on disk and no latestDelivered yet, filtering goes on where it began.
         self._ledger.saved = {**self.subscriptions.begun(), **self._ledger.saved}
         self.awaited = set(sorted(self._ledger.saved)[:MAX_FOLLOWED])
@@ -225,32 +225,32 @@ class Hosting:
 
     def _on_open(self, pubend: int, turn: Turn) -> None:
         """The pubend can be followed from now on: those who have been waiting for it begin."""
-        held = self._pubends[pubend]
-        live, filtering = held.constream.live, held.filtering
+        followed = self._pubends[pubend]
+        live, filtering = followed.constream.live, followed.filtering
         filtering.forget_others(turn, self.subscriptions.find)
         out: list[Output] = []
         for number, tick in self.subscriptions.consumed(pubend).items():
             if tick >= filtering.tail:
                 matched = filtering.matched(number) - filtering.remaining(number)
                 self.subscriptions.recounted(number, pubend, matched)
-        for one in self.subscriptions:
-            cursor = one.cursors.get(pubend)
+        for subscription in self.subscriptions:
+            cursor = subscription.cursors.get(pubend)
             if cursor is None:
                 continue
             # A crash may take latestDelivered back to before the subscription came here. What is learned
             # again is filtered with it; what is before was not gone through, and is held as it was.
             if cursor.since == UNFOLLOWED or cursor.since > max(live, cursor.released):
-                cursor.since, cursor.matched = live, filtering.matched(one.id)
+                cursor.since, cursor.matched = live, filtering.matched(subscription.id)
             if cursor.released > live:
-                held.ahead[one.id] = cursor.released
-            if one.session is not None and cursor.firm:
-                out += self._enter(turn, held, one, cursor.told)
+                followed.ahead[subscription.id] = cursor.released
+            if subscription.session is not None and cursor.firm:
+                out += self._enter(turn, followed, subscription, cursor.sent_to)
         self._perform(turn, out)
 
     def position(self, pubend: int) -> int | None:
         """From here on `learn` expects knowledge; None while the pubend is not followed or not recovered."""
-        held = self._pubends.get(pubend)
-        return None if held is None or not held.filtering.recovered else held.constream.live
+        followed = self._pubends.get(pubend)
+        return None if followed is None or not followed.filtering.recovered else followed.constream.live
 
     # ---- subscribers
 
@@ -260,34 +260,34 @@ class Hosting:
         A created one gets nothing from a pubend before `begin` is called for it.
         """
         attached = self.subscriptions.attach(wanted, turn.now_us)
-        one, token = attached.subscription, wanted.token
+        subscription, token = attached.subscription, wanted.token
         out: list[Output] = []
         if attached.created:
-            self._index.add(one.id, one.selector, one.id)
+            self._index.add(subscription.id, subscription.selector, subscription.id)
             self._report_at = turn.now_us  # before anybody hears of it, pubends do that it is to be held for
-        self._disconnect(one.id)
+        self._disconnect(subscription.id)
         if token is not None:
-            self._begin_from_token(one, token)
-        for pubend, cursor in list(one.cursors.items()):
+            self._begin_from_token(subscription, token)
+        for pubend, cursor in list(subscription.cursors.items()):
             at = cursor.released if token is None else token.tick(pubend) or cursor.released
             if cursor.quiet <= at < cursor.released:
                 at = cursor.released
-            cursor.told = cursor.begun = at
+            cursor.sent_to = cursor.begun = at
             cursor.last_event = 0
             if self.position(pubend) is not None and cursor.firm:
-                out += self._enter(turn, self._pubends[pubend], one, at)
+                out += self._enter(turn, self._pubends[pubend], subscription, at)
         self._perform(turn, out)
         return attached
 
-    def _begin_from_token(self, one: Subscription, token: CheckpointToken) -> None:
+    def _begin_from_token(self, subscription: Subscription, token: CheckpointToken) -> None:
         """A subscription that comes from elsewhere: its PFS begins now, what is before is refiltered."""
         for pubend, tick in token.items():
-            if not one.selector.concerns(pubend):
+            if not subscription.selector.concerns(pubend):
                 continue
-            held, live = self._pubends.get(pubend), self.position(pubend)
-            matched = 0 if held is None else held.filtering.matched(one.id)
+            followed, live = self._pubends.get(pubend), self.position(pubend)
+            matched = 0 if followed is None else followed.filtering.matched(subscription.id)
             since = UNFOLLOWED if live is None else live
-            self.subscriptions.begin(one, pubend, tick, since=since, matched=matched)
+            self.subscriptions.begin(subscription, pubend, tick, since=since, matched=matched)
 
     def begin(self, turn: Turn, subscriber: int, pubend: int, tick: int) -> None:
         """From `tick`, at or before `position`, everything of this pubend is for the subscription.
@@ -296,154 +296,163 @@ class Hosting:
         one that came with a token, and a pubend that it does not name: 0. Where that is before `late`, at
         which a restart would begin it, nothing is told before it is on disk.
         """
-        one, held = self.subscriptions.by_id(subscriber), self._pubends[pubend]
-        if pubend in one.cursors or not one.selector.concerns(pubend):
+        subscription, followed = self.subscriptions.by_id(subscriber), self._pubends[pubend]
+        if pubend in subscription.cursors or not subscription.selector.concerns(pubend):
             return
-        live, matched, firm = held.constream.live, held.filtering.matched(one.id), tick >= one.late
-        self.subscriptions.begin(one, pubend, tick, since=live, matched=matched, firm=firm)
+        live, matched, firm = (
+            followed.constream.live,
+            followed.filtering.matched(subscription.id),
+            tick >= subscription.late,
+        )
+        self.subscriptions.begin(subscription, pubend, tick, since=live, matched=matched, firm=firm)
         self._report_at = turn.now_us
-        if one.session is not None and firm:
-            self._perform(turn, self._enter(turn, held, one, tick))
+        if subscription.session is not None and firm:
+            self._perform(turn, self._enter(turn, followed, subscription, tick))
 
     def confirm(self, subscriber: int, ticket: int) -> None:
         """Answer this ticket with `Confirmed` when all that was said of the subscription is on disk."""
         self.subscriptions.confirm(subscriber, ticket)
 
-    def _enter(self, turn: Turn, held: Followed, one: Subscription, tick: int) -> list[Output]:
+    def _enter(self, turn: Turn, followed: Followed, subscription: Subscription, tick: int) -> list[Output]:
         """A connected subscriber that has everything up to `tick`."""
-        return self._pump(turn, held, one) if held.enter(one, tick) else []
+        return self._pump(turn, followed, subscription) if followed.enter(subscription, tick) else []
 
     def detach(self, session: int) -> None:
         """The connection is gone."""
-        one = self.subscriptions.detach(session)
-        if one is not None:
-            self._disconnect(one.id)
+        subscription = self.subscriptions.detach(session)
+        if subscription is not None:
+            self._disconnect(subscription.id)
 
     def _disconnect(self, subscriber: int) -> None:
-        one = self.subscriptions.find(subscriber)
-        for pubend, held in self._pubends.items():
-            held.leave(subscriber, None if one is None else one.cursors.get(pubend))
+        subscription = self.subscriptions.find(subscriber)
+        for pubend, followed in self._pubends.items():
+            followed.leave(subscriber, None if subscription is None else subscription.cursors.get(pubend))
 
     def delete(self, turn: Turn, name: str) -> int:
         """End a subscription for good; its id."""
-        one = self.subscriptions.delete(name)
-        self._index.remove(one.id)
-        self._disconnect(one.id)
-        for held in self._pubends.values():
-            held.filtering.forget(turn, one.id)
-        return one.id
+        subscription = self.subscriptions.delete(name)
+        self._index.remove(subscription.id)
+        self._disconnect(subscription.id)
+        for followed in self._pubends.values():
+            followed.filtering.forget(turn, subscription.id)
+        return subscription.id
 
     def ack(self, session: int, token: Mapping[int, int], ticket: int | None = None) -> None:
         """The subscriber consumed everything up to here."""
-        one = self.subscriptions.by_session(session)
-        if one is None:
+        subscription = self.subscriptions.by_session(session)
+        if subscription is None:
             raise UsageError(f"session {session} has no durable subscription to acknowledge")
-        self.subscriptions.ack(one, token, ticket)
+        self.subscriptions.ack(subscription, token, ticket)
 
-    def acknowledged(self, one: Subscription, token: CheckpointToken) -> None:
+    def acknowledged(self, subscription: Subscription, token: CheckpointToken) -> None:
         """What the subscription acknowledged at another broker, which kept its token until now."""
         for pubend, tick in token.items():
-            if pubend in one.cursors:
-                self.subscriptions.release(one, pubend, tick)
+            if pubend in subscription.cursors:
+                self.subscriptions.release(subscription, pubend, tick)
 
     def credit(self, turn: Turn, subscriber: int) -> None:
         """The subscriber has room again."""
         out: list[Output] = []
-        one = self.subscriptions.find(subscriber)
-        if one is not None and one.session is not None:
-            for held in self._pubends.values():
-                if subscriber in held.catchups:
-                    out += self._pump(turn, held, one)
+        subscription = self.subscriptions.find(subscriber)
+        if subscription is not None and subscription.session is not None:
+            for followed in self._pubends.values():
+                if subscriber in followed.catchups:
+                    out += self._pump(turn, followed, subscription)
         self._perform(turn, out)
 
     # ---- knowledge
 
     def learn(self, turn: Turn, pubend: int, segment: Segment) -> None:
         """The next contiguous knowledge of a pubend, filtered with at least `need`."""
-        held = self._pubends[pubend]
-        constream = held.constream
+        followed = self._pubends[pubend]
+        constream = followed.constream
         if segment.end <= constream.live:
             return
         segment = segment.cut(constream.live, segment.end)
         groups = [] if segment.batch is None else self._index.match(segment.batch)
         messages, behind = constream.learn(turn, segment, groups, self._room)
         self._ledger.moved[pubend] = None
-        if held.ahead:
-            held.settle(lambda number: self.subscriptions.by_id(number).cursors[pubend])
+        if followed.ahead:
+            followed.settle(lambda number: self.subscriptions.by_id(number).cursors[pubend])
         for message in messages:
             self._note(message)
         for subscriber in behind:
-            one = self.subscriptions.by_id(subscriber)
-            cursor = one.cursors[pubend]
-            tick = max(segment.start, cursor.told)
-            if held.ahead.pop(subscriber, None) is None:
+            subscription = self.subscriptions.by_id(subscriber)
+            cursor = subscription.cursors[pubend]
+            tick = max(segment.start, cursor.sent_to)
+            if followed.ahead.pop(subscriber, None) is None:
                 cursor.count_to(tick)
-            held.behind(one, tick)
-        self._perform(turn, [*messages, *self._pump_idle(turn, held)])
+            followed.behind(subscription, tick)
+        self._perform(turn, [*messages, *self._pump_idle(turn, followed)])
 
     def wanted(self, pubend: int) -> bool:
         """Somebody is catching up: `answer` wants to see what arrives."""
-        held = self._pubends.get(pubend)
-        return held is not None and bool(held.catchups)
+        followed = self._pubends.get(pubend)
+        return followed is not None and bool(followed.catchups)
 
     def answer(self, turn: Turn, pubend: int, segments: list[Segment], subscriber: int | None = None) -> None:
         """Knowledge that came out of order, for all that catch up; or was found here for one's `Wants`."""
-        held = self._pubends.get(pubend)
-        if held is None:
+        followed = self._pubends.get(pubend)
+        if followed is None:
             return
         need = self._need()
         out: list[Output] = []
-        asked = held.catchups if subscriber is None else {subscriber: held.catchups.get(subscriber)}
+        asked = followed.catchups if subscriber is None else {subscriber: followed.catchups.get(subscriber)}
         for subscriber, catchup in list(asked.items()):
             if catchup is None:
                 continue
             wanted = [catchup.learn(segment, need) for segment in segments]
             if any(wanted):
-                out += self._pump(turn, held, self.subscriptions.by_id(subscriber))
+                out += self._pump(turn, followed, self.subscriptions.by_id(subscriber))
         self._perform(turn, out)
 
     # ---- catching up
 
-    def _pump_idle(self, turn: Turn, held: Followed) -> list[Output]:
+    def _pump_idle(self, turn: Turn, followed: Followed) -> list[Output]:
         """Streams at the end of a round may go on: latestDelivered, or what is kept, is ahead of them."""
         out: list[Output] = []
-        for subscriber in [number for number, catchup in held.catchups.items() if catchup.idle]:
+        for subscriber in [number for number, catchup in followed.catchups.items() if catchup.idle]:
             if self._room(subscriber):
-                out += self._pump(turn, held, self.subscriptions.by_id(subscriber))
+                out += self._pump(turn, followed, self.subscriptions.by_id(subscriber))
         return out
 
-    def _pump(self, turn: Turn, held: Followed, one: Subscription) -> list[Output]:
+    def _pump(self, turn: Turn, followed: Followed, subscription: Subscription) -> list[Output]:
         """Deliver, then switch over, begin the next round or ask, whichever is due."""
-        catchup, constream = held.catchups[one.id], held.constream
+        catchup, constream = followed.catchups[subscription.id], followed.constream
         out: list[Output] = []
 
         def room() -> bool:
-            return self._room(one.id)
+            return self._room(subscription.id)
 
         def send(message: Message) -> None:
             self._note(message)
             out.append(message)
 
-        cursor = one.cursors[constream.pubend]
+        cursor = subscription.cursors[constream.pubend]
         while True:
             counted = cursor.counted >= catchup.position
             catchup.advance(room, send)
             if counted:
-                cursor.count_to(catchup.told)
+                cursor.count_to(catchup.sent_to)
             if not catchup.idle:
                 break
-            if held.switch(one, room, send):
-                self._switchovers += one.id not in held.catchups
+            if followed.switch(subscription, room, send):
+                self._switchovers += subscription.id not in followed.catchups
                 return out
-            if not held.next_round(turn, one):
+            if not followed.next_round(turn, subscription):
                 return out
-        if not self._room(one.id):
+        if not self._room(subscription.id):
             catchup.pause()
         elif not catchup.reading:
             spans = catchup.wants(turn.now_us)
             if spans:
                 out.append(
-                    Wants(subscriber=one.id, pubend=constream.pubend, spans=tuple(spans), need=self._need())
+                    Wants(
+                        subscriber=subscription.id,
+                        pubend=constream.pubend,
+                        spans=tuple(spans),
+                        need=self._need(),
+                    )
                 )
         return out
 
@@ -451,8 +460,8 @@ class Hosting:
         """Remember what subscribers were sent."""
         pubend, end, size = message.pubend, message.end, message.size
         ticks = message.ticks() if isinstance(message, Deliver) else None
-        told = None if ticks is None else Told.at(ticks)
-        last = end if told is None else told.last
+        events = None if ticks is None else SentEvents.at(ticks)
+        last = end if events is None else events.last
         for number in message.subscribers:
             self._spend(number, size)
             cursor = self.subscriptions.by_id(number).cursors[pubend]
@@ -460,9 +469,9 @@ class Hosting:
             if isinstance(message, DeliverGap):
                 cursor.last_gap = max(cursor.last_gap, end)
                 cursor.skipped(end, message.events)
-                cursor.heard(end)
-            elif told is not None:
-                cursor.sent(end, told)
+                cursor.mark_sent(end)
+            elif events is not None:
+                cursor.sent(end, events)
 
     # ---- storage
 
@@ -473,12 +482,12 @@ class Hosting:
 
     def _on_read(self, pubend: int, turn: Turn, buffers: list[ReadBuffer]) -> None:
         """What the PFS remembers for subscribers that catch up; reads of those who left are cancelled."""
-        held = self._pubends[pubend]
+        followed = self._pubends[pubend]
         out: list[Output] = []
         for buffer in buffers:
-            one = self.subscriptions.by_id(buffer.subscriber)
-            held.plan(one, buffer)
-            out += self._pump(turn, held, one)
+            subscription = self.subscriptions.by_id(buffer.subscriber)
+            followed.plan(subscription, buffer)
+            out += self._pump(turn, followed, subscription)
         self._perform(turn, out)
 
     def _on_answer(self, turn: Turn, answered: Answered) -> None:
@@ -488,9 +497,11 @@ class Hosting:
             for number, ticket in answered.tickets
         ]
         for number, pubend in answered.firm:
-            one = self.subscriptions.by_id(number)
-            if one.session is not None and self.position(pubend) is not None:
-                out += self._enter(turn, self._pubends[pubend], one, one.cursors[pubend].told)
+            subscription = self.subscriptions.by_id(number)
+            if subscription.session is not None and self.position(pubend) is not None:
+                out += self._enter(
+                    turn, self._pubends[pubend], subscription, subscription.cursors[pubend].sent_to
+                )
         self._perform(turn, out)
 
     # ---- time
@@ -504,11 +515,11 @@ class Hosting:
             out += self._tell_silence()
         if self._may_save:
             self._save(turn)
-        for held in self._pubends.values():
-            for subscriber, catchup in list(held.catchups.items()):
+        for followed in self._pubends.values():
+            for subscriber, catchup in list(followed.catchups.items()):
                 deadline = catchup.next_deadline()
                 if deadline is not None and deadline <= now_us:
-                    out += self._pump(turn, held, self.subscriptions.by_id(subscriber))
+                    out += self._pump(turn, followed, self.subscriptions.by_id(subscriber))
         if now_us >= self._report_at:
             self._report_at = now_us + REPORT_US
             out += self._reports(turn)
@@ -543,18 +554,20 @@ class Hosting:
         deadline = self.subscriptions.next_deadline() if self._may_save else None
         if deadline is not None:
             deadlines.append(deadline)
-        for held in self._pubends.values():
-            deadlines += [at for one in held.catchups.values() if (at := one.next_deadline()) is not None]
+        for followed in self._pubends.values():
+            deadlines += [
+                at for catchup in followed.catchups.values() if (at := catchup.next_deadline()) is not None
+            ]
         return min(deadlines)
 
     def _save_delivered(self, turn: Turn) -> None:
         """latestDelivered, after the checkpoint that remembers holes below it."""
         latest: dict[int, int] = {}
         for pubend in self._ledger.moved:
-            held = self._pubends.get(pubend)
-            if held is not None:
-                held.filtering.checkpoint(turn)
-                latest[pubend] = held.constream.latest_delivered
+            followed = self._pubends.get(pubend)
+            if followed is not None:
+                followed.filtering.checkpoint(turn)
+                latest[pubend] = followed.constream.latest_delivered
         self._ledger.save(turn, latest)
 
     def released(self, pubend: int) -> int:
@@ -567,12 +580,12 @@ class Hosting:
         out: list[Output] = []
         # A subscription that has not begun on a pubend yet holds what is to come for it.
         ended = not len(self.subscriptions)
-        for pubend, held in self._pubends.items():
+        for pubend, followed in self._pubends.items():
             released, delivered = self.released(pubend), self._ledger.saved[pubend]
             report = self._reporter.report(pubend, released, delivered, ended=ended)
             if report is not None:
                 out.append(Reported(pubend=pubend, report=report))
-                held.filtering.chop(turn, released)
+                followed.filtering.chop(turn, released)
         return out
 
     # ---- silence
@@ -580,15 +593,15 @@ class Hosting:
     def _tell_silence(self) -> list[Output]:
         """Silence messages to those who keep their token and have everything else."""
         out: list[Output] = []
-        for pubend, held in self._pubends.items():
-            live = held.constream.live
-            for number in list(held.constream.members):
-                one = self.subscriptions.by_id(number)
-                cursor = one.cursors[pubend]
-                if not one.kept_here and cursor.told < live and self._room(number):
-                    silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.told, end=live)
+        for pubend, followed in self._pubends.items():
+            live = followed.constream.live
+            for number in list(followed.constream.members):
+                subscription = self.subscriptions.by_id(number)
+                cursor = subscription.cursors[pubend]
+                if not subscription.kept_here and cursor.sent_to < live and self._room(number):
+                    silence = Deliver(subscribers=(number,), pubend=pubend, start=cursor.sent_to, end=live)
                     self._spend(number, silence.size)
-                    cursor.heard(live)
+                    cursor.mark_sent(live)
                     out.append(silence)
         return out
 
@@ -596,47 +609,49 @@ class Hosting:
         """Move tokens that are kept here over silence, as far as it is on disk. How many moved: each is a
         row."""
         advanced = 0
-        for one in self.subscriptions:
-            if not one.kept_here or one.moved_at is not None:
+        for subscription in self.subscriptions:
+            if not subscription.kept_here or subscription.moved_at is not None:
                 continue
-            for pubend, cursor in one.cursors.items():
-                held = self._pubends.get(pubend)
-                if held is None or not held.filtering.recovered:
+            for pubend, cursor in subscription.cursors.items():
+                followed = self._pubends.get(pubend)
+                if followed is None or not followed.filtering.recovered:
                     continue
-                end = _silent_to(held, one.id, cursor)
+                end = _silent_to(followed, subscription.id, cursor)
                 if end > cursor.released:
-                    cursor.heard(end)
-                    self.subscriptions.release(one, pubend, end)
+                    cursor.mark_sent(end)
+                    self.subscriptions.release(subscription, pubend, end)
                     advanced += 1
         return advanced
 
     # ---- inspection
 
     def _matched(self, subscriber: int, pubend: int) -> int:
-        held = self._pubends.get(pubend)
-        return 0 if held is None else held.filtering.matched(subscriber)
+        followed = self._pubends.get(pubend)
+        return 0 if followed is None else followed.filtering.matched(subscriber)
 
     def metrics(self) -> dict[str, int]:
         return {
             "durable_subscriptions": len(self.subscriptions),
-            "durable_subscriptions_connected": sum(one.session is not None for one in self.subscriptions),
-            "durable_catchup_streams": sum(len(held.catchups) for held in self._pubends.values()),
+            "durable_subscriptions_connected": sum(
+                subscription.session is not None for subscription in self.subscriptions
+            ),
+            "durable_catchup_streams": sum(len(followed.catchups) for followed in self._pubends.values()),
             "durable_switchovers_total": self._switchovers,
         }
 
-    def lag(self, one: Subscription, now_us: int) -> tuple[int, int]:
+    def lag(self, subscription: Subscription, now_us: int) -> tuple[int, int]:
         """Events and microseconds that a subscription is behind."""
-        return self.subscriptions.lag(one, now_us, self._matched)
+        return self.subscriptions.lag(subscription, now_us, self._matched)
 
-    def row(self, one: Subscription, now_us: int, done: int = 0) -> dict[str, object]:
+    def row(self, subscription: Subscription, now_us: int, done: int = 0) -> dict[str, object]:
         """One subscription; `done`: events acknowledged above the token, of a shared one."""
-        return self.subscriptions.status(one, now_us, self._matched, done)
+        return self.subscriptions.status(subscription, now_us, self._matched, done)
 
     def status(self) -> dict[str, object]:
         return {
-            "constreams": [held.constream.status() for held in self._pubends.values()],
-            "filtering": [held.filtering.status() for held in self._pubends.values()],
-            "catching_up": sum(len(held.catchups) for held in self._pubends.values()),
+            "constreams": [followed.constream.status() for followed in self._pubends.values()],
+            "filtering": [followed.filtering.status() for followed in self._pubends.values()],
+            "catching_up": sum(len(followed.catchups) for followed in self._pubends.values()),
         }
 
     def check(self) -> None:
@@ -645,28 +660,30 @@ class Hosting:
             raise BugError("hosting: the index does not hold exactly the subscriptions")
         if self.awaited & self._pubends.keys():
             raise BugError("hosting: a pubend that is followed has a second place")
-        for pubend, held in self._pubends.items():
-            held.constream.check()
-            held.filtering.check()
-            for number, catchup in held.catchups.items():
+        for pubend, followed in self._pubends.items():
+            followed.constream.check()
+            followed.filtering.check()
+            for number, catchup in followed.catchups.items():
                 catchup.check()
-                if number in held.constream or self.subscriptions.by_id(number).session is None:
+                if number in followed.constream or self.subscriptions.by_id(number).session is None:
                     raise BugError(f"hosting: subscriber {number} is in two streams, or not connected")
-            for one in self.subscriptions:
-                entered = one.id in held.constream or one.id in held.catchups
-                cursor = one.cursors.get(pubend)
-                may = one.session is not None and held.filtering.recovered
+            for subscription in self.subscriptions:
+                entered = subscription.id in followed.constream or subscription.id in followed.catchups
+                cursor = subscription.cursors.get(pubend)
+                may = subscription.session is not None and followed.filtering.recovered
                 if entered != (may and cursor is not None and cursor.firm):
-                    raise BugError(f"hosting: subscriber {one.id} is in no stream, or in one too many")
+                    raise BugError(
+                        f"hosting: subscriber {subscription.id} is in no stream, or in one too many"
+                    )
 
 
-def _silent_to(held: Followed, number: int, cursor: Cursor) -> int:
+def _silent_to(followed: Followed, number: int, cursor: Cursor) -> int:
     """Up to here all that the subscription has not acknowledged is silence."""
-    latest = held.constream.latest_delivered
-    if number in held.constream:
+    latest = followed.constream.latest_delivered
+    if number in followed.constream:
         return latest if cursor.released >= cursor.last_event else cursor.released
-    if number in held.catchups:
+    if number in followed.catchups:
         return cursor.released
     settled = cursor.settled
-    silent = settled >= cursor.since and held.filtering.silent(number, settled)
+    silent = settled >= cursor.since and followed.filtering.silent(number, settled)
     return latest if silent else min(settled, latest)

@@ -117,7 +117,7 @@ class Host(Protocol):
         born: int = 0,
     ) -> None: ...
 
-    def end(self, turn: Turn, one: Subscription, error: PostroadError) -> None: ...
+    def end(self, turn: Turn, subscription: Subscription, error: PostroadError) -> None: ...
 
     def delete(self, turn: Turn, name: str) -> None: ...
 
@@ -145,7 +145,9 @@ class Moving:
         self._flood = flood
         self._host = host
         # To be told with the end of the turn; also what moved: should its new broker be retired, it is here.
-        self._claims: dict[str, int | None] = {one.name: one.epoch for one in subscriptions}
+        self._claims: dict[str, int | None] = {
+            subscription.name: subscription.epoch for subscription in subscriptions
+        }
         self._waiting: dict[int, dict[int, _Waiting]] = {}  # by connection, then by number
         self._count = 0  # of `_waiting`
         self._unknown: list[_Waiting] = []  # others are to be asked with the end of the turn
@@ -159,9 +161,9 @@ class Moving:
 
     # ---- claims
 
-    def claim(self, one: Subscription) -> None:
+    def claim(self, subscription: Subscription) -> None:
         """It is hosted here, and on disk."""
-        self._claims[one.name] = one.epoch
+        self._claims[subscription.name] = subscription.epoch
 
     def unclaim(self, name: str) -> None:
         self._claims[name] = None
@@ -191,8 +193,8 @@ class Moving:
 
     def retire(self, broker: int) -> None:
         """That broker never comes back: its names are those of whoever had them before, or free."""
-        for one in self._subscriptions.retired(broker):
-            self.claim(one)
+        for subscription in self._subscriptions.retired(broker):
+            self.claim(subscription)
 
     # ---- names that were deleted while a broker that had them was away
 
@@ -213,8 +215,8 @@ class Moving:
             if not 0 < epoch <= MAX_EPOCH:
                 continue
             self._subscriptions.claims.delete(name, epoch - 1)
-            one = self._subscriptions.get(name)
-            if one is not None and one.epoch < epoch:
+            subscription = self._subscriptions.get(name)
+            if subscription is not None and subscription.epoch < epoch:
                 self._host.delete(turn, name)
         self._inquiries.respond(turn, broker, number, b"")
 
@@ -223,82 +225,83 @@ class Moving:
     def wait(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """Ask for its token; UnavailableError if that cannot be."""
         broker = self._subscriptions.owner(message.durable) or 0
-        one = _Waiting(connection, message, selector, broker, turn.now_us + HANDOVER_US)
-        self._ask(turn, one)
-        self._put(one)
+        waiting = _Waiting(connection, message, selector, broker, turn.now_us + HANDOVER_US)
+        self._ask(turn, waiting)
+        self._put(waiting)
 
     def _check_room(self) -> None:
         """UnavailableError unless another one may wait; to be called before somebody is asked for it."""
         if self._count >= MAX_WAITING:
             raise UnavailableError(f"more than {MAX_WAITING} subscribers wait for their tokens")
 
-    def _put(self, one: _Waiting) -> None:
+    def _put(self, waiting: _Waiting) -> None:
         self._count += 1
-        self._waiting.setdefault(one.connection, {})[one.message.number] = one
+        self._waiting.setdefault(waiting.connection, {})[waiting.message.number] = waiting
 
-    def _take(self, one: _Waiting) -> bool:
+    def _take(self, waiting: _Waiting) -> bool:
         """Whether it waited until now."""
-        if self._waiting.get(one.connection, {}).get(one.message.number) is not one:
+        if self._waiting.get(waiting.connection, {}).get(waiting.message.number) is not waiting:
             return False  # it left, or waited too long
-        return self.forget(one.connection, one.message.number)
+        return self.forget(waiting.connection, waiting.message.number)
 
-    def _ask(self, turn: Turn, one: _Waiting) -> None:
+    def _ask(self, turn: Turn, waiting: _Waiting) -> None:
         self._check_room()
-        message = one.message
+        message = waiting.message
         request = _Request(
-            message.durable, one.selector.topic, one.selector.where, message.shared, message.key
+            message.durable, waiting.selector.topic, waiting.selector.where, message.shared, message.key
         )
-        answered = partial(self._on_answer, one)
-        if not self._inquiries.ask(turn, one.broker, HANDOVER, msgspec.msgpack.encode(request), answered):
-            raise self._unreachable(one)
+        answered = partial(self._on_answer, waiting)
+        if not self._inquiries.ask(turn, waiting.broker, HANDOVER, msgspec.msgpack.encode(request), answered):
+            raise self._unreachable(waiting)
 
-    def _on_answer(self, one: _Waiting, turn: Turn, body: bytes) -> None:
-        if self._take(one):
+    def _on_answer(self, waiting: _Waiting, turn: Turn, body: bytes) -> None:
+        if self._take(waiting):
             try:
-                self._go_on(turn, one, body)
+                self._go_on(turn, waiting, body)
             except PostroadError as error:
-                self._refuse(turn, one, error)
+                self._refuse(turn, waiting, error)
 
-    def _unreachable(self, one: _Waiting) -> UnavailableError:
+    def _unreachable(self, waiting: _Waiting) -> UnavailableError:
         return UnavailableError(
-            f"the durable subscription {one.message.durable!r} is kept by broker "
-            f"{self._topology.name(one.broker)!r}, which cannot be reached: it comes from there once it can"
+            f"the durable subscription {waiting.message.durable!r} is kept by broker "
+            f"{self._topology.name(waiting.broker)!r}, which cannot be reached: it comes from there once it"
+            " can"
         )
 
-    def _go_on(self, turn: Turn, one: _Waiting, body: bytes) -> None:
+    def _go_on(self, turn: Turn, waiting: _Waiting, body: bytes) -> None:
         """With what the broker answered that keeps its token."""
-        name, subscriptions = one.message.durable, self._subscriptions
+        name, subscriptions = waiting.message.durable, self._subscriptions
         try:
             answer = decode_body(body, _Answer)
         except PeerError as error:
-            broker = self._topology.name(one.broker)
+            broker = self._topology.name(waiting.broker)
             raise UnavailableError(f"broker {broker!r} answered what cannot be read: {error}") from None
         if answer.code:
             raise from_wire(answer.code, answer.reason)
         if answer.elsewhere:
-            one.broker = answer.elsewhere
-            one.referrals += 1
-            if one.referrals > MAX_REFERRALS:
-                raise self._unreachable(one)
-            self._ask(turn, one)
-            self._put(one)
+            waiting.broker = answer.elsewhere
+            waiting.referrals += 1
+            if waiting.referrals > MAX_REFERRALS:
+                raise self._unreachable(waiting)
+            self._ask(turn, waiting)
+            self._put(waiting)
             return
         if not answer.token:
             # Whoever was asked does not have it, nor does whoever named that one: it was deleted meanwhile.
             highest = subscriptions.claims.highest(name)
             if highest is not None:
                 subscriptions.claims.delete(name, highest.epoch)
-            self._host.begin(turn, one.connection, one.message, one.selector)
+            self._host.begin(turn, waiting.connection, waiting.message, waiting.selector)
             return
         known = subscriptions.get(name)
         # A token that was kept here until it moved there may be ahead where that broker saw nothing.
-        mine = CheckpointToken() if known is None else known.token()
-        token = CheckpointToken.from_json(answer.token).maximum(mine)
-        self._host.attach(turn, one.connection, one.message, one.selector, token, answer.born)
+        own_token = CheckpointToken() if known is None else known.token()
+        token = CheckpointToken.from_json(answer.token).maximum(own_token)
+        self._host.attach(turn, waiting.connection, waiting.message, waiting.selector, token, answer.born)
 
-    def _refuse(self, turn: Turn, one: _Waiting, error: PostroadError) -> None:
-        ended = Ended(number=one.message.number, code=error.code, reason=str(error))
-        turn.send(one.connection, encode(ended))
+    def _refuse(self, turn: Turn, waiting: _Waiting, error: PostroadError) -> None:
+        ended = Ended(number=waiting.message.number, code=error.code, reason=str(error))
+        turn.send(waiting.connection, encode(ended))
 
     def has(self, connection: int, number: int) -> bool:
         return number in self._waiting.get(connection, {})
@@ -326,14 +329,14 @@ class Moving:
         if self._topology.reachable() == [self._me]:
             return False
         self._check_room()
-        one = _Waiting(connection, message, selector, 0, now_us + HANDOVER_US)
-        self._put(one)
-        self._unknown.append(one)
+        waiting = _Waiting(connection, message, selector, 0, now_us + HANDOVER_US)
+        self._put(waiting)
+        self._unknown.append(waiting)
         return True
 
     def _ask_others(self, turn: Turn, subscribers: list[_Waiting]) -> None:
         brokers = [broker for broker in self._topology.reachable() if broker != self._me]
-        names = dict.fromkeys(one.message.durable for one in subscribers)
+        names = dict.fromkeys(waiting.message.durable for waiting in subscribers)
         question = msgspec.msgpack.encode(list(names))
         under_way = _Round(subscribers, dict.fromkeys(brokers), turn.now_us + HANDOVER_US)
         self._rounds.append(under_way)
@@ -352,18 +355,18 @@ class Moving:
             known = decode_body(body, list[_Known])
         except PeerError:
             return
-        for one in known:
-            away = not self.reachable(one.broker) and not self._retired(one.broker)
-            if away and one.broker != NOBODY and one.name in names and 0 < one.epoch <= MAX_EPOCH:
-                self._subscriptions.claimed(one.name, one.epoch, one.broker, one.version, now_us)
+        for claim in known:
+            away = not self.reachable(claim.broker) and not self._retired(claim.broker)
+            if away and claim.broker != NOBODY and claim.name in names and 0 < claim.epoch <= MAX_EPOCH:
+                self._subscriptions.claimed(claim.name, claim.epoch, claim.broker, claim.version, now_us)
 
     def _begin_known(self, turn: Turn) -> None:
         """Those of whose names everybody in reach has said what it knows, or had the time to."""
-        for one in list(self._rounds):
-            if one.deadline > turn.now_us and any(map(self.reachable, one.brokers)):
+        for round_ in list(self._rounds):
+            if round_.deadline > turn.now_us and any(map(self.reachable, round_.brokers)):
                 continue
-            self._rounds.remove(one)
-            for waiting in filter(self._take, one.subscribers):
+            self._rounds.remove(round_)
+            for waiting in filter(self._take, round_.subscribers):
                 try:
                     self._host.begin(turn, waiting.connection, waiting.message, waiting.selector)
                 except PostroadError as error:
@@ -392,18 +395,20 @@ class Moving:
         self._inquiries.respond(turn, broker, number, msgspec.msgpack.encode(answer))
 
     def _hand_over(self, turn: Turn, broker: int, request: _Request) -> _Answer:
-        one = self._subscriptions.get(request.name)
+        subscription = self._subscriptions.get(request.name)
         elsewhere = self._subscriptions.owner(request.name)
         if elsewhere is not None and elsewhere != broker:
             return _Answer(elsewhere=elsewhere)
-        if one is None or (elsewhere is None and one.moved_at is not None):  # deleted where it moved to
+        if subscription is None or (
+            elsewhere is None and subscription.moved_at is not None
+        ):  # deleted where it moved to
             return _Answer()
         try:
-            one.check_same(Selector.parse(request.topic, request.where), request.shared, request.key)
+            subscription.check_same(Selector.parse(request.topic, request.where), request.shared, request.key)
         except UsageError as error:
             return _Answer(code=error.code, reason=str(error))
-        self._host.end(turn, one, self._moved(one.name, broker))
-        return _Answer(token=one.token().to_json(), born=one.born)
+        self._host.end(turn, subscription, self._moved(subscription.name, broker))
+        return _Answer(token=subscription.token().to_json(), born=subscription.born)
 
     # ---- time
 
@@ -416,16 +421,16 @@ class Moving:
             self._ask_others(turn, unknown[at : at + MAX_NAMES])
         if self._rounds:
             self._begin_known(turn)
-        for one in self._everybody():
-            if one.deadline <= turn.now_us and self._take(one):
-                self._refuse(turn, one, self._unreachable(one))
+        for waiting in self._everybody():
+            if waiting.deadline <= turn.now_us and self._take(waiting):
+                self._refuse(turn, waiting, self._unreachable(waiting))
 
     def next_deadline(self) -> int | None:
-        return min((one.deadline for one in self._everybody()), default=None)
+        return min((waiting.deadline for waiting in self._everybody()), default=None)
 
     def _everybody(self) -> list[_Waiting]:
         """All that wait."""
-        return [one for numbers in self._waiting.values() for one in numbers.values()]
+        return [waiting for numbers in self._waiting.values() for waiting in numbers.values()]
 
     def check(self) -> None:
         if self._count != len(self._everybody()) or not all(self._waiting.values()):

@@ -85,7 +85,9 @@ class Readers:
             raise TooLargeError(f"more than {MAX_READERS} readers at this broker")
         start = CheckpointToken.from_json(message.token) if message.token else CheckpointToken()
         ends = dict(CheckpointToken.from_json(message.until))
-        wanted = [one for one, end in ends.items() if start.tick(one) < end and selector.concerns(one)]
+        wanted = [
+            pubend for pubend, end in ends.items() if start.tick(pubend) < end and selector.concerns(pubend)
+        ]
         for pubend in wanted:
             if self._routing.stream(pubend) is None or is_volatile(pubend):
                 raise UnavailableError(f"pubend {pubend_text(pubend)} is not known here, or not reachable")
@@ -140,7 +142,7 @@ class Readers:
                 self.end(turn, connection, number)
 
     def credit(self, turn: Turn, connection: int) -> None:
-        for reader in [one for one in self._readers.values() if one.connection == connection]:
+        for reader in [reader for reader in self._readers.values() if reader.connection == connection]:
             self._pump(turn, reader)
 
     def answer(self, turn: Turn, stream: Stream, segments: list[Segment]) -> None:

@@ -41,20 +41,24 @@ class Sessions:
         self._last += 1
         return self._last
 
-    def open(self, connection: int, number: int, one: Subscription) -> Session:
+    def open(self, connection: int, number: int, subscription: Subscription) -> Session:
         """On this connection, under the number that its client gave it."""
-        id = self.new_number() if one.shared or one.session is None else one.session
-        session = self._by_id[id] = Session(id, connection, number, one.id, one.name, one.shared)
+        id = (
+            self.new_number() if subscription.shared or subscription.session is None else subscription.session
+        )
+        session = self._by_id[id] = Session(
+            id, connection, number, subscription.id, subscription.name, subscription.shared
+        )
         self._by_connection.setdefault(connection, {})[number] = session
-        if not one.shared:
-            self._by_subscriber[one.id] = session
+        if not subscription.shared:
+            self._by_subscriber[subscription.id] = session
         return session
 
     def close(self, session: Session) -> None:
         del self._by_id[session.id]
-        held = self._by_connection[session.connection]
-        del held[session.number]
-        if not held:
+        sessions = self._by_connection[session.connection]
+        del sessions[session.number]
+        if not sessions:
             del self._by_connection[session.connection]
         if self._by_subscriber.get(session.subscriber) is session:
             del self._by_subscriber[session.subscriber]

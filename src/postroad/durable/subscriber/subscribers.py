@@ -149,13 +149,13 @@ class DurableSubscribers:
         board.peers("client", down=self._closed)
         board.start(self._start)
         board.metrics(self.hosting.metrics)
-        for one in self.hosting.subscriptions:
-            self._interest.subscribe(durable_key(one.id), one.selector)
+        for subscription in self.hosting.subscriptions:
+            self._interest.subscribe(durable_key(subscription.id), subscription.selector)
         self._following.active = bool(len(self.hosting.subscriptions))
         self._version = self._interest.own_version if self._following.active else 0
         self._routing.add_host(self._following)
-        for one in self.hosting.subscriptions:
-            self._routing.host_subscription(durable_key(one.id), self._version)
+        for subscription in self.hosting.subscriptions:
+            self._routing.host_subscription(durable_key(subscription.id), self._version)
 
     def _start(self, turn: Turn) -> None:
         if not self._following.active:
@@ -253,8 +253,8 @@ class DurableSubscribers:
         if session is None or session.began:
             return
         if output.error is not None:
-            one = self.hosting.subscriptions.by_id(session.subscriber)
-            everybody = one.session if session.created else None  # of a shared one
+            subscription = self.hosting.subscriptions.by_id(session.subscriber)
+            everybody = subscription.session if session.created else None  # of a shared one
             self._end(turn, output.ticket if everybody is None else everybody, output.error)
             if session.created:  # who was told that it could not be should not find it there
                 self.delete(turn, session.name)
@@ -275,8 +275,8 @@ class DurableSubscribers:
         """It goes on after the token it came with, though it may have acknowledged more."""
         session.began = True
         self._unconfirmed.pop(session.subscriber, None)
-        one = self.hosting.subscriptions.by_id(session.subscriber)
-        token = one.token()
+        subscription = self.hosting.subscriptions.by_id(session.subscriber)
+        token = subscription.token()
         if session.token is not None:
             token = CheckpointToken({**token, **session.token})
         message = Subscribed(
@@ -284,10 +284,10 @@ class DurableSubscribers:
             missing=session.missing,
             token=token.to_json(),
             created=session.created and session.token is None,
-            born=one.born if one.kept_here else 0,
+            born=subscription.born if subscription.kept_here else 0,
         )
         turn.send(session.connection, encode(message))
-        self.moving.claim(one)
+        self.moving.claim(subscription)
 
     # ---- what clients ask
 
@@ -362,49 +362,49 @@ class DurableSubscribers:
             born=born,
         )
         attached = self.hosting.attach(turn, wanted)
-        one = attached.subscription
-        session = self._sessions.open(connection, message.number, one)
-        session.token, session.created = token, attached.created or one.id in self._unconfirmed
-        if one.shared and one.session is not None:
-            self._groups.begin(one, one.session)
-            self._groups.join(turn, one.id, session.id, connection, message.number)
+        subscription = attached.subscription
+        session = self._sessions.open(connection, message.number, subscription)
+        session.token, session.created = token, attached.created or subscription.id in self._unconfirmed
+        if subscription.shared and subscription.session is not None:
+            self._groups.begin(subscription, subscription.session)
+            self._groups.join(turn, subscription.id, session.id, connection, message.number)
         if self._tracking is not None:
-            self._tracking.attached(one.name, turn.now_us)
+            self._tracking.attached(subscription.name, turn.now_us)
         if attached.created:
-            self._created(turn, one, session, token)
-        elif token is not None and one.kept_here:
-            self.hosting.acknowledged(one, token)  # handed over by another broker
-            self.hosting.confirm(one.id, session.id)
+            self._created(turn, subscription, session, token)
+        elif token is not None and subscription.kept_here:
+            self.hosting.acknowledged(subscription, token)  # handed over by another broker
+            self.hosting.confirm(subscription.id, session.id)
         else:
             self._resume(turn, session)
         # Whoever is behind has room only now that its connection is known.
-        self.hosting.credit(turn, one.id)
+        self.hosting.credit(turn, subscription.id)
 
     def _created(
-        self, turn: Turn, one: Subscription, session: Session, token: CheckpointToken | None
+        self, turn: Turn, subscription: Subscription, session: Session, token: CheckpointToken | None
     ) -> None:
         """Others are to know of a new subscription, and it begins."""
         try:
-            updates = self._interest.subscribe(durable_key(one.id), one.selector)
+            updates = self._interest.subscribe(durable_key(subscription.id), subscription.selector)
         except UsageError:
             self._forget(turn, session)
-            self._groups.delete(turn, one.id)
-            self.hosting.delete(turn, one.name)
+            self._groups.delete(turn, subscription.id)
+            self.hosting.delete(turn, subscription.name)
             raise
         self._version = self._interest.own_version
         self._flood(turn, updates)
         self._following.active = True
-        self._unconfirmed[one.id] = None if token is None else ()
+        self._unconfirmed[subscription.id] = None if token is None else ()
         if token is None:
-            self._routing.subscribe(turn, durable_key(one.id), self._version)
+            self._routing.subscribe(turn, durable_key(subscription.id), self._version)
             self._routing.follow_all(turn)
             return
         self._routing.follow_all(turn)
-        self._routing.host_subscription(durable_key(one.id), self._version)
+        self._routing.host_subscription(durable_key(subscription.id), self._version)
         for pubend in self._routing.durable_streams():
             if self.hosting.position(pubend) is not None:
-                self.hosting.begin(turn, one.id, pubend, 0)
-        self.hosting.confirm(one.id, session.id)
+                self.hosting.begin(turn, subscription.id, pubend, 0)
+        self.hosting.confirm(subscription.id, session.id)
 
     def _first_token(self, message: Subscribe, selector: Selector, now_us: int) -> CheckpointToken | None:
         """The token that a subscription begins after, if it says so."""
@@ -419,16 +419,16 @@ class DurableSubscribers:
                 "a subscription cannot begin in the future: `since` is "
                 f"{(message.since_us - now_us) // SECOND_US} s ahead of this broker's clock"
             )
-        one = self.hosting.subscriptions.get(message.durable)
+        subscription = self.hosting.subscriptions.get(message.durable)
         if not message.token:
-            if one is not None or not message.since_us:
+            if subscription is not None or not message.since_us:
                 return None
             since_us = min(message.since_us, now_us)
             known = self._following.pubends().intersection(self._routing.durable_streams())
             return CheckpointToken(dict.fromkeys(filter(selector.concerns, known), since_us))
         token = self._token(message.token, now_us)
         for pubend, tick in token.items():
-            if tick > now_us + AHEAD_US and self._routing.heard(pubend) is None:
+            if tick > now_us + AHEAD_US and self._routing.known_top(pubend) is None:
                 raise UnavailableError(
                     f"the token names tick {tick} of {pubend_text(pubend)}, which is "
                     f"{(tick - now_us) // SECOND_US} s ahead of this broker's clock, and how far that stream"
@@ -438,7 +438,7 @@ class DurableSubscribers:
         known_here = {
             *self._routing.durable_streams(),
             *self.hosting.followed_before(),
-            *(() if one is None else one.cursors),
+            *(() if subscription is None else subscription.cursors),
         }
         if token and not token.keys() & known_here:
             raise UnavailableError("the token names only streams that are not known here, or not yet")
@@ -450,8 +450,8 @@ class DurableSubscribers:
         for pubend, tick in token.items():
             if is_volatile(pubend):
                 raise UsageError(f"the token names {pubend_text(pubend)}, which keeps nothing on disk")
-            heard = self._routing.heard(pubend)
-            if heard is not None and tick > max(now_us, heard) + AHEAD_US:
+            top = self._routing.known_top(pubend)
+            if top is not None and tick > max(now_us, top) + AHEAD_US:
                 raise UsageError(
                     f"the token names a tick of {pubend_text(pubend)} in the future, "
                     f"{(tick - now_us) // SECOND_US} s ahead of this broker's clock: {tick}"
@@ -467,26 +467,30 @@ class DurableSubscribers:
         subscriber = key.id
         if subscriber in self._unconfirmed:
             self._unconfirmed[subscriber] = missing
-        one = self.hosting.subscriptions.find(subscriber)
-        if one is not None:
-            self._begin_unreached(turn, one)
-        if one is not None and one.session is not None:
-            for number in self._groups.consumers(one.session) if one.shared else [one.session]:
+        subscription = self.hosting.subscriptions.find(subscriber)
+        if subscription is not None:
+            self._begin_unreached(turn, subscription)
+        if subscription is not None and subscription.session is not None:
+            for number in (
+                self._groups.consumers(subscription.session)
+                if subscription.shared
+                else [subscription.session]
+            ):
                 session = self._sessions.get(number)
                 if session is not None:
                     session.missing = missing
                     self.hosting.confirm(subscriber, number)
 
-    def _begin_unreached(self, turn: Turn, one: Subscription) -> None:
+    def _begin_unreached(self, turn: Turn, subscription: Subscription) -> None:
         """Pubends that are known here and cannot be reached: it begins after what hosting has of them.
 
         Not noted down, it would begin at their first tick should this broker restart before they are back.
         """
-        self._routing.host_subscription(durable_key(one.id), self._version)
+        self._routing.host_subscription(durable_key(subscription.id), self._version)
         for pubend in self._routing.durable_streams():
             position = self.hosting.position(pubend)
-            if position is not None and pubend not in one.cursors:
-                self.hosting.begin(turn, one.id, pubend, position)
+            if position is not None and pubend not in subscription.cursors:
+                self.hosting.begin(turn, subscription.id, pubend, position)
 
     def _ack(self, turn: Turn, peer: Peer, message: Ack) -> None:
         session = self._sessions.find(peer.connection, message.number)
@@ -567,16 +571,18 @@ class DurableSubscribers:
         turn.send(session.connection, encode(ended))
         self._forget(turn, session)
 
-    def end(self, turn: Turn, one: Subscription, error: PostroadError) -> None:
+    def end(self, turn: Turn, subscription: Subscription, error: PostroadError) -> None:
         """Its subscriber, if there is one, is told that it has it no more; the subscription stays."""
-        if one.session is not None:
-            self._end(turn, one.session, error)
+        if subscription.session is not None:
+            self._end(turn, subscription.session, error)
 
     def delete(self, turn: Turn, name: str) -> None:
         """For good: its subscriber is told, nothing is kept."""
-        one = self.hosting.subscriptions.get(name)
-        if one is not None and one.session is not None:
-            self._end(turn, one.session, DeletedError(f"the durable subscription {name!r} was deleted"))
+        subscription = self.hosting.subscriptions.get(name)
+        if subscription is not None and subscription.session is not None:
+            self._end(
+                turn, subscription.session, DeletedError(f"the durable subscription {name!r} was deleted")
+            )
         number = self.hosting.delete(turn, name)
         self.moving.unclaim(name)
         self._unconfirmed.pop(number, None)
@@ -629,8 +635,8 @@ class DurableSubscribers:
     def acknowledged(self) -> list[tuple[str, dict[int, int]]]:
         """What each subscription has acknowledged, by pubend."""
         return [
-            (one.name, {pubend: cursor.released for pubend, cursor in one.cursors.items()})
-            for one in self.hosting.subscriptions
+            (subscription.name, {pubend: cursor.released for pubend, cursor in subscription.cursors.items()})
+            for subscription in self.hosting.subscriptions
         ]
 
     def check(self) -> None:

@@ -97,9 +97,10 @@ class Subscription:
             )
         if (self.shared, self.key) != (shared, key):
             order = f" with key {self.key!r}" if self.key else " without a key"
-            held = f"shared{order}" if self.shared else "not shared"
+            sharing = f"shared{order}" if self.shared else "not shared"
             raise UsageError(
-                f"the durable subscription {self.name!r} is {held}: delete it first, or choose another name"
+                f"the durable subscription {self.name!r} is {sharing}: delete it first, or choose another"
+                " name"
             )
 
 
@@ -201,26 +202,31 @@ class Subscriptions:
         check_name(name, wanted.ack)
         if wanted.session in self._sessions:
             raise BugError(f"session {wanted.session} has a subscription already")
-        held = self._by_name.get(name)
+        subscription = self._by_name.get(name)
         if self.owner(name) is not None and wanted.token is None:
             raise BugError(f"{name!r} begins anew while another broker keeps its token")
         highest = self.claims.highest(name)
-        epoch = max(now_us, *(one.epoch + 1 for one in (highest, held) if one is not None), 1)
-        if held is not None:
-            held.check_same(wanted.selector, wanted.shared, wanted.key)
-            if held.session is not None:
-                del self._sessions[held.session]
+        epoch = max(now_us, *(known.epoch + 1 for known in (highest, subscription) if known is not None), 1)
+        if subscription is not None:
+            subscription.check_same(wanted.selector, wanted.shared, wanted.key)
+            if subscription.session is not None:
+                del self._sessions[subscription.session]
         else:
             if len(self._by_name) >= MAX_SUBSCRIPTIONS:
                 raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
-            held = self._create(wanted, now_us)
-        held.born = wanted.born or held.born
-        created = held.epoch == 0
-        held.session, held.ack, held.moved_at, held.epoch = wanted.session, wanted.ack, None, epoch
-        self._sessions[wanted.session] = held
+            subscription = self._create(wanted, now_us)
+        subscription.born = wanted.born or subscription.born
+        created = subscription.epoch == 0
+        subscription.session, subscription.ack, subscription.moved_at, subscription.epoch = (
+            wanted.session,
+            wanted.ack,
+            None,
+            epoch,
+        )
+        self._sessions[wanted.session] = subscription
         self._dirty_names[name] = None
         self._save_at = 0
-        return Attached(subscription=held, created=created)
+        return Attached(subscription=subscription, created=created)
 
     def _create(self, wanted: Attachment, now_us: int) -> Subscription:
         anew = not wanted.late and wanted.token is None
@@ -242,26 +248,26 @@ class Subscriptions:
 
     def detach(self, session: int) -> Subscription | None:
         """The connection is gone; the subscription stays."""
-        held = self._sessions.pop(session, None)
-        if held is not None:
-            held.session = None
-        return held
+        subscription = self._sessions.pop(session, None)
+        if subscription is not None:
+            subscription.session = None
+        return subscription
 
     def delete(self, name: str) -> Subscription:
         """Nothing is kept for it any more."""
-        held = self._by_name.pop(name, None)
-        if held is None:
+        subscription = self._by_name.pop(name, None)
+        if subscription is None:
             raise UsageError(f"there is no durable subscription {shorten(name, 40)!r} here")
-        del self._by_id[held.id]
-        if held.session is not None:
-            del self._sessions[held.session]
-        for pubend in held.cursors:
-            del self._holders[pubend][held.id]
+        del self._by_id[subscription.id]
+        if subscription.session is not None:
+            del self._sessions[subscription.session]
+        for pubend in subscription.cursors:
+            del self._holders[pubend][subscription.id]
             self._minimum.pop(pubend, None)
-            self._dirty[held.id, pubend] = None
+            self._dirty[subscription.id, pubend] = None
         self._dirty_names[name] = None
         self._save_at = 0
-        return held
+        return subscription
 
     # ---- at two brokers
 
@@ -270,10 +276,10 @@ class Subscriptions:
 
         Equal epochs go to the higher broker number.
         """
-        highest, held = self.claims.highest(name), self._by_name.get(name)
+        highest, subscription = self.claims.highest(name), self._by_name.get(name)
         if highest is None or highest.broker == NOBODY:
             return None
-        if held is not None and (held.epoch, self._broker) > (highest.epoch, highest.broker):
+        if subscription is not None and (subscription.epoch, self._broker) > (highest.epoch, highest.broker):
             return None
         return highest.broker
 
@@ -284,13 +290,13 @@ class Subscriptions:
         What is ours by a higher claim stays: that one is known to the other as well.
         """
         self.claims.hear(name, epoch, broker, version)
-        held = self._by_name.get(name)
-        if held is None or held.moved_at is not None or self.owner(name) is None:
+        subscription = self._by_name.get(name)
+        if subscription is None or subscription.moved_at is not None or self.owner(name) is None:
             return None
-        held.moved_at = now_us
+        subscription.moved_at = now_us
         self.claims.save(name)
         self._save_at = 0
-        return held
+        return subscription
 
     def withdrawn(self, name: str, broker: int, version: int, now_us: int) -> None:
         """With this version of its table that broker does not host `name` any more. If it had it, it was
@@ -302,14 +308,14 @@ class Subscriptions:
         if not had or highest is None:
             return
         self.claims.delete(name, highest.epoch)
-        held = self._by_name.get(name)
-        if held is not None:
-            held.moved_at = now_us - HOLD_US
+        subscription = self._by_name.get(name)
+        if subscription is not None:
+            subscription.moved_at = now_us - HOLD_US
 
-    def _over(self, one: Subscription) -> bool:
+    def _over(self, subscription: Subscription) -> bool:
         """It was deleted where it moved to."""
-        highest = self.claims.highest(one.name)
-        return highest is not None and highest.broker == NOBODY and highest.epoch > one.epoch
+        highest = self.claims.highest(subscription.name)
+        return highest is not None and highest.broker == NOBODY and highest.epoch > subscription.epoch
 
     def retired(self, broker: int) -> list[Subscription]:
         """That broker will not come back. What moved from here to there is here again, above its claim."""
@@ -317,26 +323,26 @@ class Subscriptions:
         for name, epoch in self.claims.of(broker).items():
             had = self.owner(name) == broker
             self.claims.remove(name, broker)
-            held = self._by_name.get(name)
-            if had and held is not None and self.owner(name) is None and not self._over(held):
-                held.moved_at, held.epoch = None, epoch + 1
+            subscription = self._by_name.get(name)
+            if had and subscription is not None and self.owner(name) is None and not self._over(subscription):
+                subscription.moved_at, subscription.epoch = None, epoch + 1
                 self._dirty_names[name] = None
-                back.append(held)
+                back.append(subscription)
         self._save_at = 0
         return back
 
     def expired(self, now_us: int, reachable: Callable[[int], bool]) -> list[str]:
         """Names to be deleted here: they moved, and their brokers were reachable for long enough since."""
-        found: list[str] = []
-        for one in self._by_name.values():
-            if one.moved_at is None:
+        names: list[str] = []
+        for subscription in self._by_name.values():
+            if subscription.moved_at is None:
                 continue
-            broker = self.owner(one.name)
+            broker = self.owner(subscription.name)
             if broker is not None and not reachable(broker):
-                one.moved_at = now_us
-            elif now_us - one.moved_at >= HOLD_US:
-                found.append(one.name)
-        return found
+                subscription.moved_at = now_us
+            elif now_us - subscription.moved_at >= HOLD_US:
+                names.append(subscription.name)
+        return names
 
     # ---- tokens
 
@@ -362,7 +368,7 @@ class Subscriptions:
             saved=tick,
             since=since,
             matched=matched,
-            told=tick,
+            sent_to=tick,
             counted=tick,
             quiet=tick,
             begun=tick,
@@ -386,7 +392,9 @@ class Subscriptions:
             cursor = subscription.cursors.get(pubend)
             if cursor is not None:
                 sent = max(cursor.begun, cursor.last_event)
-                self.release(subscription, pubend, tick, quiet=sent if sent <= tick <= cursor.told else tick)
+                self.release(
+                    subscription, pubend, tick, quiet=sent if sent <= tick <= cursor.sent_to else tick
+                )
             elif pubend in subscription.ahead or len(subscription.ahead) < MAX_AHEAD:
                 subscription.ahead[pubend] = max(tick, subscription.ahead.get(pubend, 0))
         if ticket is not None:
@@ -413,10 +421,10 @@ class Subscriptions:
         holders = self._holders.get(pubend)
         if not holders:
             return None
-        found = self._minimum.get(pubend)
-        if found is None:
-            found = self._minimum[pubend] = min(cursor.saved for cursor in holders.values())
-        return found
+        lowest = self._minimum.get(pubend)
+        if lowest is None:
+            lowest = self._minimum[pubend] = min(cursor.saved for cursor in holders.values())
+        return lowest
 
     # ---- saving
 
@@ -481,22 +489,22 @@ class Subscriptions:
         self._save_at = 0
 
     def _row(self, name: str) -> bytes | None:
-        one = self._by_name.get(name)
-        if one is None:
+        subscription = self._by_name.get(name)
+        if subscription is None:
             return None
-        selector = one.selector
+        selector = subscription.selector
         return msgspec.msgpack.encode(
             _Row(
-                one.id,
+                subscription.id,
                 selector.topic,
                 selector.where,
-                one.ack,
-                one.epoch,
-                one.created_us,
-                one.shared,
-                one.key,
-                one.late,
-                one.born,
+                subscription.ack,
+                subscription.epoch,
+                subscription.created_us,
+                subscription.shared,
+                subscription.key,
+                subscription.late,
+                subscription.born,
             )
         )
 
@@ -521,7 +529,7 @@ class Subscriptions:
             if isinstance(row, int):
                 self._next = max(self._next, row)
                 continue
-            held = Subscription(
+            subscription = Subscription(
                 row.id,
                 name.decode(),
                 Selector.parse(row.topic, row.where),
@@ -533,12 +541,12 @@ class Subscriptions:
                 max(0, row.late),
                 row.born or row.created_us,
             )
-            self._by_name[held.name] = self._by_id[held.id] = held
-            self._next = max(self._next, held.id + 1)
-            if self._over(held):
-                held.moved_at = now_us - HOLD_US
-            elif self.owner(held.name) is not None:
-                held.moved_at = now_us
+            self._by_name[subscription.name] = self._by_id[subscription.id] = subscription
+            self._next = max(self._next, subscription.id + 1)
+            if self._over(subscription):
+                subscription.moved_at = now_us - HOLD_US
+            elif self.owner(subscription.name) is not None:
+                subscription.moved_at = now_us
         for key, value in sorted(released.items()):
             number, pubend = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:], "big")
             owner = self._by_id.get(number)
@@ -551,14 +559,16 @@ class Subscriptions:
 
     def begun(self) -> dict[int, int]:
         """Pubend -> from where on filtering records are needed for the subscriptions here."""
-        found = {pubend: self.consumed(pubend) for pubend in self._holders}
-        return {pubend: min(ticks.values()) for pubend, ticks in found.items() if ticks}
+        consumed = {pubend: self.consumed(pubend) for pubend in self._holders}
+        return {pubend: min(ticks.values()) for pubend, ticks in consumed.items() if ticks}
 
     def consumed(self, pubend: int) -> dict[int, int]:
         """Subscription -> up to where it has consumed what the PFS knows of it."""
         holders = self._holders.get(pubend, {})
         return {
-            number: max(one.released, one.since) for number, one in holders.items() if one.since != UNFOLLOWED
+            number: max(cursor.released, cursor.since)
+            for number, cursor in holders.items()
+            if cursor.since != UNFOLLOWED
         }
 
     def recounted(self, number: int, pubend: int, matched: int) -> None:
@@ -584,41 +594,41 @@ class Subscriptions:
         return events, behind
 
     def status(
-        self, one: Subscription, now_us: int, matched: Callable[[int, int], int], done: int = 0
+        self, subscription: Subscription, now_us: int, matched: Callable[[int, int], int], done: int = 0
     ) -> dict[str, object]:
         """What `postroad subs` shows. `done`: events acknowledged above the token, of a shared one. How far
         one that moved is behind is known where it is."""
-        moved = one.moved_at is not None
-        events, behind = (0, 0) if moved else self.lag(one, now_us, matched)
+        moved = subscription.moved_at is not None
+        events, behind = (0, 0) if moved else self.lag(subscription, now_us, matched)
         events = max(0, events - done)
-        whole = moved or all(cursor.whole for cursor in one.cursors.values())
+        whole = moved or all(cursor.whole for cursor in subscription.cursors.values())
         return {
-            "name": one.name,
-            "topic": one.selector.topic,
-            "where": one.selector.where,
-            "ack": one.ack or "token",
-            "shared": one.shared,
-            "key": one.key,
-            "connected": one.session is not None,
+            "name": subscription.name,
+            "topic": subscription.selector.topic,
+            "where": subscription.selector.where,
+            "ack": subscription.ack or "token",
+            "shared": subscription.shared,
+            "key": subscription.key,
+            "connected": subscription.session is not None,
             "moved": moved,
             "lag_events": events,
             "lag_at_least": not whole,
             "lag_s": 0.0 if whole and not events else behind / SECOND_US,
-            "released": {pubend_text(p): c.released for p, c in sorted(one.cursors.items())},
+            "released": {pubend_text(p): c.released for p, c in sorted(subscription.cursors.items())},
         }
 
     def check(self) -> None:
         self.claims.check()
-        if sorted(one.id for one in self._by_name.values()) != sorted(self._by_id):
+        if sorted(subscription.id for subscription in self._by_name.values()) != sorted(self._by_id):
             raise BugError("subscriptions: names and ids are not those of the same ones")
-        for session, one in self._sessions.items():
-            if one.session != session or self._by_id.get(one.id) is not one:
+        for session, subscription in self._sessions.items():
+            if subscription.session != session or self._by_id.get(subscription.id) is not subscription:
                 raise BugError(f"subscriptions: session {session} is not that of its subscription")
         for pubend, holders in self._holders.items():
             if any(self._by_id[number].cursors.get(pubend) is not c for number, c in holders.items()):
                 raise BugError("subscriptions: a holder is not the cursor of its subscription")
-            found = self._minimum.get(pubend)
-            if found is not None and found != min(cursor.saved for cursor in holders.values()):
+            lowest = self._minimum.get(pubend)
+            if lowest is not None and lowest != min(cursor.saved for cursor in holders.values()):
                 raise BugError("subscriptions: the least released tick is another one")
             if any(cursor.saved > cursor.released for cursor in holders.values()):
                 raise BugError("subscriptions: more is saved than was acknowledged")
@@ -658,4 +668,6 @@ def _check_form(name: str, ack: str) -> None:
             f"a durable name has 1 to {MAX_NAME_BYTES} bytes and is printable, not {shorten(name, 40)!r}"
         )
     if ack not in ACKS:
-        raise UsageError(f"ack {shorten(ack, 40)!r} is not one of {', '.join(repr(one) for one in ACKS)}")
+        raise UsageError(
+            f"ack {shorten(ack, 40)!r} is not one of {', '.join(repr(choice) for choice in ACKS)}"
+        )

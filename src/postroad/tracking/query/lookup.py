@@ -89,17 +89,17 @@ class Reading:
 
     def portion(self, missing: Set[int]) -> tuple[int, ...]:
         """Those of them to read next."""
-        found: list[int] = []
+        sequences: list[int] = []
         size = 0
         for sequence in sorted(missing - self.failed):
-            count = self._count + len(found)
+            count = self._count + len(sequences)
             if count >= MAX_READS or (count >= FEW_READS and self._bytes + size >= MAX_READ_BYTES):
                 break
             size += self.sizes[sequence]
-            if found and size > PORTION_BYTES:
+            if sequences and size > PORTION_BYTES:
                 break
-            found.append(sequence)
-        return tuple(found)
+            sequences.append(sequence)
+        return tuple(sequences)
 
 
 class Current(NamedTuple):
@@ -293,21 +293,21 @@ class Lookup:
     def _claims(self, look: Look, meta: FilterMeta, keys: bytes, tags: bytes) -> Claims | None:
         """What a stored filter says of these; None if it cannot be read."""
         place = (meta.sequence, look.id)
-        told = look.reading.claims.get(place)
-        if told is not None and told.tags == tags:
-            return told
+        claims = look.reading.claims.get(place)
+        if claims is not None and claims.tags == tags:
+            return claims
         bits = self._body(look, meta)
         if bits is None:
             return None
-        one = filter_of(meta, bits)
+        stored = filter_of(meta, bits)
         self.looked += len(bits) // KIB + len(tags) // ID_BYTES
-        told = look.reading.claims[place] = Claims(tags, one.contains(keys), one.fpp)
-        return told
+        claims = look.reading.claims[place] = Claims(tags, stored.contains(keys), stored.fpp)
+        return claims
 
     def _stored(self, look: Look, key: HistoryKey, current: Sequence[Current]) -> list[FilterMeta]:
         """Those of M(H, t) that are stored, without earlier states of the current ones."""
         self.looked += self._shelf.wide(key)
-        earlier = {one.stored for one in current}
+        earlier = {state.stored for state in current}
         return [meta for meta in self._shelf.matching(key, look.time_ms) if meta.sequence not in earlier]
 
     def _test(self, look: Look, key: HistoryKey, tags: bytes = NO_TAG) -> tuple[list[int], float]:
@@ -316,17 +316,17 @@ class Lookup:
         keys = tagged(look.id, tags)
         count = len(tags) // ID_BYTES
         current = self._current(key, look.time_ms)
-        filters = [one.filter for one in current if one.filter is not None]
+        filters = [state.filter for state in current if state.filter is not None]
         stored = [self._claims(look, meta, keys, tags) for meta in self._stored(look, key, current)]
-        read = [one for one in stored if one is not None]
+        read = [claims for claims in stored if claims is not None]
         self.looked += count * len(filters)
         claimed = 0  # a byte for each, 1 if so
-        for told in [*(one.contains(keys) for one in filters), *(one.claimed for one in read)]:
-            claimed |= int.from_bytes(told, "big")
+        for bits in [*(each.contains(keys) for each in filters), *(claims.claimed for claims in read)]:
+            claimed |= int.from_bytes(bits, "big")
         if not claimed:
             return [], float(bool(filters or read))
         rate = 0.0
-        for fpp in [*(one.fpp for one in filters), *(one.fpp for one in read)]:
+        for fpp in [*(each.fpp for each in filters), *(claims.fpp for claims in read)]:
             rate += fpp * (1 - rate)  # keeps the digits of rates that 1 less the rate would lose
         return _positions(claimed.to_bytes(count, "big")), rate
 
@@ -338,8 +338,8 @@ class Lookup:
 
     def _names(self, kind: str, origin: int) -> list[HistoryKey]:
         """The histories of that kind, in memory or stored; of any origin for ANY_ORIGIN."""
-        held = {*self._current_keys(kind), *self._shelf.keys(kind)}
-        return sorted(key for key in held if origin in (ANY_ORIGIN, key.origin))
+        keys = {*self._current_keys(kind), *self._shelf.keys(kind)}
+        return sorted(key for key in keys if origin in (ANY_ORIGIN, key.origin))
 
     def _sightings(self, look: Look, origin: int) -> list[Sighting]:
         rates: dict[tuple[int, int], float] = {}  # by origin, and neighbour it came from
@@ -395,19 +395,19 @@ class Lookup:
         return self._keyed
 
     def _deliveries(self, look: Look, origins: list[int], keyed: Keyed) -> Deliveries:
-        found = Deliveries()
+        deliveries = Deliveries()
         for origin in origins:
             if keyed.tags:
                 hits, rate = self._test(look, HistoryKey(DELIVERY, origin), keyed.tags)
-                found.test(len(keyed.tags) // ID_BYTES, [keyed.members(at) for at in hits], rate)
+                deliveries.test(len(keyed.tags) // ID_BYTES, [keyed.members(at) for at in hits], rate)
             # Both forms are read, whichever is written now: the setting may have changed since.
             names = {key.subscriber: key for key in self._names(DELIVERY, origin) if key.subscriber}
             for who in keyed.subscribers if names else ():
                 if who in names:
                     hits, rate = self._test(look, names[who], self._tag(who))
-                    found.test(1, [(who,)] * len(hits), rate)
-        found.rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
-        return found
+                    deliveries.test(1, [(who,)] * len(hits), rate)
+        deliveries.rates |= {who: 0.0 for of, who in self._happened(look, DELIVERED) if of in origins}
+        return deliveries
 
     def _wanted(self, look: Look, origins: list[int]) -> float:
         """Keys of deliveries for each message of these origins that came, at about the time of this one."""
@@ -421,12 +421,14 @@ class Lookup:
     def _density(self, look: Look, key: HistoryKey) -> float:
         """Keys for a millisecond of message time, in M(H, t)."""
         current = self._current(key, look.time_ms)
-        held = [(meta.count, meta.span_ms, meta.ranged) for meta in self._stored(look, key, current)]
-        held += [(one.filter.count, one.span_ms, one.ranged) for one in current if one.filter is not None]
+        counts = [(meta.count, meta.span_ms, meta.ranged) for meta in self._stored(look, key, current)]
+        counts += [
+            (state.filter.count, state.span_ms, state.ranged) for state in current if state.filter is not None
+        ]
         # Ranges follow each other; what came at other times came beside that.
-        beside = sum(count / span for count, span, ranged in held if not ranged)
-        spans = sum(span for _, span, ranged in held if ranged)
-        return beside + (sum(count for count, _, ranged in held if ranged) / spans if spans else 0.0)
+        beside = sum(count / span for count, span, ranged in counts if not ranged)
+        spans = sum(span for _, span, ranged in counts if ranged)
+        return beside + (sum(count for count, _, ranged in counts if ranged) / spans if spans else 0.0)
 
     # ---- in the exact log
 
@@ -453,12 +455,12 @@ class Lookup:
 
 def _positions(claimed: bytes) -> list[int]:
     """Where it is 1."""
-    found: list[int] = []
+    positions: list[int] = []
     at = claimed.find(1)
     while at >= 0:
-        found.append(at)
+        positions.append(at)
         at = claimed.find(1, at + 1)
-    return found
+    return positions
 
 
 def _search(body: bytes, names: Sequence[str], identity: bytes) -> Iterator[tuple[str, int, str]]:

@@ -52,23 +52,25 @@ class _Branches:
         self._route = result.route
         self.listed: set[int] = set()  # steps
         self._receivers: dict[str, list[str]] = {}  # by broker that is not told yet
-        for one in result.receivers:
-            self._receivers.setdefault(one.broker, []).append(f"→ {one.subscriber} ({doubt_text(one.doubt)})")
+        for receiver in result.receivers:
+            self._receivers.setdefault(receiver.broker, []).append(
+                f"→ {receiver.subscriber} ({doubt_text(receiver.doubt)})"
+            )
         self._below: dict[str, list[int]] = {}  # by broker: steps that have it from there
         for at, step in enumerate(result.route):
             if step.source is not None:
                 self._below.setdefault(step.source, []).append(at)
 
     def lines(self, broker: str) -> list[str]:
-        found: list[str] = []
+        lines: list[str] = []
         # The latest at the end: its text, what stands before all below it, and the broker that it leads to.
         waiting = self._entries(broker, "")
         while waiting:
             text, indent, leads = waiting.pop()
-            found.append(text)
+            lines.append(text)
             if leads is not None:
                 waiting += self._entries(leads, indent)
-        return found
+        return lines
 
     def _entries(self, broker: str, indent: str) -> list[tuple[str, str, str | None]]:
         """In reverse order."""
@@ -100,10 +102,10 @@ def dot(result: TraceResult) -> str:
             lines.append(_edge(_quoted(step.source), _quoted(step.broker), step.doubt))
         elif step.broker != result.origin:
             lines.append(_edge(publisher, _quoted(step.broker), step.doubt))
-    for one in result.receivers:
-        name = _quoted(f"subscriber {one.subscriber}")
+    for receiver in result.receivers:
+        name = _quoted(f"subscriber {receiver.subscriber}")
         lines.append(f"  {name} [shape=ellipse];")
-        lines.append(_edge(_quoted(one.broker), name, one.doubt))
+        lines.append(_edge(_quoted(receiver.broker), name, receiver.doubt))
     lines.append("}")
     return "\n".join(lines)
 

@@ -71,8 +71,8 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
                 {"broker": step.broker, "from": step.source, "doubt": step.doubt} for step in self.route
             ],
             "receivers": [
-                {"subscriber": one.subscriber, "broker": one.broker, "doubt": one.doubt}
-                for one in self.receivers
+                {"subscriber": receiver.subscriber, "broker": receiver.broker, "doubt": receiver.doubt}
+                for receiver in self.receivers
             ],
             "missing": {
                 "verdict": self.verdict,
@@ -121,7 +121,7 @@ def judge(
     origin = next((claim for claim in chosen if claim.source is None), None)
     # What could not be asked, or does not know any more, matters only if the message may have been there.
     # While nobody says that it was published there, that is anywhere.
-    gaps = [(one.broker, one.why) for one in failed] + _gaps(findings)
+    gaps = [(absent.broker, absent.why) for absent in failed] + _gaps(findings)
     if origin is not None:
         way = _way(identity, chosen, findings)
         gaps = [gap for gap in gaps if gap[0] in way]
@@ -151,7 +151,7 @@ def within(result: TraceResult, most_bytes: int) -> TraceResult:
 
 
 def _cut(result: TraceResult, rows: int) -> TraceResult:
-    left = Counter(one.broker for one in result.receivers[rows:])
+    left = Counter(receiver.broker for receiver in result.receivers[rows:])
     cut = [(broker, f"{count} more receivers") for broker, count in left.items()]
     if len(result.route) > rows:
         cut.append((result.origin, f"{len(result.route) - rows} more steps of the route"))
@@ -190,10 +190,10 @@ def onward(finding: Finding) -> set[int]:
 
 def _gaps(findings: Mapping[int, Finding]) -> list[tuple[int, str]]:
     """(broker, why its part is missing) of those that answered. One that began later had nothing."""
-    held = sorted(findings.items())
-    gaps = [(broker, finding.lost) for broker, finding in held if finding.lost]
-    gaps += [(broker, f"{finding.more} more receivers") for broker, finding in held if finding.more]
-    return gaps + [(broker, NO_RECORD) for broker, finding in held if finding.forgotten]
+    answered = sorted(findings.items())
+    gaps = [(broker, finding.lost) for broker, finding in answered if finding.lost]
+    gaps += [(broker, f"{finding.more} more receivers") for broker, finding in answered if finding.more]
+    return gaps + [(broker, NO_RECORD) for broker, finding in answered if finding.forgotten]
 
 
 def _way(identity: MessageId, chosen: Sequence[_Claim], findings: Mapping[int, Finding]) -> set[int]:
@@ -236,8 +236,8 @@ def _weigh(
     # Only who would know is believed to know nothing.
     whole = {
         broker
-        for broker, held in findings.items()
-        if not (not_whole(held) or identity.time_ms < held.begins_ms)
+        for broker, finding in findings.items()
+        if not (not_whole(finding) or identity.time_ms < finding.begins_ms)
     }
     claiming = {claim.broker for claim in claims}
     below: dict[int, list[_Claim]] = {}  # broker -> claims that name it as their source
@@ -312,7 +312,9 @@ def _support(
     Each is put together from those just below it, the leaves first. Above a broker that has the message from
     several, and in a ring, some would count twice so: from there the whole way down is walked.
     """
-    own = {broker: _Support(findings[broker], received[broker]) for broker in {one.broker for one in claims}}
+    own = {
+        broker: _Support(findings[broker], received[broker]) for broker in {claim.broker for claim in claims}
+    }
     leading: dict[int, list[int]] = {}  # broker -> where it has it from
     for claim in claims:
         if claim.source is not None:
@@ -340,7 +342,7 @@ def _walked(
     findings: Mapping[int, Finding],
     received: Mapping[int, float],
 ) -> _Support:
-    found = _Support(findings[broker], received[broker])
+    support = _Support(findings[broker], received[broker])
     reached = {broker}
     queue = [broker]
     for here in queue:
@@ -348,9 +350,9 @@ def _walked(
             if claim.broker not in reached:
                 reached.add(claim.broker)
                 queue.append(claim.broker)
-                found.lead(claim)
-                found.add(_Support(findings[claim.broker], received[claim.broker]))
-    return found
+                support.lead(claim)
+                support.add(_Support(findings[claim.broker], received[claim.broker]))
+    return support
 
 
 def _rate_delivered(finding: Finding) -> float:
@@ -369,19 +371,19 @@ def _keys(finding: Finding) -> tuple[int, int]:
     return max(1, finding.hits), finding.tried
 
 
-def _repeated(again: _Claim, claims: Sequence[_Claim], received: Mapping[int, float]) -> None:
+def _repeated(repeat: _Claim, claims: Sequence[_Claim], received: Mapping[int, float]) -> None:
     """The doubt of a second publication, and with it that of everything that came from there.
 
     Who got it speaks for it, where it came from there only. Routing histories do not: see `_all_false`.
     """
-    false = again.rate
-    from_there = [claim for claim in claims if claim.origin == again.origin]
-    elsewhere = {claim.broker for claim in claims if claim.origin != again.origin}
+    false = repeat.rate
+    from_there = [claim for claim in claims if claim.origin == repeat.origin]
+    elsewhere = {claim.broker for claim in claims if claim.origin != repeat.origin}
     for broker in sorted({claim.broker for claim in from_there} - elsewhere):
         false *= received[broker]
-    again.doubt = _odds(false, TRUE_REPEATS)
+    repeat.doubt = _odds(false, TRUE_REPEATS)
     for claim in from_there:
-        claim.doubt = max(claim.doubt, again.doubt)
+        claim.doubt = max(claim.doubt, repeat.doubt)
 
 
 def _ordered(identity: MessageId, claims: list[_Claim], received: Mapping[int, float]) -> list[_Claim]:
@@ -395,8 +397,8 @@ def _ordered(identity: MessageId, claims: list[_Claim], received: Mapping[int, f
             claim.broker,
         ),
     )
-    for again in placed[1:]:
-        _repeated(again, claims, received)
+    for repeat in placed[1:]:
+        _repeated(repeat, claims, received)
     # What two origins sent the same way went there.
     steps = {
         (claim.source, claim.broker): claim
@@ -420,7 +422,7 @@ def _ordered(identity: MessageId, claims: list[_Claim], received: Mapping[int, f
 def _receivers(
     claims: list[_Claim], findings: Mapping[int, Finding], names: Mapping[int, str]
 ) -> tuple[Delivered, ...]:
-    found: list[Delivered] = []
+    receivers: list[Delivered] = []
     passing = passed_on((claim.broker, claim.source) for claim in claims)
     believed = {claim.broker for claim in claims if claim.doubt < 1.0}
     for broker in dict.fromkeys(claim.broker for claim in claims):
@@ -429,13 +431,13 @@ def _receivers(
         last = broker not in passing
         name = _name(broker, names)
         doubts: dict[tuple[float, int], float] = {}  # most have the same rate, and number of keys
-        for one in finding.delivered:
-            doubt = doubts.get((one.fpp, one.keys))
+        for receiver in finding.delivered:
+            doubt = doubts.get((receiver.fpp, receiver.keys))
             if doubt is None:
-                doubt = share(one.fpp, hits, tried, wanted=finding.wanted, last=last, keys=one.keys)
-                doubt = doubts[one.fpp, one.keys] = doubt if broker in believed else 1.0
-            found.append(Delivered(subscriber=one.subscriber, broker=name, doubt=doubt))
-    return tuple(found)
+                doubt = share(receiver.fpp, hits, tried, wanted=finding.wanted, last=last, keys=receiver.keys)
+                doubt = doubts[receiver.fpp, receiver.keys] = doubt if broker in believed else 1.0
+            receivers.append(Delivered(subscriber=receiver.subscriber, broker=name, doubt=doubt))
+    return tuple(receivers)
 
 
 def passed_on(steps: Iterable[tuple[T, T | None]]) -> set[T]:
@@ -524,8 +526,8 @@ def _verdict(
 
 def told_apart(names: Mapping[int, str]) -> dict[int, str]:
     """What brokers are called in results: one whose name others have, too, by its name and number."""
-    held = Counter(names.values())
-    return {broker: name if held[name] == 1 else f"{name} ({broker:08x})" for broker, name in names.items()}
+    counts = Counter(names.values())
+    return {broker: name if counts[name] == 1 else f"{name} ({broker:08x})" for broker, name in names.items()}
 
 
 def _name(broker: int, names: Mapping[int, str]) -> str:
