@@ -96,8 +96,8 @@ class DiskFacts:
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        held = disk.read(FACTS)
-        self.tables: Tables = {} if held is None else msgspec.msgpack.decode(held, type=Tables)
+        data = disk.read(FACTS)
+        self.tables: Tables = {} if data is None else msgspec.msgpack.decode(data, type=Tables)
 
     def load(self, table: str, reader: Reader | None = None) -> dict[bytes, bytes]:
         rows = dict(self.tables.get(table, {}))
@@ -115,12 +115,12 @@ class DiskFacts:
         """What is durable after the next sync. StorageError: there is no room, and nothing has changed."""
         new = {table: dict(rows) for table, rows in self.tables.items()}
         for table, rows in changes:
-            held = new.setdefault(table, {})
+            staged = new.setdefault(table, {})
             for key, value in rows:
                 if value is None:
-                    held.pop(key, None)
+                    staged.pop(key, None)
                 else:
-                    held[key] = value
+                    staged[key] = value
         data = msgspec.msgpack.encode(new)
         if len(data) > self.disk.room + (self.disk.size(FACTS) or 0):
             raise NoRoom("cannot write metadata: the virtual disk is full")
