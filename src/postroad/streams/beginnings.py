@@ -58,9 +58,10 @@ class Beginnings:
 
     def subscribe(self, turn: Turn, key: SubscriptionKey, version: int) -> None:
         self._subscriptions[key] = version
+        plain = key.kind is _PLAIN
         for stream in self._streams.values():
             current = stream.announced and stream.origin in self._upstream
-            if key.kind is _PLAIN and stream.pubend is None:
+            if plain and stream.pubend is None:
                 stream.floors[key] = stream.top if current else None
             if stream.pubend is not None or (stream.version >= version and current):
                 self._activate(turn, stream, key, version, stream.horizon)
