@@ -148,8 +148,10 @@ def test_port_0_takes_a_port_that_is_free_for_both() -> None:
 
 
 def test_a_port_whose_datagrams_are_taken_is_refused_with_advice() -> None:
-    with Caller() as caller:
-        port = caller.endpoint[1]
+    listener, datagrams = bind_both("127.0.0.1:0")
+    port = listener.getsockname()[1]
+    listener.close()  # that port is free for TCP now, and taken for UDP
+    with datagrams:
         taken = rf"cannot take datagrams \(UDP\) on 127.0.0.1:{port}: .* --listen "
         with pytest.raises(UsageError, match=taken):
             bind_both(f"127.0.0.1:{port}")

@@ -424,16 +424,16 @@ def test_an_application_says_again_on_a_new_connection_what_it_acknowledged(
     began = fx.Began(number=1, missing=(), token={PUBEND: 0})
     one.start()
     for effect in (fx.Up(broker="b0"), began):
-        one._told(effect)
+        one._hear_life(effect)
     assert not said
-    one._told(fx.Delivered(number=1, batch=given.batch(1, 2), size=100))
+    one._hear_life(fx.Delivered(number=1, batch=given.batch(1, 2), size=100))
     assert said == [{PUBEND: 2}]
     for effect in (fx.Down(error=UnavailableError("cut")), fx.Up(broker="b0"), began):
-        one._told(effect)
+        one._hear_life(effect)
     assert said == [{PUBEND: 2}, {PUBEND: 2}]
     one.restart()
     for effect in (fx.Up(broker="b0"), fx.Began(number=1, missing=(), token={PUBEND: 2})):
-        one._told(effect)
+        one._hear_life(effect)
     assert len(said) == 2
 
 

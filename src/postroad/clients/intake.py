@@ -30,7 +30,7 @@ class DurablePublishes(Protocol):
 
     @property
     def events(self) -> int:
-        """So many were synced."""
+        """How many durable events were synced."""
 
     def publish(self, turn: Turn, connection: int, batch: EventBatch) -> None:
         """A checked frame."""

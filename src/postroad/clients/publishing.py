@@ -132,7 +132,8 @@ class Publishers:
         return self._start << COUNT_BITS
 
     def check(self, peer: Peer, batch: EventBatch) -> bytes:
-        """Whose ids those of a publish frame are; PeerError unless they can be this peer's."""
+        """What names the publisher of a frame's ids: their first 8 bytes, and behind those the peer's number
+        where the ids were drawn elsewhere. PeerError unless they can be this peer's."""
         if batch.count == 0 or batch.pubend:
             raise PeerError(
                 f"a publish frame of {batch.count} events for pubend {batch.pubend:x}; it has at least one"

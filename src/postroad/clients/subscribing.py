@@ -35,7 +35,7 @@ class Readers(Protocol):
 
 
 class DurableSubscriptions(Protocol):
-    """The host of durable subscriptions and of readers. Numbers are those of a connection's subscriptions."""
+    """The host of durable subscriptions and of readers. `number` counts the subscriptions of a connection."""
 
     @property
     def readers(self) -> Readers: ...

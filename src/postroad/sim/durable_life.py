@@ -74,11 +74,13 @@ class DurableLife:
                 pubend_of=self._pubend_of,
             )
             self.publishers.append(publisher)
-        self.habits = [PublishingHabit(world, one, pause_us=publish_pause_us) for one in self.publishers]
+        self.habits = [
+            PublishingHabit(world, publisher, pause_us=publish_pause_us) for publisher in self.publishers
+        ]
         acks = chance.choice((("", "", "auto", "batch"), ("", "", "auto", "batch"), ("auto", "batch")))
         for index in range(chance.randint(1, 6)):
-            one = self._subscriber(chance, f"ds{index}", network, addresses, chance.choice(acks))
-            self.subscribers.append(one)
+            subscriber = self._subscriber(chance, f"ds{index}", network, addresses, chance.choice(acks))
+            self.subscribers.append(subscriber)
         self.groups: list[Group] = []
         if shared:
             self._add_groups(network, addresses)
@@ -95,7 +97,7 @@ class DurableLife:
 
     @property
     def _consumers(self) -> list[Consumer]:
-        return [one for group in self.groups for one in group.consumers]
+        return [consumer for group in self.groups for consumer in group.consumers]
 
     def _add_groups(self, network: Network, addresses: Callable[[Random], tuple[str, ...]]) -> None:
         """From a chance of its own, so that all else is as in the same world without them."""
@@ -142,15 +144,15 @@ class DurableLife:
         having looked only, and come back. The time that it asks for; 0: none."""
         now_us = self._world.now_us
         comes_us = chance.randint(now_us, latest_us)
-        for index, one in enumerate(applications):
-            one.comes_us = chance.randint(comes_us, latest_us) if index else comes_us
+        for index, application in enumerate(applications):
+            application.comes_us = chance.randint(comes_us, latest_us) if index else comes_us
         out_us = comes_us + int(chance.random() ** 3 * (latest_us - comes_us))
         back_us = chance.randint(out_us, latest_us)
         leaves, looks = chance.random() < 0.5, chance.random() < 0.5
         if leaves:
-            for one in applications:
-                one.looks = looks
-                self._world.at(out_us, lambda one=one: one.leave_until(back_us))  # type: ignore[misc]
+            for application in applications:
+                application.looks = looks
+                self._world.at(out_us, lambda application=application: application.leave_until(back_us))  # type: ignore[misc]
         past_us = chance.randrange(comes_us - now_us + BEFORE_US)
         return chance.choice((comes_us - past_us, comes_us - past_us, comes_us - past_us, 1, 0))
 
@@ -240,7 +242,7 @@ class DurableLife:
         for subscriber in self.subscribers:
             subscriber.finish()
             if subscriber.reader.ack:
-                self._world.after(BEGIN_AGAIN_US, lambda one=subscriber: self._begin_again(one))  # type: ignore[misc]
+                self._world.after(BEGIN_AGAIN_US, lambda which=subscriber: self._begin_again(which))  # type: ignore[misc]
         for consumer in self._consumers:
             consumer.finish()
             self._world.after(BEGIN_AGAIN_US, consumer.restart)
@@ -267,13 +269,15 @@ class DurableLife:
     def reclaims(self) -> bool:
         """Nothing holds storage once everybody has everything: all tokens are kept by the brokers where the
         subscriptions always were. (Former brokers hold theirs for a minute.)"""
-        return all(one.reader.ack and len(one.reader.hosts) == 1 for one in self.subscribers)
+        return all(
+            subscriber.reader.ack and len(subscriber.reader.hosts) == 1 for subscriber in self.subscribers
+        )
 
     def delete_all(self) -> None:
         """Everybody leaves for good, and somebody deletes all names: wherever they are, the others refuse."""
         for application in self.applications:
             application.leave()
-        names = [*(one.name for one in self.records.readers), *(one.name for one in self.groups)]
+        names = [*(reader.name for reader in self.records.readers), *(group.name for group in self.groups)]
         for process in self._processes.values():
             for name in names:
                 Clerk(
@@ -304,7 +308,7 @@ def stored_in(process: Process) -> Stored:
     return Stored(
         load=storage.load,
         streams={
-            stream: StreamEnd(last=found.last, chopped=found.chopped or 0, suspect=found.suspect)
-            for stream, found in storage.volume.recovered.streams.items()
+            stream: StreamEnd(last=end.last, chopped=end.chopped or 0, suspect=end.suspect)
+            for stream, end in storage.volume.recovered.streams.items()
         },
     )

@@ -274,7 +274,9 @@ class Faults:
         """A disk is full for a moment, and who publishes there does not hear of it before its line breaks:
         what was refused it sends again, and what it sent after that."""
         processes = {process.name: process for process in self._processes}
-        publishers = [one for one in self._applications if isinstance(one, DurablePublisher)]
+        publishers = [
+            application for application in self._applications if isinstance(application, DurablePublisher)
+        ]
         publisher = chance.choice(publishers)
         full_us, after_us = (chance.randrange(50_000, 2 * SECOND_US) for _ in range(2))
         process = processes.get(publisher.broker)
@@ -322,15 +324,15 @@ class Faults:
         """Somebody deletes the name of a subscriber, which may be away: mostly at the broker where it is. One
         that asks for a past would get it again."""
         subscribers = [
-            one
-            for one in self._applications
-            if isinstance(one, DurableSubscriber) and not one.reader.since_us
+            application
+            for application in self._applications
+            if isinstance(application, DurableSubscriber) and not application.reader.since_us
         ]
         if not subscribers:
             return False
         subscriber, process = chance.choice(subscribers), chance.choice(self._processes)
         there, away = chance.random() < 0.8, chance.random() < 0.5
-        host = {one.name: one for one in self._processes}.get(subscriber.reader.claim[0])
+        host = {process.name: process for process in self._processes}.get(subscriber.reader.claim[0])
         if there and host is not None:
             process = host
         if not process.running:
@@ -403,7 +405,9 @@ class Faults:
         return self._chance.choice(connected).pair if connected else None
 
     def _client_names(self) -> set[str]:
-        return {one.name for one in self._clients} | {one.name for one in self._applications}
+        return {client.name for client in self._clients} | {
+            application.name for application in self._applications
+        }
 
     def _cut_client(self) -> bool:
         pair = self._client_pair()

@@ -261,7 +261,8 @@ class Scenario:
         self._judge()
         # A log that could not be synced takes nothing more until a restart, no release either.
         sound = not any(
-            one.storage is not None and one.storage.group.broken for one in self.processes.values()
+            process.storage is not None and process.storage.group.broken
+            for process in self.processes.values()
         )
         if self.durable is not None and self.durable.reclaims and sound:
             world.run(world.now_us + self.durable.config.keep_us + RECLAIM_US)
@@ -426,10 +427,10 @@ class Scenario:
         for publisher in self._publishers:
             step(publisher)
 
-    def _joined(self, one: str, other: str) -> bool:
+    def _joined(self, first: str, second: str) -> bool:
         """Certainly so only once nothing is harmed any more."""
         return self._resting and any(
-            one in group and other in group for group in self.connectivity.components()
+            first in group and second in group for group in self.connectivity.components()
         )
 
     def _addresses(self, chance: Random) -> tuple[str, ...]:
@@ -458,9 +459,9 @@ class Scenario:
         pubend = volatile_pubend(identity.number, identity.boot)
         self._origins[pubend] = Origin(process.name, pubend, self.world.now_us, 0)
         if self.durable is not None:
-            for one in self.durable.records.pubends:
-                if one >> 32 == identity.number and one not in self._origins:
-                    self._origins[one] = Origin(process.name, one, self.world.now_us, 0)
+            for logged in self.durable.records.pubends:
+                if logged >> 32 == identity.number and logged not in self._origins:
+                    self._origins[logged] = Origin(process.name, logged, self.world.now_us, 0)
         return self._wrap(core, process.name), identity.boot
 
     def _tracking_of(self, process: Process, number: int, now_us: int) -> Tracking | None:
@@ -471,12 +472,12 @@ class Scenario:
 
     def _identity(self, disk: Disk, name: str) -> Identity:
         """What the disk remembers, with the next boot; made up at the first start."""
-        held = disk.read(_IDENTITY)
-        if held is None:
+        remembered = disk.read(_IDENTITY)
+        if remembered is None:
             chance = self.world.random(f"identity/{name}")
             number, node, boot = chance.randrange(2, 2 * OWN_IDS) >> 1, chance.randbytes(16), 0
         else:
-            number, node, boot = msgspec.msgpack.decode(held, type=tuple[int, bytes, int])
+            number, node, boot = msgspec.msgpack.decode(remembered, type=tuple[int, bytes, int])
         boot += 1
         disk.save(_IDENTITY, msgspec.msgpack.encode((number, node, boot)))
         return Identity(number=number, node=node, name=name, boot=boot, starts=boot)
@@ -504,15 +505,15 @@ class Scenario:
 
     def _all_origins(self) -> dict[int, Origin]:
         """Every start of every broker, with its end."""
-        found: dict[int, Origin] = {}
+        origins: dict[int, Origin] = {}
         for pubend, origin in self._origins.items():
             if not is_volatile(pubend):
-                found[pubend] = origin
+                origins[pubend] = origin
                 continue
             boots = self.processes[origin.broker].boots
             ended = next(end for boot, _, end in boots if boot == pubend & 0x7FFF_FFFF)
-            found[pubend] = Origin(origin.broker, pubend, origin.started_us, ended)
-        return found
+            origins[pubend] = Origin(origin.broker, pubend, origin.started_us, ended)
+        return origins
 
     def _explains(self, subscription: Subscription, pubend: int) -> bool:
         """Whether there is a reason for a gap: a slow subscriber, little memory, or the end of a process.

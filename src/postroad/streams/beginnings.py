@@ -15,7 +15,7 @@ from postroad.seam.turn import Turn
 from postroad.streams.delivery import Delivery
 from postroad.streams.streams import Stream, Upstream
 
-Confirmed = Callable[[Turn, SubscriptionKey, tuple[str, ...]], None]  # whose, who did not confirm
+Confirmed = Callable[[Turn, SubscriptionKey, tuple[str, ...]], None]  # subscription, brokers missing
 _PLAIN: Final = SubscriptionKind.PLAIN
 _DURABLE: Final = SubscriptionKind.DURABLE
 
@@ -58,9 +58,10 @@ class Beginnings:
 
     def subscribe(self, turn: Turn, key: SubscriptionKey, version: int) -> None:
         self._subscriptions[key] = version
+        plain = key.kind is _PLAIN
         for stream in self._streams.values():
             current = stream.announced and stream.origin in self._upstream
-            if key.kind is _PLAIN and stream.pubend is None:
+            if plain and stream.pubend is None:
                 stream.floors[key] = stream.top if current else None
             if stream.pubend is not None or (stream.version >= version and current):
                 self._activate(turn, stream, key, version, stream.horizon)
@@ -94,7 +95,7 @@ class Beginnings:
                 stream.waiting[key] = version
 
     def created(self, turn: Turn, stream: Stream, former: Stream | None) -> None:
-        """There is a stream of another broker; `former` is the one that it goes on with."""
+        """There is a stream of another broker; it goes on where `former`, of the same broker, ended."""
         stream.waiting = dict(self._subscriptions)
         if not is_volatile(stream.id):
             for key, version in self._subscriptions.items():
@@ -149,14 +150,14 @@ class Beginnings:
             self._confirmed(turn, key, ())
 
     def rerouted(self, turn: Turn) -> None:
-        """Nobody waits for brokers that are not reachable any more."""
+        """Routes changed: subscriptions stop waiting for brokers that are out of reach now."""
         for key in list(self._unconfirmed):
             awaited, deadline = self._unconfirmed[key]
             self._unconfirmed[key] = (awaited & self._awaited(key), deadline)
             self._confirm(turn, key)
 
     def tick(self, turn: Turn) -> None:
-        """Subscriptions that waited long enough."""
+        """Confirm the subscriptions that waited for `wait_us`, and name the brokers that are missing."""
         for key in [key for key, (_, deadline) in self._unconfirmed.items() if deadline <= turn.now_us]:
             del self._unconfirmed[key]
             # Also brokers that came within reach meanwhile, which it did not wait for.

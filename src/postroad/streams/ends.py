@@ -32,7 +32,7 @@ class Ends:
         self._last = dict(read_end(key, tick) for key, tick in rows.items())
 
     def lost(self, pubend: int, tick: int) -> list[Span]:
-        """What is lost of a pubend to somebody who knows it up to `tick`."""
+        """What a neighbour that knows a pubend up to `tick` has lost of it."""
         if tick >= MAX_TICK:
             return []
         end = self._last.get(pubend, max(self._own.start, tick) + STEP_US)

@@ -81,8 +81,8 @@ class Feeder:
     def begin(
         self, turn: Turn, neighbour: Neighbour, stream: Stream, tick: int, *, announce: int | None = None
     ) -> None:
-        """The neighbour is told everything after `tick`. It hears first how far the stream is, if it knew it
-        before, or that there is one (`announce`)."""
+        """Send the neighbour everything after `tick`. The first thing it gets is an empty silence at
+        `announce`: a neighbour that knew the stream learns how far it is, another that there is one."""
         feed = neighbour.feeds[stream.id] = Feed(sent_to=tick, quiet=tick)
         at = tick if announce is None else announce
         self._queue_silence(turn, neighbour, stream, at, at, NOTHING)
@@ -96,7 +96,7 @@ class Feeder:
             for segment in segments:
                 groups = None if segment.batch is None else self._interest.match(segment.batch)
                 self.feed(turn, neighbour, feed, stream, segment, groups)
-            if not segments:  # forgotten here: the neighbour is told how far the stream is, and asks
+            if not segments:  # the cache forgot it: the neighbour hears how far the stream is, and asks
                 self._queue_silence(turn, neighbour, stream, stream.top, stream.top, NOTHING)
                 return
 
@@ -155,7 +155,7 @@ class Feeder:
             done: list[Span] = []
             for start, end in intersect(want.spans, part.start, part.end):
                 if self._links.available(neighbour.connection) > 0:
-                    # Silence and L are told whole, once: nobody asks again for the rest.
+                    # Silence and L are sent whole, so that the neighbour need not ask for the rest of them.
                     answer = part if part.batch is None else part.cut(start, end)
                     self.send_segment(turn, neighbour, stream, answer.served(want.need), owners)
                     done.append((answer.start, answer.end))
@@ -275,7 +275,7 @@ class Feeder:
         number, definition = neighbour.stamp(coverage)
         if definition is not None:
             if full:
-                self.flush_silences(turn, neighbour)  # one of them may name the stamp that is forgotten now
+                self.flush_silences(turn, neighbour)  # a silence may name the stamp that the new one replaces
             turn.send(neighbour.connection, encode(definition))
         return number
 

@@ -1,12 +1,14 @@
-"""When this broker's own pubends say that they are silent, so that those who follow them get on.
+"""When this broker's own pubends assert silence: that they have no events up to now.
 
-The plain one says so every `silence_us`. A durable one pays for silence with a reservation on disk, and those
-who follow it with their tokens: if no token has to advance, what is quiet is told with the next event; else
-the longer it is quiet, the more rarely that is told. When interest or routes change all of them say so at
-once, since subscriptions wait for that.
+The followers of a pubend advance with that. The plain pubend asserts silence every `silence_us`. For a
+durable pubend each assertion costs a reservation on disk here, and a saved token at its followers. So a
+durable pubend that no durable subscription follows asserts silence with its next event only. The others wait
+longer from one assertion to the next, up to `MAX_REST_US`. When interest or routes change, all pubends assert
+silence at once, since new subscriptions wait for that.
 
-One that owes events of a time does not say that there were none: to those who read the broker's own history
-its ticks are times. It says no more than the next tick, which is enough for subscriptions.
+The pubend of the broker's own history may owe events of the past. Its ticks are times to its readers, so it
+does not assert silence for times whose events it owes. It asserts the next tick only, which is enough for
+subscriptions to begin.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Silences:
         self._followed = followed
         self._owing = owing
         self._spread = spread
-        self._unsaid: dict[int, None] = {}  # those that could not say at once what is news
+        self._unsaid: dict[int, None] = {}  # durable pubends that are to assert silence and could not yet
         self._rests: dict[int, tuple[int, int]] = {}  # idle ones: when silence is said next, and again after
         self._news = False  # interest or routes changed
         self.next_deadline = now_us + silence_us
@@ -56,11 +58,11 @@ class Silences:
         self._news = True
 
     def spoke(self, stream: Stream) -> None:
-        """An event says it."""
+        """A durable pubend sent an event, which asserts the silence before it."""
         self._rests.pop(stream.id, None)
 
     def asked(self, stream: Stream, spans: Sequence[Span]) -> None:
-        """Somebody asks for more than an own durable pubend has said: it says what there is."""
+        """Somebody asks for ticks above what an own durable pubend has asserted: it is to assert silence."""
         if stream.id in self._durable and any(end > stream.horizon for _, end in spans):
             self._unsaid[stream.id] = None
 
@@ -96,14 +98,14 @@ class Silences:
         return True
 
     def _say_durable(self, turn: Turn) -> None:
-        """One that cannot, for want of a reservation or because events are on their way to disk, says it with
-        those events or as soon as it can."""
+        """A pubend without a reservation, or with events on their way to disk, cannot assert silence now. It
+        stays in `_unsaid`, and does so as soon as it can."""
         for pubend_id in list(self._unsaid):
             stream, pubend = self._durable[pubend_id]
             owing = self._owing(pubend_id)
             segment = pubend.assert_silence(turn, owing=owing)
             if segment is not None:
-                # Else as far as the reservation reached, and the rest once it can.
+                # Else the reservation ended before now, and the rest is asserted later.
                 if owing or segment.end >= turn.now_us:
                     del self._unsaid[pubend_id]
                 self._spread(turn, stream, segment)

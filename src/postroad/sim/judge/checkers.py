@@ -137,7 +137,7 @@ class Completeness:
         publishers: dict[bytes, list[bytes]] = {}
         for event in self._by_pubend.get(pubend, []):
             publishers.setdefault(event.id[:8], []).append(event.id)
-        found: dict[bytes, tuple[int, int]] = {}
+        brackets: dict[bytes, tuple[int, int]] = {}
         ticks = self._ledger.ticks
         for ids in publishers.values():
             ids.sort()
@@ -148,9 +148,9 @@ class Completeness:
             high = NEVER
             for id, low in zip(reversed(ids), reversed(lows), strict=True):
                 tick = ticks.get((pubend, id))
-                found[id] = (low + 1, high - 1) if tick is None else (tick, tick)
+                brackets[id] = (low + 1, high - 1) if tick is None else (tick, tick)
                 high = high if tick is None else tick
-        return found
+        return brackets
 
     def _ago(self, time_us: int) -> str:
         return f"{(self._world.now_us - time_us) / 1e6:.3f} s before the end"
@@ -220,14 +220,14 @@ class Paths:
     def _behind(self, sender: str, receiver: str) -> frozenset[str]:
         """The brokers that can be reached from `receiver` without `sender`."""
         edges = {c.pair for c in self._connections() if all(c.open) and not c.dead}
-        found, border = {receiver}, [receiver]
+        reached, border = {receiver}, [receiver]
         while border:
             at = border.pop()
             for name in self._processes:
-                if name != sender and name not in found and tuple(sorted((at, name))) in edges:
-                    found.add(name)
+                if name != sender and name not in reached and tuple(sorted((at, name))) in edges:
+                    reached.add(name)
                     border.append(name)
-        return frozenset(found)
+        return frozenset(reached)
 
 
 def check_agreement(connectivity: Connectivity, processes: Mapping[str, Process]) -> None:

@@ -65,9 +65,9 @@ class _Got:
     kept_ticks: int = 0  # of `ticks`, those committed by who keeps its own token
     kept_gaps: int = 0  # of `gaps` likewise; where the broker keeps the token, those told to former processes
 
-    def in_gap(self, tick: int, *, told: int = 0) -> bool:
-        """In one of those from `told` on."""
-        return any(start < tick <= end for start, end in self.gaps[told:])
+    def in_gap(self, tick: int, *, since: int = 0) -> bool:
+        """In one of those from `since` on."""
+        return any(start < tick <= end for start, end in self.gaps[since:])
 
     def forget_gaps(self, tick: int) -> None:
         """What was told to former processes after this tick is told again: what is lost, or what some memory
@@ -201,9 +201,9 @@ class Reader:
         if self.ack and (deleted or self._records.unheard_of(self, broker)):
             # Its name is gone, or could not be known there: it may have begun anew (docs/simulator.md).
             known = {*self.begins, *self.got, *self._position, *self._named}
-            told = resumed and not self.since_us  # else it begins there again, and has missed nothing
-            self.anew = {0, *known} if told else set()
-            if not told:
+            owed_gaps = resumed and not self.since_us  # else it begins there again, and has missed nothing
+            self.anew = {0, *known} if owed_gaps else set()
+            if not owed_gaps:
                 self.began = False
                 self.begins.clear()
         if not self.began:
@@ -253,7 +253,7 @@ class Reader:
         if tick <= before:
             text = f"{self.name} got {event.text} at tick {tick}, and had everything up to {before}"
             raise Violation("order", text, tags)
-        if got.in_gap(tick, told=got.kept_gaps if self.ack else 0):
+        if got.in_gap(tick, since=got.kept_gaps if self.ack else 0):
             text = f"{self.name} got {event.text} at tick {tick} inside a reported gap"
             raise Violation("gap", text, tags)
         if tick in got.ticks:
@@ -392,8 +392,8 @@ class Records:
     def wanted(self, event: Published, brokers: frozenset[str]) -> bool:
         """A durable subscription at one of these brokers wants this event, or did."""
         return any(
-            not brokers.isdisjoint(one.hosts) and one.selector.matches(event.topic, event.attributes)
-            for one in (*self.readers, *self.groups)
+            not brokers.isdisjoint(reader.hosts) and reader.selector.matches(event.topic, event.attributes)
+            for reader in (*self.readers, *self.groups)
         )
 
     # -- the end
@@ -428,26 +428,26 @@ class Records:
             return {}
         done = process.storage.volume.read(_all_of(pubend))
         chopped = done.missing[0][1] if done.missing and done.missing[0][0] == 0 else 0
-        found: dict[bytes, int] = {}
+        ticks: dict[bytes, int] = {}
         for _, _, data in done.records:
             view = BatchView(data)
             for id, tick in zip(view.ids(), view.ticks(), strict=True):
-                if id in found:
+                if id in ticks:
                     event = self._ledger.events[id]
                     text = f"{event.text} is twice in the log of {pubend_text(pubend)}"
                     raise Violation("copy", text, (event.text, pubend_text(pubend)))
-                found[id] = tick
+                ticks[id] = tick
         for (stream, id), tick in self._asked.items():
             if stream == pubend and tick <= chopped and self._ledger.events[id].accepted == pubend:
-                found[id] = tick
+                ticks[id] = tick
         for id, tick in self._logged.get(pubend, {}).items():
             if tick <= chopped:
-                found[id] = tick
-            elif found.get(id) != tick:
+                ticks[id] = tick
+            elif ticks.get(id) != tick:
                 event = self._ledger.events[id]
                 text = f"{event.text} was logged by {process.name} at {tick} and is no longer there"
                 raise Violation("kept", text, (event.text, process.name, pubend_text(pubend)))
-        return found
+        return ticks
 
     def kept(self) -> Iterator[tuple[int, str, int]]:
         """Pubends that still have events: pubend, broker, the last event's tick."""
@@ -554,7 +554,7 @@ def _deleted(inputs: Sequence[Input], effects: Sequence[Effect]) -> list[str]:
         return []
     for effect in effects:
         if isinstance(effect, Send):
-            for reply in map(decode, (one for one in split(effect.data) if one[4] == Kind.REPLY)):
+            for reply in map(decode, (frame for frame in split(effect.data) if frame[4] == Kind.REPLY)):
                 if isinstance(reply, Reply) and reply.code:
                     asked.pop((effect.connection, reply.number), None)
     return list(asked.values())

@@ -99,7 +99,7 @@ class Group:
 
     def subscribed(self, broker: str, token: Mapping[int, int]) -> None:
         now_us = self._world.now_us
-        if not any(one.attached for one in self.consumers):
+        if not any(consumer.attached for consumer in self.consumers):
             self.connected_us = now_us
         self.broker = broker
         if not self.began:
@@ -169,11 +169,11 @@ class Group:
 
     def acknowledge(self, life: Life, places: list[Place]) -> list[_Given]:
         """A consumer is done with these: those of them that are its own still."""
-        found = [self._streams[pubend].given[tick] for pubend, tick in places]
-        mine = [one for one in found if one.life is life]
-        for one in mine:
-            one.acknowledged = True
-        return mine
+        given = [self._streams[pubend].given[tick] for pubend, tick in places]
+        own = [event for event in given if event.life is life]
+        for event in own:
+            event.acknowledged = True
+        return own
 
     def gap(self, pubend: int, start: int, end: int) -> None:
         self._records.judge_gap(self, pubend, start, end)
@@ -217,10 +217,10 @@ class Group:
 
     def _elsewhere(self, event: Published, pubend: int) -> bool:
         return any(
-            one.event is event
+            given.event is event
             for other, stream in self._streams.items()
             if other != pubend
-            for one in stream.given.values()
+            for given in stream.given.values()
         )
 
 
@@ -278,7 +278,9 @@ class Consumer(Worker[list[Place] | Gap]):
     def _up(self) -> None:
         self.group.hosts[self.broker] = None
         life, group = self.life, self.group
-        if life is not None and not any(one.present for one in group.consumers if one is not self):
+        if life is not None and not any(
+            consumer.present for consumer in group.consumers if consumer is not self
+        ):
             group.forget_gaps()
         if life is not None and not self._number:
             self._number, effects = life.core.subscribe(
@@ -315,8 +317,8 @@ class Consumer(Worker[list[Place] | Gap]):
             case fx.Missed(gap=gap, size=size):
                 self._missed(gap, size)
             case fx.Acknowledged(ticket=ticket, error=error):
-                for one in self._confirming.pop(ticket, []):
-                    one.confirmed = one.confirmed or error is None
+                for given in self._confirming.pop(ticket, []):
+                    given.confirmed = given.confirmed or error is None
             case fx.Ended(error=error):
                 expected = isinstance(error, UnavailableError | StorageError)
                 self._end(self.group.name, error, expected=expected)

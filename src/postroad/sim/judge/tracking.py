@@ -96,8 +96,8 @@ class Histories:
         self._epoch += 1
 
     def load(self) -> tuple[list[FilterMeta], list[Change]]:
-        found = [decode_meta(record) for _, record in sorted(self._records.items())]
-        return found, decode_changes(self._changes)[0]
+        metas = [decode_meta(record) for _, record in sorted(self._records.items())]
+        return metas, decode_changes(self._changes)[0]
 
 
 class Inquirer(Client):
@@ -192,7 +192,7 @@ class Trails:
         verdict = answer["verdict"]
         self.verdicts[verdict] += 1
         facts = [fact for fact in self._facts.get(identity, ()) if fact.at_us < asked_us]
-        named = {(one["broker"], _short(one["subscriber"])) for one in answer["receivers"]}
+        named = {(receiver["broker"], _short(receiver["subscriber"])) for receiver in answer["receivers"]}
         steps = {step["broker"] for step in answer["route"]}
         missing = [
             fact
@@ -241,9 +241,9 @@ class AskingHabit:
         self._pause_us = pause_us
         self._chance = world.random(f"asking/{inquirer.name}")
         self._events: list[bytes] = []  # those published, in order, as far as known here
-        self._again()
+        self._schedule()
 
-    def _again(self) -> None:
+    def _schedule(self) -> None:
         self._world.after(self._chance.randint(self._pause_us // 4, self._pause_us), self._ask)
 
     def _ask(self) -> None:
@@ -254,7 +254,7 @@ class AskingHabit:
             recent = self._chance.random() < 0.5
             first = max(0, len(self._events) - 50) if recent else 0
             self._inquirer.ask(self._events[self._chance.randrange(first, len(self._events))])
-        self._again()
+        self._schedule()
 
 
 QUICK: Final = TrackingConfig(persist_us=2 * SECOND_US, renew_us=8 * SECOND_US, least_capacity=16)

@@ -104,15 +104,15 @@ class Disk:
         return sorted(self._view)
 
     def read(self, file: str) -> bytes | None:
-        found = self._view.get(file)
-        return None if found is None else bytes(found)
+        content = self._view.get(file)
+        return None if content is None else bytes(content)
 
     def read_at(self, file: str, offset: int, size: int) -> bytes:
         return bytes(self._view[file][offset : offset + size])
 
     def size(self, file: str) -> int | None:
-        found = self._view.get(file)
-        return None if found is None else len(found)
+        content = self._view.get(file)
+        return None if content is None else len(content)
 
     def used(self) -> int:
         return sum(map(len, self._view.values()))
@@ -132,7 +132,7 @@ class Disk:
 
     def save(self, file: str, data: bytes) -> None:
         """Replace this file, durably and in no time: for what a process waits for."""
-        self._pending = [one for one in self._pending if one[1].file != file]
+        self._pending = [pending for pending in self._pending if pending[1].file != file]
         self._view[file], self._durable[file] = bytearray(data), bytearray(data)
 
     def settle(self) -> None:
@@ -205,8 +205,8 @@ class Disk:
         """An append that does not fit is cut short, as a full disk does; the next sync says so."""
         if isinstance(operation, Remove):
             return operation
-        held = len(self._view.get(operation.file, b"")) if isinstance(operation, Replace) else 0
-        room = max(0, self.capacity - self.used() + held)
+        replaced = len(self._view.get(operation.file, b"")) if isinstance(operation, Replace) else 0
+        room = max(0, self.capacity - self.used() + replaced)
         if len(operation.data) <= room:
             return operation
         self._failed = f"disk {self.name} is full"
@@ -238,7 +238,7 @@ class Disk:
         for number, operation in self._pending:
             if number <= asked:
                 _apply(self._durable, operation)
-        self._pending = [one for one in self._pending if one[0] > asked]
+        self._pending = [pending for pending in self._pending if pending[0] > asked]
 
     def _prefix(self, chance: Random) -> list[Operation]:
         pending = [operation for _, operation in self._pending]

@@ -182,10 +182,10 @@ class Network:
 
     def send(self, endpoint: Node, number: int, data: bytes) -> None:
         """Whole frames from one end. A connection that is gone swallows them, as a socket does."""
-        found = self._connections.get(number)
-        if found is None:
+        end = self._connections.get(number)
+        if end is None:
             return
-        connection, side = found
+        connection, side = end
         if connection.ends[side] is not endpoint:
             raise BugError(f"{endpoint.name} sent on connection {number} of {connection.ends[side].name}")
         for frame in split(data):
@@ -199,10 +199,10 @@ class Network:
 
     def close(self, number: int) -> None:
         """One end closes in good order: what it sent still arrives, then the other end learns of it."""
-        found = self._connections.pop(number, None)
-        if found is None:
+        end = self._connections.pop(number, None)
+        if end is None:
             return
-        connection, side = found
+        connection, side = end
         connection.open[side] = False
         connection.pipes[side].fin = True
         self.changed()

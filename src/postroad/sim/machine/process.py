@@ -312,7 +312,9 @@ class Process:
 
     def perform(self, incarnation: Incarnation, effects: Sequence[Effect]) -> None:
         if self.storage is not None:
-            self.storage.perform(one for one in effects if isinstance(one, Append | Chop | Read | Save))
+            self.storage.perform(
+                effect for effect in effects if isinstance(effect, Append | Chop | Read | Save)
+            )
             if not incarnation.alive:
                 return
         for effect in effects:
@@ -338,7 +340,7 @@ class Process:
                     self._read(incarnation, tag, sequences)
 
     def _read(self, incarnation: Incarnation, tag: int, sequences: tuple[int, ...]) -> None:
-        self.histories.read(sequences, lambda found: incarnation.put(FiltersRead(tag=tag, records=found)))
+        self.histories.read(sequences, lambda records: incarnation.put(FiltersRead(tag=tag, records=records)))
 
     def _judge(self, connection: int, error: Exception | None) -> None:
         """All nodes of this world keep to the protocol, so nobody has cause to complain of another."""

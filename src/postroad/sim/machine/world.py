@@ -95,13 +95,13 @@ class Trace:
     def story(self, tags: Iterable[str], limit: int = STORY_LINES) -> tuple[str, ...]:
         """The last records that mention any of `tags` (a message id, a pubend, a node, `connection N`)."""
         wanted = frozenset(tags)
-        found: list[str] = []
+        lines: list[str] = []
         for record in reversed(self._records):
             if record.mentions(wanted):
-                found.append(str(record))
-                if len(found) == limit:
+                lines.append(str(record))
+                if len(lines) == limit:
                     break
-        return tuple(reversed(found))
+        return tuple(reversed(lines))
 
 
 class World:
@@ -117,10 +117,10 @@ class World:
 
     def random(self, concern: str) -> Random:
         """The stream of chance of one concern. A text seed is hashed by content, not by `hash`."""
-        found = self._randoms.get(concern)
-        if found is None:
-            found = self._randoms[concern] = Random(f"{self.seed}/{concern}")
-        return found
+        random = self._randoms.get(concern)
+        if random is None:
+            random = self._randoms[concern] = Random(f"{self.seed}/{concern}")
+        return random
 
     def note(
         self,

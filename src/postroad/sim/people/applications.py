@@ -50,14 +50,14 @@ class Life:
         world: World,
         network: Network,
         settings: ClientSettings,
-        told: Callable[[fx.Effect], None],
+        hear: Callable[[fx.Effect], None],
     ) -> None:
         self.name = settings.name
         self.alive = True
         self.core = ClientCore(settings, draw=world.random(f"application/{settings.name}").randrange)
         self._world = world
         self._network = network
-        self._told = told
+        self._hear_effect = hear
         self._timer: Timer | None = None
         self.connection: int | None = None  # the last one that was opened
         self.opened_us = 0  # when that was
@@ -100,7 +100,7 @@ class Life:
             elif isinstance(effect, Dial):
                 self._network.dial(self, effect.address)
             if self.alive:
-                self._told(effect)
+                self._hear_effect(effect)
         if self.alive:
             self._schedule()
 
@@ -144,7 +144,7 @@ class Application:
             return
         settings = ClientSettings(addresses=self.addresses, name=self.name, window=self._window)
         self.world.note(self.name, "starts")
-        self.life = Life(self.world, self.network, settings, self._told)
+        self.life = Life(self.world, self.network, settings, self._hear_life)
         self._begin()
         self.life.start()
 
@@ -185,7 +185,7 @@ class Application:
         low, high = after_us
         self.world.after(low + int(self._chance.random() ** 2 * (high - low)), self.start)
 
-    def _told(self, effect: fx.Effect) -> None:
+    def _hear_life(self, effect: fx.Effect) -> None:
         match effect:
             case fx.Up(broker=broker):
                 self.broker = broker
