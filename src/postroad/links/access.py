@@ -70,12 +70,20 @@ class AuthConfig:
 
     def __post_init__(self) -> None:
         if len(self.tokens) > MAX_TOKENS or len(self.rules) > MAX_RULES:
-            raise UsageError(f"at most {MAX_TOKENS} tokens and {MAX_RULES} access rules")
+            raise UsageError(
+                f"{len(self.tokens)} tokens and {len(self.rules)} access rules; at most {MAX_TOKENS} and "
+                f"{MAX_RULES} are allowed"
+            )
         for digest, principal in self.tokens.items():
             if len(digest) != _DIGEST_CHARACTERS or set(digest) - set("0123456789abcdef"):
-                raise UsageError("a token is configured by its SHA-256 in lower-case hexadecimal")
+                raise UsageError(
+                    f"the token of {principal!r} is configured by {len(digest)} characters: give its "
+                    f"SHA-256, {_DIGEST_CHARACTERS} digits in lower-case hexadecimal"
+                )
             if not principal or principal == ANONYMOUS or "*" in principal:
-                raise UsageError(f"{principal!r} cannot be a principal")
+                raise UsageError(
+                    f"{principal!r} cannot be a principal: a name other than {ANONYMOUS!r}, without '*'"
+                )
 
     @property
     def configured(self) -> bool:

@@ -282,7 +282,7 @@ class Links:
         state.heard_us, state.asked_us = now_us, None
         if kind in BATCH_KINDS:
             if state.credit_in <= 0:
-                raise PeerError("batch frames beyond the window that was announced")
+                raise PeerError(f"a batch frame of {size} bytes beyond the window of {state.window_in} bytes")
             state.credit_in -= size
             state.held += size
         return True
@@ -320,8 +320,9 @@ class Links:
                     if state.phase is Phase.BROKER:
                         self.round_trips.observe(state.rtt_us)
             case Credit():
-                if message.size < 1 or state.credit_out + message.size > state.window_out:
-                    raise PeerError(f"credit for {message.size} bytes that were not sent")
+                spent = state.window_out - state.credit_out
+                if not 1 <= message.size <= spent:
+                    raise PeerError(f"credit for {message.size} bytes of {spent} that were sent")
                 state.credit_out += message.size
             case Refuse():
                 self._refused(turn, state, message)
@@ -476,7 +477,8 @@ class Links:
         """An event that one broker takes must pass every link, or the network would lose it on the way."""
         if not same_routing_limits(self._limits, theirs):
             raise PeerError(
-                f"brokers {self._me.name!r} and {name!r} have different limits: give them the same"
+                f"brokers {self._me.name!r} and {name!r} have different limits, {self._limits} and "
+                f"{theirs}: give them the same"
             )
 
     # -- time --------------------------------------------------------------------------------------
