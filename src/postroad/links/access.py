@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from postroad.errors import DeniedError, UsageError
+from postroad.errors import DeniedError, UsageError, shorten
+from postroad.ids import MAX_PRINCIPAL, principal_fits
 
 Action = Literal["publish", "subscribe", "link", "admin"]
 
@@ -32,6 +33,11 @@ _DIGEST_CHARACTERS: Final = 64
 def hash_token(token: str) -> str:
     """What a configuration stores in place of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def owning(principal: str) -> str:
+    """Who owns what this principal makes: what anonymous peers make belongs to nobody in particular, ""."""
+    return "" if principal == ANONYMOUS else principal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +86,10 @@ class AuthConfig:
                     f"the token of {principal!r} is configured by {len(digest)} characters: give its "
                     f"SHA-256, {_DIGEST_CHARACTERS} digits in lower-case hexadecimal"
                 )
-            if not principal or principal == ANONYMOUS or "*" in principal:
+            if not principal or principal == ANONYMOUS or "*" in principal or not principal_fits(principal):
                 raise UsageError(
-                    f"{principal!r} cannot be a principal: a name other than {ANONYMOUS!r}, without '*'"
+                    f"{shorten(principal, 40)!r} cannot be a principal: it has 1 to {MAX_PRINCIPAL} "
+                    f"printable bytes without '*', and is not {ANONYMOUS!r}"
                 )
 
     @property
@@ -120,6 +127,11 @@ class Access:
         if certificate and config.certificates:
             if certificate == ANONYMOUS:
                 raise DeniedError(f"a certificate cannot be named {ANONYMOUS!r}")
+            if not principal_fits(certificate):
+                raise DeniedError(
+                    f"a certificate's name has up to {MAX_PRINCIPAL} bytes and is printable, not "
+                    f"{shorten(certificate, 40)!r}"
+                )
             return certificate
         if config.configured and not config.anonymous:
             raise DeniedError(
@@ -157,6 +169,17 @@ class Access:
                 return False
         return "subscribe" not in self._closed
 
+    def may_read_some(self, principal: str, pattern: str) -> bool:
+        """Whether some topic of the pattern may be read."""
+        for rule in self._config.rules:
+            if rule.action != "subscribe" or not rule.names(principal):
+                continue
+            if rule.allow and overlap(rule.topic, pattern):
+                return True
+            if not rule.allow and covers(rule.topic, pattern):
+                return False
+        return "subscribe" not in self._closed
+
     def may_link(self, principal: str) -> bool:
         """Whether the peer may join the network as a broker; such a peer sees and routes everything."""
         return self._trusted(principal, "link")
@@ -164,6 +187,10 @@ class Access:
     def may_admin(self, principal: str) -> bool:
         """Whether the peer may ask for changes of the broker. Asking for its status needs no right."""
         return self._trusted(principal, "admin")
+
+    def may_use(self, principal: str, owner: str) -> bool:
+        """Whether the peer may use a name that belongs to `owner`; "" is nobody in particular."""
+        return owner in ("", owning(principal)) or self.may_admin(principal)
 
     def _trusted(self, principal: str, action: Action) -> bool:
         """Rules decide. Then brokers are trusted, and where nobody can authenticate, everybody."""

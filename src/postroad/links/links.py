@@ -33,7 +33,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.ids import Identity
-from postroad.links.access import Access, AuthConfig
+from postroad.links.access import Access, AuthConfig, owning
 from postroad.links.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
@@ -372,7 +372,10 @@ class Links:
 
     def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str, role: Role) -> Peer:
         if not self._access.may_link(principal):
-            raise DeniedError(f"{principal!r} may not link as a broker")
+            raise DeniedError(
+                f"{principal!r} may not link as a broker: start both with the same --link-token-file, or name"
+                " it in auth.link_principals"
+            )
         self._check_limits(hello.name, hello.limits)
         rank = (hello.boot, hello.node < self._me.node, hello.boot, hello.time_us)
         peer = Peer(
@@ -579,9 +582,24 @@ class Links:
         peer = self.peer(connection)
         return peer is not None and self._access.may_subscribe(peer.principal, pattern)
 
+    def may_read_some(self, connection: int, pattern: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_read_some(peer.principal, pattern)
+
     def may_admin(self, connection: int) -> bool:
         peer = self.peer(connection)
         return peer is not None and self._access.may_admin(peer.principal)
+
+    def owner(self, connection: int) -> str:
+        """Who owns what this client makes: its principal, "" for nobody in particular."""
+        peer = self.peer(connection)
+        return "" if peer is None else owning(peer.principal)
+
+    def may_use(self, connection: int, owner: str) -> bool:
+        """Whether this client may use a name that belongs to `owner`: it is its own, nobody's, or the client
+        may administer."""
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_use(peer.principal, owner)
 
     # -- facts -------------------------------------------------------------------------------------
 

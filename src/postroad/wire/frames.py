@@ -24,7 +24,9 @@ MAX_BODY_BYTES: Final = MAX_CONTROL_BYTES - 1024  # of a message that carries on
 MAX_ADDRESS_BYTES: Final = 261  # HOST:PORT: a name in the DNS has at most 255
 MAX_PORT: Final = 65_535
 HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever sends it
-_DEFAULTS_BYTES: Final = 64  # more than the fields a sender may leave out take
+# Fields that a sender may leave out are sent on: they add less than this share to a frame, and these bytes.
+_DEFAULTS_BYTES: Final = 64
+_DEFAULTS_SHARE: Final = 2
 _PREFIX: Final = struct.Struct("<IB")
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
 
@@ -327,11 +329,17 @@ class InterestEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class InterestClaim(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The owner hosts a durable subscription. Of several owners that with the highest epoch has the name."""
+    """The owner hosts a durable subscription. Of several owners that with the highest epoch has the name.
+
+    The name belongs to `principal`, "" for nobody in particular; of two principals to that first `born`.
+    """
 
     entry: int
     name: str
     epoch: int
+    principal: str = ""
+    born: int = 0  # when it was made, at whichever broker
+    fingerprint: bytes = b""  # of its topic, condition and sharing; b"" if not known
 
 
 class InterestUpdate(Message, frozen=True, kw_only=True):
@@ -446,9 +454,9 @@ def decode(frame: bytes | memoryview) -> Message:
         message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
     except _UNREADABLE as error:
         raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
-    spare = MAX_CONTROL_BYTES - len(frame)
     # Sent on, it has the fields that its sender left out, and must still fit.
-    if spare < _DEFAULTS_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
+    whole = _DEFAULTS_SHARE * len(frame) + _DEFAULTS_BYTES
+    if whole > MAX_CONTROL_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
         raise PeerError(f"a {Kind(kind).name} frame that leaves no room for all of its fields")
     return message
 

@@ -21,7 +21,7 @@ from postroad.durable.subscriber.desk import DurableDesk
 from postroad.durable.subscriber.following import Following
 from postroad.durable.subscriber.groups import TABLE as GROUPS
 from postroad.durable.subscriber.hosting import MAX_UNFOLLOWED, TABLES, Hosting
-from postroad.durable.subscriber.moving import Moving
+from postroad.durable.subscriber.moving import Moving, not_its_own
 from postroad.durable.subscriber.outputs import (
     Confirmed,
     Deliver,
@@ -132,7 +132,12 @@ class DurableSubscribers:
             host=self,
         )
         self._desk = DurableDesk(
-            board, hosting=self.hosting, groups=self._groups, name_of=topology.name, host=self
+            board,
+            hosting=self.hosting,
+            groups=self._groups,
+            links=links,
+            name_of=topology.name,
+            host=self,
         )
         self._following = Following(
             hosting=self.hosting,
@@ -296,12 +301,13 @@ class DurableSubscribers:
         check_name(message.durable, message.ack)
         subscriptions = self.hosting.subscriptions
         heard = message.durable in subscriptions or subscriptions.owner(message.durable) is not None
-        if heard or message.token or not self.moving.look(connection, message, selector, turn.now_us):
+        if heard or not self.moving.look(connection, message, selector, turn.now_us):
             self.begin(turn, connection, message, selector)
 
     def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """All that others know of the name is known here."""
         subscriptions = self.hosting.subscriptions
+        self._check_title(turn, connection, message.durable)
         known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:
             known.check_same(selector, message.shared, message.key)
@@ -322,10 +328,29 @@ class DurableSubscribers:
                 "at other brokers, and it may be one of them"
             )
         token = self._first_token(message, selector, turn.now_us)
+        if elsewhere is not None:
+            subscriptions.check_elsewhere(message.durable, selector, message.shared, message.key)
         if elsewhere is not None and not message.token:
-            self.moving.wait(turn, connection, message, selector)
+            self.moving.wait(
+                turn,
+                connection,
+                message,
+                selector,
+                principal=self._links.owner(connection),
+                admin=self._links.may_admin(connection),
+            )
         else:
             self.attach(turn, connection, message, selector, token)
+
+    def _check_title(self, turn: Turn, connection: int, name: str) -> None:
+        """DeniedError if the name belongs to another principal, and this one may not administer."""
+        title, known = self.hosting.subscriptions.title(name), self.hosting.subscriptions.get(name)
+        if title is None:
+            return
+        if not self._links.may_use(connection, title.principal):
+            raise not_its_own(name)
+        if known is not None and known.principal not in ("", title.principal):
+            self.delete(turn, name)  # of somebody who made it here while its principal was out of reach
 
     def attach(
         self,
@@ -335,8 +360,12 @@ class DurableSubscribers:
         selector: Selector,
         token: CheckpointToken | None,
         born: int = 0,
+        principal: str = "",
     ) -> None:
-        """Nobody else has it, or its token is known."""
+        """Nobody else has it, or its token is known. `born`, `principal`: as its former broker says."""
+        title = self.hosting.subscriptions.title(message.durable)
+        if title is not None:
+            born, principal = born or title.born, title.principal
         known = self.hosting.subscriptions.get(message.durable)
         named = {*(token or ()), *(() if known is None else known.cursors)}
         unfollowed = named - self._following.pubends()
@@ -360,6 +389,7 @@ class DurableSubscribers:
             key=message.key,
             late=0 if message.token else min(message.since_us, turn.now_us),
             born=born,
+            principal=principal or self._links.owner(connection),
         )
         attached = self.hosting.attach(turn, wanted)
         subscription = attached.subscription
