@@ -103,6 +103,12 @@ class SlowConsumerError(UnavailableError):
     code = "slow-consumer"
 
 
+class FullError(UnavailableError):
+    """An inbox or its arc is at a limit. Nothing of the message is kept: it may be sent again later."""
+
+    code = "full"
+
+
 class StorageError(PostroadError):
     """A disk is full, failing or damaged. What was acknowledged before stays readable."""
 

@@ -72,7 +72,9 @@ OWN_KINDS: Final = _UPKEEP | {Kind.HELLO, Kind.WELCOME}
 TAKES: Final[dict[Phase, frozenset[Kind]]] = {
     Phase.DIALLED: frozenset({Kind.WELCOME, Kind.REFUSE}),
     Phase.ACCEPTED: frozenset({Kind.HELLO}),
-    Phase.CLIENT: _UPKEEP | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST},
+    Phase.CLIENT: _UPKEEP
+    | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST}
+    | {Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE},
     Phase.BROKER: _UPKEEP
     | {
         Kind.KNOWLEDGE,

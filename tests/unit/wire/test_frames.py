@@ -99,6 +99,37 @@ MESSAGES: list[Message] = [
     frames.Query(source=1, target=2, number=3, hops=4, what="trace", body=b"?"),
     frames.Answer(source=2, target=1, number=3, hops=4, body=b"!"),
     frames.Direct(room="echo", body=b"?"),
+    frames.Send(
+        number=1,
+        source="shop",
+        session=b"12345678",
+        form="transactional",
+        messages=(frames.Posting(inbox="stock", id=2, after=1, payload=b"p", priority=9, chain=b"c"),),
+        confirm=True,
+    ),
+    frames.Sent(number=1, places=(0, 2), state="gap", last=4, chain=b"c"),
+    frames.EndSession(source="shop", session=b"12345678"),
+    frames.Receive(number=1, inbox="stock", consumer=b"12345678", window=64),
+    frames.Receiving(number=1, code="denied", reason="why"),
+    frames.Messages(
+        number=1,
+        place=b"high",
+        messages=(
+            frames.QueueMessage(
+                key=b"k",
+                source="shop",
+                session=b"12345678",
+                id=2,
+                form="express",
+                attempt=1,
+                sent_us=5,
+                payload=b"p",
+            ),
+        ),
+    ),
+    frames.Settle(number=1, ticket=2, keys=(b"k",), verdict="again", delay_us=7, reason="why"),
+    frames.Settled(number=1, ticket=2, outcomes=("again",)),
+    frames.Unreceive(number=1),
 ]
 
 
