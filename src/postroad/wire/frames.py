@@ -68,6 +68,7 @@ class Kind(IntEnum):
     QUERY = 44
     ANSWER = 45
     DIRECT = 48
+    DISCOVER = 60
 
 
 BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
@@ -381,6 +382,21 @@ class Direct(Message, frozen=True, kw_only=True):
     body: bytes
 
 
+class Discover(Message, frozen=True, kw_only=True):
+    """A discovery request on its way through the network: who is to be answered, and what it showed."""
+
+    uuid: bytes
+    attempt: int
+    host: str  # where the requester has shown that it receives datagrams
+    port: int
+    offset_us: int  # the receiving broker's clock minus the requester's
+    cookie: bytes
+    credential: bytes
+    key: bytes
+    certificate: str  # the name that the requester's certificate was verified to have, or ""
+    hops: int
+
+
 CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.HELLO: Hello,
     Kind.WELCOME: Welcome,
@@ -412,6 +428,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.QUERY: Query,
     Kind.ANSWER: Answer,
     Kind.DIRECT: Direct,
+    Kind.DISCOVER: Discover,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -99,6 +99,18 @@ MESSAGES: list[Message] = [
     frames.Query(source=1, target=2, number=3, hops=4, what="trace", body=b"?"),
     frames.Answer(source=2, target=1, number=3, hops=4, body=b"!"),
     frames.Direct(room="echo", body=b"?"),
+    frames.Discover(
+        uuid=bytes(16),
+        attempt=1,
+        host="192.0.2.1",
+        port=7420,
+        offset_us=-5,
+        cookie=b"c",
+        credential=b"",
+        key=b"",
+        certificate="",
+        hops=64,
+    ),
 ]
 
 
