@@ -13,7 +13,9 @@ from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.requests import Requests
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
-from postroad.config import BrokerConfig
+from postroad.config import BrokerConfig, parse_address
+from postroad.discovery.envelopes import Sealer
+from postroad.discovery.room import Discovery
 from postroad.durable.publisher.pubend import DurablePubend
 from postroad.durable.publisher.publishing import DurablePublishing
 from postroad.durable.publisher.release import RetentionPolicy
@@ -58,6 +60,7 @@ class Rooms:
         tracking: Tracking | None,
         streams: Mapping[LogStream, StreamEnd] | None,
         refuse: Callable[[Turn, int, PeerError], None],
+        sealer: Sealer | None,
     ) -> None:
         me = identity.number
         self.tracking = tracking
@@ -220,6 +223,21 @@ class Rooms:
             forget=self._forget,
             restored=self._restored,
         )
+        self.discovery = Discovery(
+            board,
+            me=identity,
+            config=config.discovery,
+            auth=config.auth,
+            token=config.links.token,
+            address=config.links.address,
+            endpoint=parse_address,
+            links=self.links,
+            flooding=self.flooding,
+            topology=self.topology,
+            draw=draw,
+            sealer=sealer,
+            now_us=now_us,
+        )
         Requests(board, links=self.links)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
@@ -234,12 +252,14 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.discovery,
         )
         # What may have a new deadline after a turn in which a neighbour sent plain events.
         self.learning: tuple[Room, ...] = (self.routing, hosting)
 
     def close(self, turn: Turn) -> None:
         """The process ends: everybody saves what waits for it."""
+        self.discovery.close(turn)
         if self.subscribers is not None:
             self.subscribers.close(turn)
         self.releasing.close(turn)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from postroad.clocks import ClockOffset
 from postroad.errors import PostroadError, RedundantError, UsageError
 from postroad.ids import MAX_COST
 from postroad.links.handshake import MAX_WINDOW, MIN_WINDOW
@@ -98,6 +99,7 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
         Kind.INTEREST_PULL,
         Kind.QUERY,
         Kind.ANSWER,
+        Kind.DISCOVER,
     },
     Phase.DIRECT: _UPKEEP | {Kind.DIRECT},
     Phase.CLOSING: frozenset(),
@@ -125,6 +127,7 @@ class Connection:
     pinged_us: int = 0  # last ping
     asked_us: int | None = None  # first ping since we last heard anything
     rtt_us: int | None = None
+    clock: ClockOffset = field(default_factory=ClockOffset)  # between brokers: the peer's
     window_in: int = 0  # what we announced
     credit_in: int = 0  # what the peer may still send; below zero by at most one frame
     held: int = 0  # received and not yet consumed

@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
+from postroad.clocks import ClockOffset
 from postroad.delays import Delays
 from postroad.errors import (
     BugError,
@@ -319,6 +320,7 @@ class Links:
                     state.rtt_us = max(0, turn.now_us - state.pinged_us)
                     if state.phase is Phase.BROKER:
                         self.round_trips.observe(state.rtt_us)
+                        state.clock.measured(message.time_us, message.at_us, turn.now_us)
             case Credit():
                 spent = state.window_out - state.credit_out
                 if not 1 <= message.size <= spent:
@@ -393,6 +395,7 @@ class Links:
             replaces=self._rival(hello.broker, hello.node, rank, role),
         )
         state.rank = rank
+        state.clock.heard(hello.time_us, turn.now_us)
         self._welcomes(turn, state, peer, self._settings.broker_window)
         self._come_up(turn, state, peer, self._settings.broker_window, hello.window)
         return peer
@@ -425,6 +428,7 @@ class Links:
             replaces=self._rival(welcome.broker, welcome.node, rank, role),
         )
         state.rank = rank
+        state.clock.measured(state.hello_us, welcome.time_us, turn.now_us)
         self._come_up(turn, state, peer, self._settings.broker_window, welcome.window)
         return peer
 
@@ -574,6 +578,11 @@ class Links:
         state = self._connections.get(connection)
         return None if state is None or state.phase is Phase.CLOSING else state.peer
 
+    def clock(self, connection: int) -> ClockOffset:
+        """Of a linked broker (spec V9)."""
+        state = self._connections.get(connection)
+        return ClockOffset() if state is None else state.clock
+
     def may_publish(self, connection: int, topic: str) -> bool:
         peer = self.peer(connection)
         return peer is not None and self._access.may_publish(peer.principal, topic)
@@ -620,6 +629,7 @@ class Links:
                 "dialled": peer.dialled,
                 "up_s": (now_us - state.up_us) // SECOND_US,
                 "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
+                "clock_offset_ms": state.clock.offset_us / MILLISECOND_US if state.clock else None,
                 "credit": state.credit_out,
                 "unconsumed": state.held,
             }

@@ -80,6 +80,7 @@ class Kind(IntEnum):
     SETTLE = 56
     SETTLED = 57
     UNRECEIVE = 58
+    DISCOVER = 60
 
 
 BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
@@ -508,6 +509,21 @@ class Unreceive(Message, frozen=True, kw_only=True):
     number: int
 
 
+class Discover(Message, frozen=True, kw_only=True):
+    """A discovery request on its way through the network: who is to be answered, and what it showed."""
+
+    uuid: bytes
+    attempt: int
+    host: str  # where the requester has shown that it receives datagrams
+    port: int
+    offset_us: int  # the receiving broker's clock minus the requester's
+    cookie: bytes
+    credential: bytes
+    key: bytes
+    certificate: str  # the name that the requester's certificate was verified to have, or ""
+    hops: int
+
+
 CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.HELLO: Hello,
     Kind.WELCOME: Welcome,
@@ -548,6 +564,7 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.SETTLE: Settle,
     Kind.SETTLED: Settled,
     Kind.UNRECEIVE: Unreceive,
+    Kind.DISCOVER: Discover,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

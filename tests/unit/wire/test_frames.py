@@ -130,6 +130,18 @@ MESSAGES: list[Message] = [
     frames.Settle(number=1, ticket=2, keys=(b"k",), verdict="again", delay_us=7, reason="why"),
     frames.Settled(number=1, ticket=2, outcomes=("again",)),
     frames.Unreceive(number=1),
+    frames.Discover(
+        uuid=bytes(16),
+        attempt=1,
+        host="192.0.2.1",
+        port=7420,
+        offset_us=-5,
+        cookie=b"c",
+        credential=b"",
+        key=b"",
+        certificate="",
+        hops=64,
+    ),
 ]
 
 
