@@ -51,6 +51,7 @@ class Kind(IntEnum):
     ENDED = 24
     ACK = 25
     ACKED = 26
+    BEST_EFFORT = 27  # batch
     REQUEST = 28
     REPLY = 29
     # brokers
@@ -70,7 +71,7 @@ class Kind(IntEnum):
     DIRECT = 48
 
 
-BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
+BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.BEST_EFFORT, Kind.KNOWLEDGE})
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
