@@ -53,6 +53,7 @@ class Kind(IntEnum):
     ENDED = 24
     ACK = 25
     ACKED = 26
+    BEST_EFFORT = 27  # batch
     REQUEST = 28
     REPLY = 29
     # brokers
@@ -83,7 +84,7 @@ class Kind(IntEnum):
     DISCOVER = 60
 
 
-BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
+BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.BEST_EFFORT, Kind.KNOWLEDGE})
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
