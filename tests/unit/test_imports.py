@@ -36,11 +36,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": SEAM | {"selectors", "links", "overlay", "tracking"},
     "clients": SEAM | {"selectors", "links", "overlay", "tracking", "streams"},
     "durable": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
-    "ring": VOCABULARY,
-    "queues": VOCABULARY,
+    "ring": SEAM | {"links", "overlay"},
+    "queues": SEAM | {"links", "overlay", "ring"},
     "discovery": SEAM | {"links", "overlay"},
     "history": SEAM | {"overlay", "tracking", "durable"},
-    "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable", "discovery"},
+    "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable", "discovery", "queues"},
 }
 ROOMS = SEAM | MAY_IMPORT.keys()
 MAY_IMPORT["broker"] = set(ROOMS)

@@ -147,6 +147,7 @@ def _node(top: _Table) -> NodeConfig:
         auth=auth,
         links=replace(_section(top.table("connections"), defaults.links, known=("datagrams",)), token=token),
         discovery=_discovery(top.table("discovery")),
+        queues=_section(top.table("queues"), defaults.queues),
         dial=links,
     )
     top.done()
