@@ -218,24 +218,31 @@ class Application:
         *,
         kind: str = "transactional",
         reliable: bool = True,
-    ) -> int:
-        """Send (to, payload) or (to, payload, attributes) in turn, many on their way at once; how many they
-        were, when all are kept."""
+        priority: int = 4,
+        delay: float = 0.0,
+        expires: float | None = None,
+    ) -> list[str]:
+        """Send (to, payload) or (to, payload, attributes) in turn, many on their way at once; their ids, when
+        all are kept."""
         check_kind(kind, reliable)
-        queues, count = self._client._queues, 0
+        queues = self._client._queues
+        ids: list[str] = []
         keeping: deque[asyncio.Future[None]] = deque()
         for message in messages:
             check_event(message)
-            posting = self._posting(message[0], message[1], message[2] if len(message) > 2 else None)
+            attributes = message[2] if len(message) > 2 else None
+            posting = self._posting(
+                message[0], message[1], attributes, priority=priority, delay=delay, expires=expires
+            )
             await queues.wait_for_room()
-            ((ordinal, _),) = queues.add(self._session, kind, [posting], reliable=reliable)
+            ((ordinal, number),) = queues.add(self._session, kind, [posting], reliable=reliable)
             keeping.append(queues.keeping[ordinal])
-            count += 1
+            ids.append(message_id(self._session, number))
             while keeping and keeping[0].done():
                 keeping.popleft().result()
         while keeping:
             await keeping.popleft()
-        return count
+        return ids
 
     def transaction(self) -> Transaction:
         """Several messages to several applications, of which all are kept or none:

@@ -168,12 +168,24 @@ class Application:
         *,
         kind: str = "transactional",
         reliable: bool = True,
-    ) -> int:
-        """Send (to, payload) or (to, payload, attributes) in turn; how many they were, when all are kept."""
-        source, count = iter(messages), 0
+        priority: int = 4,
+        delay: float = 0.0,
+        expires: float | None = None,
+    ) -> list[str]:
+        """Send (to, payload) or (to, payload, attributes) in turn; their ids, when all are kept."""
+        source = iter(messages)
+        ids: list[str] = []
         while chunk := list(itertools.islice(source, SEND_CHUNK)):
-            count += self._thread.call(self._inner.send_many, chunk, kind=kind, reliable=reliable)
-        return count
+            ids += self._thread.call(
+                self._inner.send_many,
+                chunk,
+                kind=kind,
+                reliable=reliable,
+                priority=priority,
+                delay=delay,
+                expires=expires,
+            )
+        return ids
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[application.Transaction]:
