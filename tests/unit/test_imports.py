@@ -36,10 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": SEAM | {"selectors", "links", "overlay", "tracking"},
     "clients": SEAM | {"selectors", "links", "overlay", "tracking", "streams"},
     "durable": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
-    "ring": VOCABULARY,
-    "queues": VOCABULARY,
+    "ring": SEAM | {"links", "overlay"},
+    "queues": SEAM | {"links", "overlay", "ring"},
     "history": SEAM | {"overlay", "tracking", "durable"},
-    "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable"},
+    "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable", "queues"},
 }
 ROOMS = SEAM | MAY_IMPORT.keys()
 MAY_IMPORT["broker"] = set(ROOMS)

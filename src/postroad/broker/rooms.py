@@ -33,6 +33,9 @@ from postroad.overlay.flooding import Flooding
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
+from postroad.queues.queues import Queues
+from postroad.ring.pastry import Settings as RingSettings
+from postroad.ring.ring import Ring
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import TrackingEffect
@@ -220,6 +223,28 @@ class Rooms:
             forget=self._forget,
             restored=self._restored,
         )
+        self.ring = Ring(
+            board,
+            me=identity.node,
+            settings=RingSettings(heartbeat_us=config.queues.heartbeat_us, silent_us=config.queues.silent_us),
+            topology=self.topology,
+            direct=self.direct,
+            draw=draw,
+            changed=self._ring_changed,
+        )
+        self.queues = Queues(
+            board,
+            me=identity.node,
+            boot=identity.boot,
+            config=config.queues,
+            streams=streams,
+            ring=self.ring,
+            direct=self.direct,
+            topology=self.topology,
+            links=self.links,
+            dials=bool(config.dial),
+            draw=draw,
+        )
         Requests(board, links=self.links)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
@@ -234,6 +259,8 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.ring,
+            self.queues,
         )
         # What may have a new deadline after a turn in which a neighbour sent plain events.
         self.learning: tuple[Room, ...] = (self.routing, hosting)
@@ -291,6 +318,9 @@ class Rooms:
     def _restored(self, turn: Turn, broker: int) -> None:
         if self.subscribers is not None:
             self.subscribers.moving.heard(turn, [self.interest.claims_of(broker)])
+
+    def _ring_changed(self, turn: Turn) -> None:
+        self.queues.ring_changed(turn)
 
     def _reserved_changes(self) -> int:
         return self.interest.reserved_changes

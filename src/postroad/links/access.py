@@ -19,7 +19,7 @@ from typing import Final, Literal, get_args
 
 from postroad.errors import DeniedError, UsageError
 
-Action = Literal["publish", "subscribe", "link", "admin"]
+Action = Literal["publish", "subscribe", "send", "receive", "link", "admin"]
 
 ANONYMOUS: Final = "anonymous"
 RESERVED: Final = "$postroad/#"  # the network's own history; clients read it, brokers write it
@@ -36,7 +36,8 @@ def hash_token(token: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all."""
+    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all. Of
+    `send` and `receive` it is a pattern of applications: whom to send to, whom to receive as."""
 
     principal: str
     allow: bool
@@ -148,6 +149,19 @@ class Access:
             if not rule.allow and overlap(rule.topic, pattern):
                 return False
         return "subscribe" not in self._closed
+
+    def may_send(self, principal: str, application: str) -> bool:
+        return self._may_use(principal, "send", application)
+
+    def may_receive(self, principal: str, application: str) -> bool:
+        """Whether it may receive as that application. Whose the name is, is another question."""
+        return self._may_use(principal, "receive", application)
+
+    def _may_use(self, principal: str, action: Action, application: str) -> bool:
+        for rule in self._config.rules:
+            if rule.action == action and rule.names(principal) and covers(rule.topic, application):
+                return rule.allow
+        return action not in self._closed
 
     def may_link(self, principal: str) -> bool:
         """Whether the peer may join the network as a broker; such a peer sees and routes everything."""

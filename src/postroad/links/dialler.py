@@ -120,6 +120,11 @@ class Dialler:
             default=None,
         )
 
+    @property
+    def all_led_somewhere(self) -> bool:
+        """Whether every address is connected, or leads to a broker that is linked otherwise."""
+        return all(address.connection is not None or address.resting for address in self._addresses.values())
+
     def status(self) -> list[dict[str, object]]:
         return [
             {

@@ -562,6 +562,11 @@ class Links:
         state.credit_in += credit
         turn.send(connection, encode(Credit(size=credit)))
 
+    @property
+    def all_led_somewhere(self) -> bool:
+        """Whether every address that is to be dialled is linked."""
+        return self._dialler.all_led_somewhere
+
     # -- access ------------------------------------------------------------------------------------
 
     def peer(self, connection: int) -> Peer | None:
@@ -576,6 +581,14 @@ class Links:
     def may_subscribe(self, connection: int, pattern: str) -> bool:
         peer = self.peer(connection)
         return peer is not None and self._access.may_subscribe(peer.principal, pattern)
+
+    def may_send(self, connection: int, application: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_send(peer.principal, application)
+
+    def may_receive(self, connection: int, application: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_receive(peer.principal, application)
 
     def may_admin(self, connection: int) -> bool:
         peer = self.peer(connection)

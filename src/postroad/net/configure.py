@@ -139,6 +139,7 @@ def _node(top: _Table) -> NodeConfig:
         ),
         auth=auth,
         links=replace(_section(top.table("connections"), defaults.links, known=("datagrams",)), token=token),
+        queues=_section(top.table("queues"), defaults.queues),
         dial=links,
     )
     top.done()

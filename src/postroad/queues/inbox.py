@@ -22,10 +22,10 @@ no order; one is a duplicate only while its first copy is here.
 truth. (1) Each arc is written `Stage`: the messages are checked, have their room and are invisible; their
 sources' later messages wait behind them. (2) When all arcs have kept that, the home is written `Decide`
 commit; the first decision written there stands, whoever asks. (3) Each arc is written `Resolve` with it: the
-messages appear, or their ids count as rejected. A broker whose arc holds a staged transaction for too long
-asks the home to `Decide` abort, and resolves by the answer; so a source that dies in between blocks nobody
-for longer than that. (4) When every arc has resolved, the home is written `Forget`. A participant that was
-not reached keeps the decision alive, never the other way round.
+messages appear, or nothing of them is left, and they may be sent again. A broker whose arc holds a staged
+transaction for too long asks the home to `Decide` abort, and resolves by the answer; so a source that dies
+in between blocks nobody for longer than that. (4) When every arc has resolved, the home is written `Forget`.
+A participant that was not reached keeps the decision alive, never the other way round.
 
 **Bounds.** Messages and bytes of an inbox and of the arc, sources, consumers, dead letters, staged
 transactions and decisions have limits; what would go over is answered `full`, and whoever sent it slows down.
@@ -274,7 +274,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
 
     inboxes: list[tuple[str, _InboxSnapshot]]
     staged: list[tuple[bytes, Stage]]
-    decisions: list[tuple[bytes, bool]]
+    decisions: list[tuple[bytes, tuple[bool, int]]]
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
@@ -332,7 +332,7 @@ class Inboxes:
         self.limits = limits
         self.inboxes: dict[str, Inbox] = {}
         self.staged: dict[bytes, Stage] = {}
-        self.decisions: dict[bytes, bool] = {}
+        self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
         self.bytes = 0  # of all messages, dead letters and staged ones among them
 
     # The interface of a replicated machine
@@ -728,6 +728,9 @@ class Inboxes:
     def _sweep(self, operation: Sweep) -> Answer:
         """`done`. Where there is no room for a dead letter, what has expired is dropped."""
         now_us = operation.now_us
+        for transaction, (_, since_us) in list(self.decisions.items()):
+            if since_us <= now_us - FORGET_US:
+                del self.decisions[transaction]
         for inbox in self.inboxes.values():
             for message in [each for each in inbox.messages.values() if _is_expired(each, now_us)]:
                 source = inbox.sources[message.chain, message.source]
@@ -796,8 +799,8 @@ class Inboxes:
         if decided is None:
             if len(self.decisions) >= MAX_DECISIONS:
                 return Answer("full")
-            decided = self.decisions[operation.transaction] = operation.commit
-        return Answer("committed" if decided else "aborted")
+            decided = self.decisions[operation.transaction] = (operation.commit, operation.now_us)
+        return Answer("committed" if decided[0] else "aborted")
 
     def _resolve(self, operation: Resolve) -> Answer:
         """`done`, again and again."""
@@ -811,11 +814,8 @@ class Inboxes:
             self.bytes -= message.size
         for message in stage.messages:
             inbox = self.inboxes[message.inbox]
-            if operation.commit:
-                if self._outcome(inbox, message).outcome == "kept":
-                    self._keep(inbox, message, operation.now_us)
-            elif message.ordered:
-                self._refuse(Refuse(message.inbox, _key(message), operation.now_us))
+            if operation.commit and self._outcome(inbox, message).outcome == "kept":
+                self._keep(inbox, message, operation.now_us)
         return Answer("done")
 
     def check(self) -> None:
