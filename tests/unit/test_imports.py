@@ -68,6 +68,7 @@ MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "sync"}
 MAY_IMPORT["__main__"] = {"cli"}
 PURE = {*ROOMS - {"config", "kernel"}, "broker"}
 PURE_FILES = {f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "settings", "streams")}
+PURE_FILES |= {"client/sender.py", "client/receiver.py"}
 
 
 def room_of(path: Path) -> str:
