@@ -34,6 +34,7 @@ from postroad.units import SECOND_US
 from postroad.wire.datagrams import datagram_kind
 from postroad.wire.frames import (
     BATCH_KINDS,
+    CREDITED_KINDS,
     Credit,
     Kind,
     Message,
@@ -43,7 +44,13 @@ from postroad.wire.frames import (
     frame_kind,
 )
 
-COUNTERS: Final = ("bytes_in_total", "frames_in_total", "refused_frames_total", "turns_total")
+COUNTERS: Final = (
+    "bytes_in_total",
+    "frames_in_total",
+    "refused_frames_total",
+    "refused_datagrams_total",
+    "turns_total",
+)
 
 
 class Broker:
@@ -186,6 +193,8 @@ class Broker:
                 self._on_batch(turn, self._peers[connection], frame)
             else:
                 self._on_message(turn, connection, decode(frame))
+                if kind in CREDITED_KINDS:
+                    self._rooms.links.consumed(turn, connection, len(frame))
         except PeerError as error:
             self._refuse(turn, connection, error)
 
@@ -248,6 +257,8 @@ class Broker:
             self._rooms.delivery.credit(turn, connection)
             if self._rooms.subscribers is not None:
                 self._rooms.subscribers.credit(turn, connection)
+        elif peer is not None:
+            self._rooms.direct.credit(turn, peer.broker)
 
     # ---- events
 
@@ -265,9 +276,14 @@ class Broker:
     def _on_datagram(self, turn: Turn, datagram: Datagram) -> None:
         """Anybody can send one. What no room handles costs no more than this look."""
         handler = self._board.datagrams.get(datagram_kind(datagram.data))
-        if handler is not None:
-            self._stirred = True
+        if handler is None:
+            return
+        self._stirred = True
+        try:
             handler(turn, datagram)
+        except PeerError:
+            # Its source may be forged: nobody is told, and a log that strangers fill helps nobody.
+            self._counters["refused_datagrams_total"] += 1
 
     # ---- inspection
 

@@ -50,8 +50,8 @@ from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.frames import (
-    BATCH_KINDS,
     CONTROL,
+    CREDITED_KINDS,
     PROTOCOL_VERSION,
     Credit,
     Hello,
@@ -276,14 +276,13 @@ class Links:
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
             return False  # it was on its way when we closed
-        if kind not in TAKES[state.phase]:
-            raise PeerError(
-                f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
-            )
+        _check_kind(state, kind)
         state.heard_us, state.asked_us = now_us, None
-        if kind in BATCH_KINDS:
+        if kind in CREDITED_KINDS:
             if state.credit_in <= 0:
-                raise PeerError(f"a batch frame of {size} bytes beyond the window of {state.window_in} bytes")
+                raise PeerError(
+                    f"a {_NAMES[kind]} frame of {size} bytes beyond the window of {state.window_in} bytes"
+                )
             state.credit_in -= size
             state.held += size
         return True
@@ -298,7 +297,7 @@ class Links:
             return None, True
         try:
             kind = _KIND_OF[type(message)]
-            self.admit(connection, kind, 0, turn.now_us)
+            _check_kind(state, kind)
             if kind not in OWN_KINDS:
                 return None, False
             return self._act(turn, state, message), True
@@ -662,3 +661,10 @@ class Links:
                 raise BugError(f"credit of connection {state.number} does not add up")
             if state.credit_out > state.window_out:
                 raise BugError(f"connection {state.number} has more credit than its window")
+
+
+def _check_kind(state: Connection, kind: int) -> None:
+    if kind not in TAKES[state.phase]:
+        raise PeerError(
+            f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
+        )

@@ -85,6 +85,7 @@ class Kind(IntEnum):
 
 
 BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.BEST_EFFORT, Kind.KNOWLEDGE})
+CREDITED_KINDS: Final = BATCH_KINDS | {Kind.DIRECT}  # what takes credit of a connection's window
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
