@@ -57,6 +57,7 @@ class DirectPeers:
         self._address_of = address_of
         self._handlers = board.rooms_direct
         self._cut_off = board.cut_off
+        self._interrupted = board.interrupted
         self._peers: dict[int, _Peer] = {}  # by broker number: connected, or being dialled
         self._retry_us: dict[int, int] = {}  # brokers that were not reached -> when they may be dialled again
         self._dials = self._unknown = 0
@@ -125,8 +126,10 @@ class DirectPeers:
         del known.connections[peer.connection]
         if not known.connections:
             del self._peers[peer.broker]
-        if in_use:  # what was said last may be lost
             self._tell_unreached(turn, peer.broker)
+        elif in_use:  # what was said last may be lost
+            for interrupted in self._interrupted:
+                interrupted(turn, peer.broker)
             self._flush(turn, known)
 
     def _tell_unreached(self, turn: Turn, broker: int) -> None:

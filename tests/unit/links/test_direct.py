@@ -51,6 +51,7 @@ class World:
         self.turns = Turns()
         self.links = Windows()
         self.unreached: list[int] = []
+        self.interrupted: list[int] = []
         self.heard: list[bytes] = []
         self.direct = DirectPeers(
             self.turns.board,
@@ -61,6 +62,7 @@ class World:
             ROOM,
             lambda _turn, _peer, body: self.heard.append(body),
             lambda _turn, broker: self.unreached.append(broker),
+            lambda _turn, broker: self.interrupted.append(broker),
         )
 
     def up(self, arrived: Peer) -> list[tuple[int, bytes]]:
@@ -98,12 +100,12 @@ def test_the_loss_of_the_connection_in_use_is_told_and_that_of_another_is_not() 
     world.up(older)
     world.up(newer)
     world.down(older)
-    assert world.unreached == []
+    assert (world.interrupted, world.unreached) == ([], [])
     world.up(older)
     world.down(older)
-    assert world.unreached == [2]
+    assert (world.interrupted, world.unreached) == ([2], [])
     world.down(newer)
-    assert world.unreached == [2, 2]
+    assert (world.interrupted, world.unreached) == ([2], [2])
 
 
 def test_a_peer_without_credit_is_waited_for_within_a_bound() -> None:
