@@ -46,6 +46,7 @@ class DirectPeers:
         self._address_of = address_of
         self._handlers = board.rooms_direct
         self._cut_off = board.cut_off
+        self._interrupted = board.interrupted
         self._peers: dict[int, _Peer] = {}  # by broker number: connected, or being dialled
         self._retry_us: dict[int, int] = {}  # brokers that were not reached -> when they may be dialled again
         self._dials = 0
@@ -97,6 +98,9 @@ class DirectPeers:
         del known.connections[peer.connection]
         if not known.connections:
             self._forget(turn, peer.broker)
+        else:
+            for interrupted in self._interrupted:
+                interrupted(turn, peer.broker)
 
     def _forget(self, turn: Turn, broker: int) -> None:
         del self._peers[broker]
