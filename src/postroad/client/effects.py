@@ -12,7 +12,6 @@ from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
 from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Close, Dial, Send
-from postroad.wire.frames import QueueMessage
 
 # --- what the driver reports
 
@@ -199,10 +198,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Messages for an inbox, none that the application has or had accepted."""
+    """There may be messages for an inbox, to be asked for one by one (`receiver.next`)."""
 
     number: int
-    messages: tuple[QueueMessage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
