@@ -67,7 +67,9 @@ MAY_IMPORT["sync"] = {"client"}
 MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "sync"}
 MAY_IMPORT["__main__"] = {"cli"}
 PURE = {*ROOMS - {"config", "kernel"}, "broker"}
-PURE_FILES = {f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "settings", "streams")}
+PURE_FILES = {
+    f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "places", "settings", "streams")
+}
 
 
 def room_of(path: Path) -> str:

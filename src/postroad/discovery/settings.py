@@ -57,6 +57,7 @@ class DiscoveryConfig:
 
     enabled: bool = True  # whether anything at all is answered
     nodes: tuple[str, ...] = ()  # HOST:PORT of discovery nodes to advertise to
+    multicast: bool = True  # whether the driver is to name a group
     group: str = ""  # HOST:PORT of the multicast group; "": none
     known: tuple[str, ...] = ()  # HOST:PORT of brokers to ask where there is no discovery node
     mdns: bool = False  # announce it by mDNS/DNS-SD, too
