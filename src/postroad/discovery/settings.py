@@ -36,7 +36,7 @@ class SearchSettings:
     """How a requester goes about it (spec V7)."""
 
     timeout_us: int = 5 * SECOND_US  # after which there is a choice, or there is none
-    gather_us: int = 1500 * MILLISECOND_US  # responses are waited for, once there is one
+    gather_us: int = 2 * SECOND_US  # responses are waited for, once there is one
     responses: int = 100  # after which no more are waited for
     targets: int = 10  # that are pinged
     pings: int = 3  # to each of them
