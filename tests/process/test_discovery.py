@@ -263,14 +263,19 @@ def topologies() -> dict[str, list[tuple[str, str]]]:
     return {"unconnected": [], "star": [(SITES[0], one) for one in SITES[1:]], "linear": pairs}
 
 
-@pytest.mark.parametrize("shape", ["unconnected", "star", "linear"])
+SLOW = pytest.mark.soak  # six processes each
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param("unconnected", marks=SLOW), "star", pytest.param("linear", marks=SLOW)]
+)
 def test_the_nearest_of_five_brokers_is_chosen_over_wide_area_delays(run: Run, shape: str) -> None:
     """Paper 9: five sites; in the linear topology one broker is registered."""
     need_namespaces()
     token = ("--token", "s3cret")
     hub = Hub([*SITES, "bdn", "client"])
     try:
-        hub.connect(lambda one, other: max(DISTANT.get(one, 10.0), DISTANT.get(other, 10.0)))
+        hub.connect(lambda one, other: max(DISTANT.get(one, 0.0), DISTANT.get(other, 0.0)) or 10.0)
         node = f"{hub.hosts['bdn']}:7419"
         run.start(hub.sites["bdn"], "bdn", "bdn", "--listen", node, *token)
         for site in SITES:
@@ -284,7 +289,7 @@ def test_the_nearest_of_five_brokers_is_chosen_over_wide_area_delays(run: Run, s
         answer = run.ask(hub.sites["client"], *asked)
         assert answer["chosen"] == "indiana"
         pings = {row["broker"]: row["ping_ms"] for row in answer["responses"] if row["ping_ms"] is not None}
-        assert pings["indiana"] >= 20.0
+        assert pings["indiana"] >= 10.0
         delays = {row["broker"]: row["delay_ms"] for row in answer["responses"]}
         assert delays["cardiff"] > delays["indiana"]
     finally:

@@ -471,6 +471,8 @@ class Links:
         if peer.role == "broker":
             self._brokers[peer.node] = state.number
             turn.note("info", f"linked with broker {peer.name!r} (connection {state.number})")
+            if peer.dialled is None:  # who dialled knows our clock by the handshake
+                turn.send(state.number, encode(Ping(time_us=state.pinged_us)))
         if peer.replaces is not None:
             old = self._connections[peer.replaces]
             old.superseded = old.redundant = True
