@@ -51,7 +51,7 @@ MAY_IMPORT["client"] = SEAM | {"links", "tracking", "config", "net", "discovery"
 MAY_IMPORT["sim"] = ROOMS | {"broker", "storage", "client"}
 MAY_IMPORT["spark"] = SEAM | {"selectors", "tracking", "history", "client"}
 MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "spark"}
-MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench"}
+MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench", "net"}
 MAY_IMPORT["cli"] = SEAM | {
     "tracking",
     "config",

@@ -48,7 +48,8 @@ QUIET_US: Final = 2 * MILLISECOND_US  # at least, without news before nobody els
 PING_EVERY_US: Final = MILLISECOND_US
 MORE_ROUNDS: Final = 6  # of pings, for those who did not answer the first ones
 SILENT_ROUND_US: Final = 150 * MILLISECOND_US  # between rounds while nobody has answered
-CLOCK_ERROR_US: Final = 20 * MILLISECOND_US  # of an estimated delay (spec V9)
+DOUBT_SHARE: Final = 0.2  # of an estimated delay: clocks and paths are not what they seem
+DOUBT_US: Final = 2 * MILLISECOND_US  # and that
 TRANSPORTS: Final = ("tcp", "udp")
 
 
@@ -350,7 +351,8 @@ class Search:
         best_us = self._best_us()
         if one.round_trips_us:
             return False
-        return best_us is None or 2 * (one.delay_us - CLOCK_ERROR_US) <= near_limit_us(best_us)
+        least_us = one.delay_us * (1 - DOUBT_SHARE) - DOUBT_US
+        return best_us is None or 2 * least_us <= near_limit_us(best_us)
 
     def _decide(self, now_us: int) -> None:
         self.stage = Stage.OVER

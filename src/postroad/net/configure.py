@@ -205,6 +205,7 @@ def _discovery(table: _Table) -> DiscoveryConfig:
         enabled=table.take("enabled", _boolean, True),
         nodes=table.take("nodes", _addresses, _NONE),
         multicast=table.take("multicast", _boolean, True),
+        group=table.take("group", _reached, ""),
         mdns=table.take("mdns", _boolean, False),
         join=table.take("join", _boolean, False),
         links=table.take("links", _count, defaults.links),

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,7 @@ NODES_VARIABLE: Final = "POSTROAD_BDN"  # discovery nodes, separated by commas
 LOOPBACK: Final = "127.0.0.1"
 ANY: Final = "0.0.0.0"
 OFF: Final = "off"
+DEFAULT_GROUP: Final = parse_address(MULTICAST_GROUP)
 MAX_FILE_BYTES: Final = 64 << 10
 
 
@@ -42,6 +43,7 @@ class Where:
 
     nodes: tuple[str, ...] = ()  # HOST:PORT of discovery nodes
     interface: str = ""  # a numeric address of this machine, or "off" for no multicast
+    group: Endpoint = DEFAULT_GROUP
     remember: bool = True  # ask the brokers of last time, and remember those of this time
     token: str = ""
     sealer: Sealer | None = None
@@ -51,14 +53,8 @@ class Where:
 def from_environment(where: Where) -> Where:
     """What is not said is taken from the environment."""
     nodes = tuple(one for one in os.environ.get(NODES_VARIABLE, "").split(",") if one)
-    return Where(
-        nodes=where.nodes or nodes,
-        interface=where.interface or os.environ.get(INTERFACE_VARIABLE, ""),
-        remember=where.remember,
-        token=where.token,
-        sealer=where.sealer,
-        search=where.search,
-    )
+    interface = where.interface or os.environ.get(INTERFACE_VARIABLE, "")
+    return replace(where, nodes=where.nodes or nodes, interface=interface)
 
 
 async def find(where: Where) -> Found:
@@ -67,7 +63,7 @@ async def find(where: Where) -> Found:
     search = Search(
         where.search,
         nodes=await resolve(where.nodes),
-        group=None if where.interface == OFF else parse_address(MULTICAST_GROUP),
+        group=None if where.interface == OFF else where.group,
         known=await resolve(known, must=False),
         draw=secrets.randbelow,
         envelopes=Envelopes(where.sealer),

@@ -147,7 +147,7 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     asked = config.broker.discovery
     # A broker on loopback uses the loopback interface only, and that has no multicast for IPv6.
     over_ipv6 = ":" in parse_address(node.sockets.address)[0]
-    group = MULTICAST_GROUP if asked.multicast and not over_ipv6 else ""
+    group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
     nodes = await resolve(asked.nodes)
     discovery = replace(asked, group=group, nodes=tuple(format_address(*one) for one in nodes))
     if not config.tls.require_client_certificate:
