@@ -51,7 +51,7 @@ MAY_IMPORT["client"] = SEAM | {"links", "tracking", "config", "net", "discovery"
 MAY_IMPORT["sim"] = ROOMS | {"broker", "storage", "client"}
 MAY_IMPORT["spark"] = SEAM | {"selectors", "tracking", "history", "client"}
 MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "spark"}
-MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench"}
+MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench", "net"}
 MAY_IMPORT["cli"] = SEAM | {
     "tracking",
     "config",
@@ -67,8 +67,10 @@ MAY_IMPORT["sync"] = {"client"}
 MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "sync"}
 MAY_IMPORT["__main__"] = {"cli"}
 PURE = {*ROOMS - {"config", "kernel"}, "broker"}
-PURE_FILES = {f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "settings", "streams")}
-PURE_FILES |= {"client/sender.py", "client/receiver.py"}
+PURE_FILES = {
+    f"client/{name}.py"
+    for name in ("core", "effects", "inbox", "outbox", "places", "receiver", "sender", "settings", "streams")
+}
 
 
 def room_of(path: Path) -> str:

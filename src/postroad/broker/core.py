@@ -176,8 +176,10 @@ class Broker:
         effects = self.handle([], now_us)
         turn = Turn(now_us, self._unanswered)
         self._rooms.close(turn)
-        for connection in self._peers:
-            self._rooms.links.refuse(turn, connection, UnavailableError(SHUTTING_DOWN))
+        elsewhere = self._rooms.discovery.elsewhere()
+        for connection, peer in self._peers.items():
+            go_to = elsewhere if peer.role == "client" else ()
+            self._rooms.links.refuse(turn, connection, UnavailableError(SHUTTING_DOWN), go_to)
         return effects + turn.effects
 
     # ---- connections

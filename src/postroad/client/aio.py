@@ -38,14 +38,21 @@ from postroad.client.arguments import (
 from postroad.client.clock import now_us
 from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
+from postroad.client.places import Choice
 from postroad.client.receipt import Receipt
 from postroad.client.settings import ClientSettings, check_texts
 from postroad.client.subscription import Subscription
-from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
+from postroad.config import TlsConfig
+from postroad.discovery.sealing import CertificateSealer
+from postroad.discovery.selection import merit
+from postroad.discovery.settings import SearchSettings
+from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
 from postroad.net.datagrams import Datagrams, bind_anywhere
+from postroad.net.finding import OFF, Where, find, from_environment
 from postroad.net.log import complain
+from postroad.net.sealing import load_sealer
 from postroad.seam.datagrams import SendTo
 from postroad.seam.effects import Close, Dial, Send
 from postroad.tracking.query.verdict import TraceResult
@@ -85,10 +92,66 @@ def connect(
     return Client(settings, tls=tls)
 
 
-class Client:
-    """A connection to the network. Made by `connect`."""
+def discover(
+    *,
+    bdn: str | Sequence[str] = (),
+    name: str = "",
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    certificates: tuple[str, str, str] | None = None,
+    interface: str = "",
+    timeout: float = 30.0,
+    search: float = 5.0,
+    review: float = 60.0,
+    window: int | str = "4 MiB",
+) -> Client:
+    """A client of the nearest, least busy broker there is. It is used as that of `connect`.
 
-    def __init__(self, settings: ClientSettings, *, tls: ssl.SSLContext | None = None) -> None:
+    It asks the discovery nodes in `bdn` (HOST:PORT; else those in the variable POSTROAD_BDN), or multicast
+    and the brokers of last time, for `search` seconds at most. When its broker dies or stops it goes to
+    another by itself, and every `review` seconds it looks whether another has become much better.
+    `certificates` are the files of a certificate, its key and the authority, where requests are to be signed
+    and encrypted; `interface` is the address of this machine by which multicast leaves, or "off".
+    """
+    check_timeout(timeout)
+    check_timeout(search)
+    check_timeout(review)
+    if not isinstance(tls, ssl.SSLContext | None):
+        raise UsageError(f"`tls` is what postroad.tls(...) makes, not {type(tls).__name__}")
+    settings = ClientSettings(
+        addresses=(),
+        name=name or f"client-{os.getpid()}",
+        token=token or "",
+        outage_us=round(timeout * SECOND_US),
+        window=size(window),
+        seeks=True,
+        review_us=round(review * SECOND_US),
+    )
+    where = Where(
+        nodes=parse_addresses(bdn) if isinstance(bdn, str) and bdn else tuple(bdn),
+        interface=interface,
+        token=token or "",
+        sealer=_sealer(certificates),
+        search=SearchSettings(timeout_us=round(search * SECOND_US)),
+    )
+    return Client(settings, tls=tls, where=from_environment(where))
+
+
+def _sealer(certificates: tuple[str, str, str] | None) -> CertificateSealer | None:
+    if certificates is None:
+        return None
+    certificate, key, ca = certificates
+    return load_sealer(TlsConfig(certificate=certificate, key=key, ca=ca))
+
+
+class Client:
+    """A connection to the network. Made by `connect` or `discover`."""
+
+    def __init__(
+        self, settings: ClientSettings, *, tls: ssl.SSLContext | None = None, where: Where | None = None
+    ) -> None:
+        self._where = where  # how it looks for brokers, if it does
+        self._seeking: asyncio.Task[None] | None = None
         self._core = ClientCore(settings, draw=secrets.randbelow)  # a program may have seeded `random`
         self._outbox = self._core.outbox
         self._tls = tls
@@ -115,6 +178,14 @@ class Client:
         self._notice: Callable[[str], None] | None = None  # tells people when the broker goes and comes
 
     # --- life
+
+    def look_further(self, certificates: tuple[str, str, str] | None = None) -> None:
+        """Before it is opened: look for a broker where none answers at its addresses."""
+        settings = self._core.settings
+        where = from_environment(Where(token=settings.token, sealer=_sealer(certificates)))
+        if where.interface != OFF or where.nodes:
+            self._where = where
+            self._core.look_further()
 
     @property
     def broker(self) -> str:
@@ -197,9 +268,10 @@ class Client:
             self._datagrams.close()
             self._datagrams = None
         self._end(self._failed)
-        if self._dialling is not None:
-            self._dialling.cancel()
-            await asyncio.wait([self._dialling])
+        for task in (self._dialling, self._seeking):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if connection is not None:
             await asyncio.wait([connection.over], timeout=CLOSE_S)
             if not connection.over.done():
@@ -579,11 +651,17 @@ class Client:
                 future = self._requests.get(number)
                 if future is not None and not future.done():
                     future.set_exception(error) if error is not None else future.set_result(body)
+            case fx.Seek():
+                if self._notice is not None and not self._broker:
+                    self._notice("no broker at the default address: looking for one (postroad discover)")
+                self._seeking = asyncio.get_running_loop().create_task(self._seek())
             case Dial(address=address):
                 self._dialling = asyncio.get_running_loop().create_task(self._dial(address))
             case fx.Up(broker=broker):
                 if self._notice is not None and self._broker:
                     self._notice(f"connected again, to {broker}")
+                elif self._notice is not None and self._seeking is not None:
+                    self._notice(f"found {broker}")
                 self._broker = broker
                 self._outage = None
                 self._wake()
@@ -617,6 +695,20 @@ class Client:
             future.set_exception(error)
             future.exception()  # one that nobody waits for any more is no concern of the loop
         self._wake()
+
+    async def _seek(self) -> None:
+        if self._where is None:
+            raise BugError("a client that cannot look for brokers was to")
+        try:
+            found = await find(self._where)
+        except PostroadError as error:
+            self._handle([fx.Found(reason=str(error))])
+        else:
+            weights = self._where.search.weights
+            choices = tuple(
+                Choice(address=one.address, weight=merit(one, weights)) for one in found.candidates
+            )
+            self._handle([fx.Found(choices=choices)])
 
     async def _dial(self, address: str) -> None:
         self._dialled += 1

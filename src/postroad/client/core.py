@@ -2,10 +2,13 @@
 
 The driver reports what happened (`handle`), the application's calls come in as methods, and both return
 effects, for the driver and for the application (`effects`). One connection at a time: the addresses are
-tried in turn, with a backoff after each round, and a lost connection is dialled again at the same broker
-first, since only that one recognises retries of what it accepted without telling us. After a reconnect,
-unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`). Without a broker for
-`outage_us`, calls fail, and durable publishes are withdrawn.
+tried in turn (`places`), with a backoff after each round, and a lost connection is dialled again at the same
+broker first, since only that one recognises retries of what it accepted without telling us. After a
+reconnect, unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`). Without a
+broker for `outage_us`, calls fail, and durable publishes are withdrawn.
+
+A core that `seeks` has its driver look for brokers (discovery) when it knows of none that answers, and from
+time to time while it is up, in case another has become much better. It goes where a broker that stops says.
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
 corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
@@ -16,6 +19,7 @@ back from a jump ahead: we measure, with a ping.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
@@ -26,6 +30,7 @@ from postroad.client.effects import (
     Down,
     Effect,
     Failed,
+    Found,
     Heard,
     Input,
     Lost,
@@ -33,11 +38,13 @@ from postroad.client.effects import (
     Outage,
     Progress,
     Received,
+    Seek,
     Stored,
     Up,
 )
 from postroad.client.inbox import Inbox
 from postroad.client.outbox import Outbox
+from postroad.client.places import MAX_PLACES, Places, Reviews
 from postroad.client.receiver import Receiver
 from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
@@ -62,6 +69,7 @@ MAX_BUFFER: Final = (1 << 63) - 1
 
 class State(Enum):
     IDLE = "idle"  # nothing under way: before start, or waiting to dial again
+    SEEKING = "seeking"  # the driver looks for brokers
     DIALLING = "dialling"
     OPENING = "opening"  # HELLO sent, WELCOME awaited
     UP = "up"
@@ -86,10 +94,11 @@ class ClientCore:
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
         self._publisher = (0, b"")  # the last number that a broker gave us, and the key to it
-        self._publishers: dict[int, tuple[int, bytes]] = {}  # likewise, by index of the address
-        self._address = 0  # index of the one being dialled or in use
-        self._tried = 0  # addresses that failed since the last time we were up
-        self._failures: dict[str, str] = {}  # address -> why the last attempt failed
+        self._publishers: dict[str, tuple[int, bytes]] = {}  # likewise, by address, at most MAX_PLACES
+        self._places = Places(settings.addresses)
+        self._reviews = Reviews()
+        self._review_us: int | None = None  # UP, and it seeks: when to look for a better broker
+        self._reviewing = False  # UP: the driver looks for one
         self._backoff_us = 0
         self._dial_us: int | None = None  # IDLE: when to dial
         self._hello_us = 0
@@ -105,10 +114,15 @@ class ClientCore:
 
     # --- the driver's side
 
+    def look_further(self) -> None:
+        """Before the start: seek, where none of the addresses answers."""
+        self._need(State.IDLE)
+        self.settings = replace(self.settings, seeks=True, review_us=0)
+
     def start(self, now_us: int) -> list[Effect]:
         self._need(State.IDLE)
         self._down_us = now_us
-        self._dial()
+        self._set_out()
         return self._take()
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
@@ -138,6 +152,8 @@ class ClientCore:
             again = self.inbox.next_deadline()
             if again is not None:
                 due.append(again)
+            if self._review_us is not None:
+                due.append(self._review_us)
         if self._down_us is not None and not self._outage and self.state is not State.OVER:
             due.append(self._down_us + settings.outage_us)
         if self.state is not State.OVER:
@@ -156,7 +172,7 @@ class ClientCore:
     def _tick(self, now_us: int) -> None:
         settings = self.settings
         if self.state is State.IDLE and self._dial_us is not None and now_us >= self._dial_us:
-            self._dial()
+            self._set_out()
         elif self.state is State.OPENING and now_us >= self._hello_us + settings.handshake_us:
             self._drop(UnavailableError("the broker did not answer the handshake"), now_us)
         elif self.state is State.UP:
@@ -166,6 +182,10 @@ class ClientCore:
                     self._drop(UnavailableError("the broker fell silent"), now_us)
             elif now_us >= self._heard_us + settings.ping_us:
                 self._ping(now_us)
+            if self._review_us is not None and now_us >= self._review_us:
+                self._review_us = None
+                self._reviewing = True
+                self._out.append(Seek())
         if self.state is not State.OVER:
             self._out += self.sender.tick(now_us)
             again, told = self.receiver.tick(now_us)
@@ -195,10 +215,48 @@ class ClientCore:
 
     # --- connecting
 
+    def _set_out(self) -> None:
+        if self._places.addresses:
+            self._dial()
+        else:
+            self._seek()
+
     def _dial(self) -> None:
         self.state = State.DIALLING
         self._dial_us = None
-        self._out.append(Dial(self.settings.addresses[self._address]))
+        self._out.append(Dial(self._places.current))
+
+    def _seek(self) -> None:
+        self.state = State.SEEKING
+        self._dial_us = None
+        if not self._reviewing:  # else what it finds serves for this
+            self._out.append(Seek())
+        self._reviewing = False
+
+    def _on_found(self, item: Found, now_us: int) -> None:
+        if item.choices:
+            self._places.found([one.address for one in item.choices])
+            self._dial()
+        elif not self._welcomed:
+            where = f"{self._unreachable()}; " if self._places.addresses else ""
+            self._fail(UnavailableError(f"{where}{item.reason}"))
+        else:
+            self._pause(now_us)
+
+    def _on_reviewed(self, item: Found, now_us: int) -> None:
+        """There may be a better broker. While something is under way here the client stays."""
+        if not self._reviewing:
+            return
+        self._reviewing = False
+        self._review_us = now_us + self.settings.review_us
+        better = self._reviews(item.choices, self._places.current, self._draw(2))
+        if better and not self.outbox.unsettled and not self._requests:
+            self._places.move([one.address for one in item.choices])
+            better_one = UnavailableError("moving to a broker that is much better")
+            self._drop(better_one, now_us, go_elsewhere=True)
+
+    def _on_late_found(self, _item: Found, _now_us: int) -> None:
+        self._reviewing = False
 
     def _on_opened(self, item: Opened, now_us: int) -> None:
         self.state = State.OPENING
@@ -207,7 +265,7 @@ class ClientCore:
         self._hello_us = self._heard_us = now_us
         settings = self.settings
         # What was sent there and not answered is known by the number we had there, wherever we were since.
-        publisher, resume_key = self._publishers.get(self._address, self._publisher)
+        publisher, resume_key = self._publishers.get(self._places.current, self._publisher)
         self.inbox.opened()
         self._send(
             wire.Hello(
@@ -224,7 +282,7 @@ class ClientCore:
         )
 
     def _on_dial_failed(self, item: DialFailed, now_us: int) -> None:
-        self._failures[self.settings.addresses[self._address]] = item.reason
+        self._places.failed(item.reason)
         self._try_next(now_us)
 
     def _on_late_opened(self, item: Opened, _now_us: int) -> None:
@@ -236,19 +294,26 @@ class ClientCore:
         error = item.error or UnavailableError("the broker closed the connection")
         self._lost_connection(error, now_us)
 
-    def _drop(self, error: PostroadError, now_us: int, *, pause: bool = False) -> None:
+    def _drop(
+        self, error: PostroadError, now_us: int, *, pause: bool = False, go_elsewhere: bool = False
+    ) -> None:
         """Give the connection up on our own account."""
         if self._connection is None:
             raise BugError("no connection to drop")
         self._out.append(Close(self._connection, error))
-        self._lost_connection(error, now_us, pause=pause)
+        self._lost_connection(error, now_us, pause=pause, go_elsewhere=go_elsewhere)
 
-    def _lost_connection(self, error: PostroadError, now_us: int, *, pause: bool = False) -> None:
-        """Dial again; if it was up, the same broker, with `pause` not at once."""
+    def _lost_connection(
+        self, error: PostroadError, now_us: int, *, pause: bool = False, go_elsewhere: bool = False
+    ) -> None:
+        """Dial again; if it was up, the same broker, with `pause` not at once. To `go_elsewhere` the place is
+        another one already."""
         was_up = self.state is State.UP
         self._connection = None
         self._pinged_us = None
-        self._failures[self.settings.addresses[self._address]] = str(error)
+        self._review_us = None
+        if not go_elsewhere:
+            self._places.failed(str(error))
         if not was_up:
             self.inbox.stop_waiting()
             self._try_next(now_us)
@@ -269,7 +334,7 @@ class ClientCore:
             self._refused = False
         if pause:
             self._pause(now_us)
-        elif held:
+        elif held or go_elsewhere:
             self._dial()  # the same broker first, at once: it recognises what it accepted already
         else:
             self._try_next(now_us)  # a broker that takes us and drops us is as good as none
@@ -279,10 +344,11 @@ class ClientCore:
         return now_us - self._up_us >= self.settings.ping_us
 
     def _try_next(self, now_us: int) -> None:
-        self._tried += 1
-        self._address = (self._address + 1) % len(self.settings.addresses)
-        if self._tried % len(self.settings.addresses):
+        if self._places.go_on():
             self._dial()
+            return
+        if self.settings.seeks:
+            self._seek()
             return
         if not self._welcomed:
             self._fail(self._unreachable())
@@ -299,9 +365,8 @@ class ClientCore:
         self._dial_us = now_us + self._backoff_us // 2 + self._draw(self._backoff_us // 2 + 1)
 
     def _unreachable(self) -> UnavailableError:
-        addresses = self.settings.addresses
-        reasons = "; ".join(dict.fromkeys(self._failures.values()))
-        where = " or ".join(addresses)
+        reasons = "; ".join(dict.fromkeys(self._places.failures.values()))
+        where = " or ".join(self._places.addresses) or "any address"
         return UnavailableError(
             f"no broker at {where}{f' ({reasons})' if reasons else ''}: "
             "start one with `postroad up`, or name another HOST:PORT"
@@ -339,7 +404,11 @@ class ClientCore:
     def _on_welcome(self, message: wire.Welcome, now_us: int) -> None:
         check_welcome(message)
         self._adjust_clock(self._hello_us, message.time_us, now_us)
-        self._publisher = self._publishers[self._address] = (message.publisher, message.resume_key)
+        self._publisher = (message.publisher, message.resume_key)
+        self._publishers.pop(self._places.current, None)
+        self._publishers[self._places.current] = self._publisher
+        if len(self._publishers) > MAX_PLACES:
+            del self._publishers[next(iter(self._publishers))]
         self.limits = smaller(CLIENT_LIMITS, message.limits)
         error = self.outbox.opened(
             publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
@@ -348,8 +417,9 @@ class ClientCore:
         self._datagram_port = message.datagrams
         self._welcomed = True
         self._up_us = now_us
-        self._tried = 0
-        self._failures.clear()
+        self._places.arrived()
+        if self.settings.seeks and self.settings.review_us:
+            self._review_us = now_us + self.settings.review_us
         self._down_us = None
         self._outage = False
         self._send_all(self.inbox.welcomed())
@@ -376,7 +446,10 @@ class ClientCore:
                 self._out.append(Close(self._connection, error))
             self._fail(error)
         else:
-            self._drop(error, now_us, pause=isinstance(error, PeerError))
+            moves = bool(message.go_to) and self.settings.seeks and self.state is State.UP
+            if moves:
+                self._places.move(message.go_to[:MAX_PLACES])
+            self._drop(error, now_us, pause=isinstance(error, PeerError), go_elsewhere=moves)
             self._refused = isinstance(error, PeerError)
 
     def _on_ping(self, message: wire.Ping, now_us: int) -> None:
@@ -660,6 +733,11 @@ class ClientCore:
 
 # What may happen in which state, and what it does.
 _TRANSITIONS: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]]] = {
+    (State.SEEKING, Found): ClientCore._on_found,
+    (State.IDLE, Found): ClientCore._on_late_found,
+    (State.DIALLING, Found): ClientCore._on_late_found,
+    (State.OPENING, Found): ClientCore._on_late_found,
+    (State.UP, Found): ClientCore._on_reviewed,
     (State.DIALLING, Opened): ClientCore._on_opened,
     (State.DIALLING, DialFailed): ClientCore._on_dial_failed,
     (State.OPENING, Received): ClientCore._on_received,

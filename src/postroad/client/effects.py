@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from postroad.client.places import Choice
 from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
 from postroad.seam.datagrams import Datagram, SendTo
@@ -44,7 +45,20 @@ class Closed:
     error: PostroadError | None = None
 
 
-Input = Opened | DialFailed | Received | Closed | Datagram
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What came of a Seek: brokers, the best first; none, and the reason."""
+
+    choices: tuple[Choice, ...] = ()
+    reason: str = ""
+
+
+Input = Opened | DialFailed | Received | Closed | Datagram | Found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seek:
+    """Look for brokers; Found follows."""
 
 
 # --- what the application is told
@@ -225,6 +239,7 @@ Effect = (
     | SendTo
     | Close
     | Dial
+    | Seek
     | Up
     | Down
     | Outage

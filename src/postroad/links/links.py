@@ -239,7 +239,7 @@ class Links:
             )
         return None if state.superseded else peer
 
-    def refuse(self, turn: Turn, connection: int, error: PostroadError) -> None:
+    def refuse(self, turn: Turn, connection: int, error: PostroadError, go_to: tuple[str, ...] = ()) -> None:
         """Tell the peer why, and close. `closed` follows when the driver has done it."""
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
@@ -247,7 +247,7 @@ class Links:
         state.phase = Phase.CLOSING
         if isinstance(error, RedundantError):
             state.redundant = True
-        turn.send(connection, encode(Refuse(code=error.code, reason=printable(str(error)))))
+        turn.send(connection, encode(Refuse(code=error.code, reason=printable(str(error)), go_to=go_to)))
         turn.close(connection, error)
         turn.note(level_of(error), f"closed {self._describe(state)}: {error}")
 
@@ -474,6 +474,8 @@ class Links:
         if peer.role == "broker":
             self._brokers[peer.node] = state.number
             turn.note("info", f"linked with broker {peer.name!r} (connection {state.number})")
+            if peer.dialled is None:  # who dialled knows our clock by the handshake
+                turn.send(state.number, encode(Ping(time_us=state.pinged_us)))
         if peer.replaces is not None:
             old = self._connections[peer.replaces]
             old.superseded = old.redundant = True

@@ -158,6 +158,7 @@ class Refuse(Message, frozen=True, kw_only=True):
 
     code: str
     reason: str
+    go_to: tuple[str, ...] = ()  # a broker that stops: HOST:PORT of others, the nearest first
 
 
 class Ping(Message, frozen=True, kw_only=True):

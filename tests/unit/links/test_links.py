@@ -213,7 +213,7 @@ def test_a_hello_out_of_bounds_is_refused(fields: dict[str, object], reason: str
 def test_a_welcome_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
     a, b = make(1), make(2)
     effects, _ = accept(b, 5, dial(a, 5))
-    (welcome,) = sent(effects)
+    welcome, _ping = sent(effects)
     effects, peer, _ = a.received(5, msgspec.structs.replace(welcome, **fields), NOW)
     assert peer is None
     assert refusal(effects)[0] == "protocol"
