@@ -109,6 +109,18 @@ class SlowConsumerError(UnavailableError):
     code = "slow-consumer"
 
 
+class FullError(UnavailableError):
+    """An inbox or its arc is at a limit. Nothing of the message is kept: it may be sent again later."""
+
+    code = "full"
+
+
+class TakenError(PostroadError):
+    """Another consumer has accepted the message, or it is gone: the work of this one does not count."""
+
+    code = "taken"
+
+
 class StorageError(PostroadError):
     """A disk is full, failing or damaged. What was acknowledged before stays readable."""
 

@@ -14,6 +14,7 @@ from postroad import kernel
 from postroad.broker.rooms import Rooms
 from postroad.config import BrokerConfig
 from postroad.delays import Delays
+from postroad.discovery.envelopes import Sealer
 from postroad.errors import BugError, PeerError, UnavailableError
 from postroad.events.batch import EventBatch
 from postroad.ids import Identity, is_volatile
@@ -57,6 +58,7 @@ class Broker:
         now_us: int,
         tracking: Tracking | None = None,
         stored: Stored | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         self._config = config
         self.identity = identity
@@ -79,6 +81,7 @@ class Broker:
             tracking=tracking,
             streams=None if stored is None else stored.streams,
             refuse=self._refuse,
+            sealer=sealer,
         )
         self._unanswered.tables = self._board.named_tables
         self._handlers = {

@@ -13,7 +13,9 @@ from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.requests import Requests
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
-from postroad.config import BrokerConfig
+from postroad.config import BrokerConfig, parse_address
+from postroad.discovery.envelopes import Sealer
+from postroad.discovery.room import Discovery
 from postroad.durable.publisher.pubend import DurablePubend
 from postroad.durable.publisher.publishing import DurablePublishing
 from postroad.durable.publisher.release import RetentionPolicy
@@ -33,6 +35,9 @@ from postroad.overlay.flooding import Flooding
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
+from postroad.queues.queues import Queues
+from postroad.ring.pastry import Settings as RingSettings
+from postroad.ring.ring import Ring
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import TrackingEffect
@@ -58,6 +63,7 @@ class Rooms:
         tracking: Tracking | None,
         streams: Mapping[LogStream, StreamEnd] | None,
         refuse: Callable[[Turn, int, PeerError], None],
+        sealer: Sealer | None,
     ) -> None:
         me = identity.number
         self.tracking = tracking
@@ -220,6 +226,43 @@ class Rooms:
             forget=self._forget,
             restored=self._restored,
         )
+        self.discovery = Discovery(
+            board,
+            me=identity,
+            config=config.discovery,
+            auth=config.auth,
+            token=config.links.token,
+            address=config.links.address,
+            endpoint=parse_address,
+            links=self.links,
+            flooding=self.flooding,
+            topology=self.topology,
+            draw=draw,
+            sealer=sealer,
+            now_us=now_us,
+        )
+        self.ring = Ring(
+            board,
+            me=identity.node,
+            settings=RingSettings(heartbeat_us=config.queues.heartbeat_us, silent_us=config.queues.silent_us),
+            topology=self.topology,
+            direct=self.direct,
+            draw=draw,
+            changed=self._ring_changed,
+        )
+        self.queues = Queues(
+            board,
+            me=identity.node,
+            boot=identity.boot,
+            config=config.queues,
+            streams=streams,
+            ring=self.ring,
+            direct=self.direct,
+            topology=self.topology,
+            links=self.links,
+            dials=bool(config.dial),
+            draw=draw,
+        )
         Requests(board, links=self.links)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
@@ -234,12 +277,16 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.discovery,
+            self.ring,
+            self.queues,
         )
         # What may have a new deadline after a turn in which a neighbour sent plain events.
         self.learning: tuple[Room, ...] = (self.routing, hosting)
 
     def close(self, turn: Turn) -> None:
         """The process ends: everybody saves what waits for it."""
+        self.discovery.close(turn)
         if self.subscribers is not None:
             self.subscribers.close(turn)
         self.releasing.close(turn)
@@ -291,6 +338,9 @@ class Rooms:
     def _restored(self, turn: Turn, broker: int) -> None:
         if self.subscribers is not None:
             self.subscribers.moving.heard(turn, [self.interest.claims_of(broker)])
+
+    def _ring_changed(self, turn: Turn) -> None:
+        self.queues.ring_changed(turn)
 
     def _reserved_changes(self) -> int:
         return self.interest.reserved_changes

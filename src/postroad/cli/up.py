@@ -30,6 +30,18 @@ def up(
         list[str] | None,
         typer.Option(metavar="HOST:PORT", help="A broker to stay linked to; may be given several times."),
     ] = None,
+    discover: Annotated[
+        bool | None,
+        typer.Option(
+            "--discover", help="Find the nearest, least busy brokers, and stay linked to two of them."
+        ),
+    ] = None,
+    bdn: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A discovery node to be known to; may be given several times."
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -88,6 +100,8 @@ def up(
         "listen": listen,
         "data": data,
         "links": link or None,
+        "discovery.join": discover,
+        "discovery.nodes": bdn or None,
         "auth.token": token if token_file is None else None,
         "auth.token_file": token_file,
         "auth.link_token": link_token if link_token_file is None else None,

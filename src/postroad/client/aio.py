@@ -23,6 +23,7 @@ import msgspec
 
 from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
+from postroad.client.application import Application, Queues
 from postroad.client.arguments import (
     check_event,
     check_many,
@@ -105,6 +106,7 @@ class Client:
         self._requests: dict[int, asyncio.Future[str]] = {}
         self._acking: dict[int, asyncio.Future[None]] = {}  # acknowledgements to be confirmed, by ticket
         self._storing: dict[int, asyncio.Future[None]] = {}  # durable frames, by their ordinals
+        self._queues = Queues(self)
         self._waiters: dict[asyncio.Future[None], None] = {}  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
@@ -161,6 +163,7 @@ class Client:
                 await self.flush()
             for subscription in self._subscriptions.values():
                 subscription._settle()
+            await self._queues.close()
         finally:
             await self._shut()
 
@@ -217,6 +220,7 @@ class Client:
                     one.set_exception(error or UnavailableError("the client was closed"))
                     one.exception()  # whoever waits gets it; nobody need wait
             waiting.clear()
+        self._queues.end(error)
         self._wake()
 
     # --- publishing
@@ -341,6 +345,8 @@ class Client:
     def _flush(self) -> None:
         self._flush_scheduled = False
         self._perform(self._core.flush())
+        self._perform(self._core.send_queued(now_us()))
+        self._arm()
 
     # --- subscribing and asking
 
@@ -407,6 +413,10 @@ class Client:
         return Subscription(
             self, topic=topic, where=where, overflow="drop", buffer=0, token=after, until=until
         )
+
+    def application(self, name: str) -> Application:
+        """The application of this name, which sends to others and receives from its own inbox."""
+        return Application(self, name)
 
     async def _acknowledge(
         self,
@@ -586,6 +596,8 @@ class Client:
             case fx.Failed(error=error):
                 self._failed = error
                 self._end(error)
+            case _:
+                self._queues.tell(effect)
 
     def _put(self, number: int, item: EventBatch | Gap, taken: int) -> None:
         subscription = self._subscriptions.get(number)

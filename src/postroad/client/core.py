@@ -38,6 +38,8 @@ from postroad.client.effects import (
 )
 from postroad.client.inbox import Inbox
 from postroad.client.outbox import Outbox
+from postroad.client.receiver import Receiver
+from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.errors import (
     BugError,
@@ -74,6 +76,8 @@ class ClientCore:
         self.settings = settings
         self.outbox = Outbox(max_bytes=settings.publish_bytes, max_events=settings.publish_events)
         self.inbox = Inbox(settings.window, settings.outage_us)
+        self.sender = Sender(settings.outage_us)
+        self.receiver = Receiver(settings.outage_us)
         self.state = State.IDLE
         self.skew_us = 0  # the broker's clock minus ours
         self.limits = CLIENT_LIMITS
@@ -119,6 +123,7 @@ class ClientCore:
                 handler(self, item, now_us)
         self._tick(now_us)
         self._send_publishes()
+        self._send_queued(now_us)
         return self._take()
 
     def next_deadline(self) -> int | None:
@@ -136,6 +141,9 @@ class ClientCore:
                 due.append(again)
         if self._down_us is not None and not self._outage and self.state is not State.OVER:
             due.append(self._down_us + settings.outage_us)
+        if self.state is not State.OVER:
+            queued = (self.sender.next_deadline(), self.receiver.next_deadline())
+            due += [at_us for at_us in queued if at_us is not None]
         return min(due, default=None)
 
     @property
@@ -159,6 +167,11 @@ class ClientCore:
                     self._drop(UnavailableError("the broker fell silent"), now_us)
             elif now_us >= self._heard_us + settings.ping_us:
                 self._ping(now_us)
+        if self.state is not State.OVER:
+            self._out += self.sender.tick(now_us)
+            again, told = self.receiver.tick(now_us)
+            self._send_all(again)
+            self._out += told
         if (
             self._down_us is not None
             and not self._outage
@@ -179,6 +192,7 @@ class ClientCore:
         if sent:
             why = UnavailableError(f"sent, perhaps published, and not sent again: {error}")
             self._out.append(Stored(ordinals=sent, error=why, perhaps=True))
+        self._out += self.sender.expire(error)
 
     # --- connecting
 
@@ -240,6 +254,7 @@ class ClientCore:
             self.inbox.stop_waiting()
             self._try_next(now_us)
             return
+        self._close_queues()
         self.outbox.closed()
         self._down_us = now_us
         self._outage = False
@@ -298,6 +313,7 @@ class ClientCore:
         self._connection = None
         self.inbox.stop_waiting()
         self.outbox.closed()
+        self._close_queues()
         self._out.append(Failed(error=error))
 
     # --- frames
@@ -338,6 +354,8 @@ class ClientCore:
         self._down_us = None
         self._outage = False
         self._send_all(self.inbox.welcomed())
+        self.sender.opened()
+        self._send_all(self.receiver.opened(now_us))
         self._out.append(Up(broker=message.name))
         if error is not None:
             self._out.append(Stored(ordinals=self.outbox.take_dropped(), error=error))
@@ -419,6 +437,18 @@ class ClientCore:
         self._requests.discard(message.number)
         error = from_wire(message.code, message.body) if message.code else None
         self._out.append(Answered(number=message.number, error=error, body=message.body))
+
+    def _on_sent(self, message: wire.Sent, now_us: int) -> None:
+        self._out += self.sender.sent(message, now_us)
+
+    def _on_receiving(self, message: wire.Receiving, now_us: int) -> None:
+        self._out += self.receiver.receiving(message, now_us)
+
+    def _on_messages(self, message: wire.Messages, now_us: int) -> None:
+        self._out += self.receiver.messages(message, now_us)
+
+    def _on_settled(self, message: wire.Settled, now_us: int) -> None:
+        self._out += self.receiver.settled(message, now_us)
 
     def _on_delivery(self, frame: bytes, now_us: int) -> None:
         self._out += self.inbox.delivered(frame, self.limits, now_us + self.skew_us)
@@ -530,6 +560,42 @@ class ClientCore:
         self._send(wire.Request(number=self._last_request, what=what, arguments=dict(arguments)))
         return self._last_request, self._take()
 
+    def send_queued(self, now_us: int) -> list[Effect]:
+        """What applications have sent and settled since the last time goes out."""
+        self._send_queued(now_us)
+        return self._take()
+
+    def _send_queued(self, now_us: int) -> None:
+        if self.state is not State.UP:
+            return  # both go on with it when there is a broker again
+        sends, told = self.sender.take(now_us)
+        self._send_all(sends)
+        self._out += told
+        self._send_all(self.receiver.take(now_us))
+
+    def end_session(self, session: bytes) -> list[Effect]:
+        """An application sends nothing more."""
+        ended = self.sender.end_session(session)
+        if ended is not None:
+            self._send(ended)
+        return self._take()
+
+    def receive(self, inbox: str, consumer: bytes, window: int, now_us: int) -> tuple[int, list[Effect]]:
+        """A new consumer's number; Joined or InboxEnded follows."""
+        number, asked = self.receiver.add(inbox, consumer, window, now_us)
+        self._send_all(asked)
+        return number, self._take()
+
+    def stop_receiving(self, number: int, now_us: int) -> list[Effect]:
+        """What was settled before is said first."""
+        self._send_queued(now_us)
+        self._send_all(self.receiver.remove(number))
+        return self._take()
+
+    def _close_queues(self) -> None:
+        self.sender.closed()
+        self.receiver.closed()
+
     def ping(self, now_us: int) -> list[Effect]:
         """Heard follows, unless the connection breaks."""
         self._need(State.UP)
@@ -556,13 +622,14 @@ class ClientCore:
         self.state = State.OVER
         self.inbox.stop_waiting()
         self.outbox.closed()
+        self._close_queues()
         return self._take()
 
     def check(self) -> None:
         """The invariants."""
         if (self._connection is not None) != (self.state in (State.OPENING, State.UP)):
             raise BugError(f"connection {self._connection} while {self.state.value}")
-        if self.outbox.open != (self.state is State.UP):
+        if {self.outbox.open, self.sender.open, self.receiver.open} != {self.state is State.UP}:
             raise BugError("the outbox and the session disagree on whether a broker is there")
         if self.state is State.IDLE and self._dial_us is None and self._down_us is not None:
             raise BugError("down, and nothing will ever dial")
@@ -572,6 +639,8 @@ class ClientCore:
             raise BugError("subscriptions wait to begin again without a connection")
         self.outbox.check()
         self.inbox.check()
+        self.sender.check()
+        self.receiver.check()
 
     # --- helpers
 
@@ -618,4 +687,8 @@ _MESSAGES: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]
     (State.UP, wire.Ended): ClientCore._on_ended,
     (State.UP, wire.Acked): ClientCore._on_acked,
     (State.UP, wire.Reply): ClientCore._on_reply,
+    (State.UP, wire.Sent): ClientCore._on_sent,
+    (State.UP, wire.Receiving): ClientCore._on_receiving,
+    (State.UP, wire.Messages): ClientCore._on_messages,
+    (State.UP, wire.Settled): ClientCore._on_settled,
 }

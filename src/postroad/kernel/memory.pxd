@@ -15,6 +15,7 @@ cdef enum:
     VERSION = 1
     PUBLISH = 16
     DELIVERY = 23
+    BEST_EFFORT = 27
     KNOWLEDGE = 32
     MAX_U16 = 0xFFFF
     MAX_NAME = 255

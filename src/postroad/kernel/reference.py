@@ -37,6 +37,7 @@ from postroad.kernel.layout import (
     FRAME_HEADER_BYTES,
     ID_BYTES,
     INTEGER,
+    KIND_BEST_EFFORT,
     KIND_DELIVERY,
     KIND_KNOWLEDGE,
     KIND_PUBLISH,
@@ -101,7 +102,7 @@ def check_batch(
         size = topic_length + attributes_length + payload_length
         if flags or reserved:
             rule = Rule.ROW_RESERVED
-        elif tick != 0 if kind == KIND_PUBLISH else not last < tick <= end:
+        elif not _tick_fits(kind, last, tick, end):
             rule = Rule.TICK
         elif topic_length == 0:
             rule = Rule.TOPIC_EMPTY
@@ -128,6 +129,14 @@ def check_batch(
     return 0, -1, count, np.array(extents, "<u4").tobytes()
 
 
+def _tick_fits(kind: int, last: int, tick: int, end: int) -> bool:
+    if kind == KIND_PUBLISH:
+        return tick == 0
+    if kind == KIND_BEST_EFFORT:  # its publisher's own count, and rows may be of several publishers
+        return tick >= 1
+    return last < tick <= end
+
+
 def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int, int]:
     if len(data) < FRAME_HEADER_BYTES:
         return Rule.HEADER_CUT, 0
@@ -135,7 +144,7 @@ def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int
     rule = Rule.NONE
     if length != len(data):
         rule = Rule.LENGTH
-    elif kind not in (KIND_PUBLISH, KIND_DELIVERY, KIND_KNOWLEDGE):
+    elif kind not in (KIND_PUBLISH, KIND_DELIVERY, KIND_BEST_EFFORT, KIND_KNOWLEDGE):
         rule = Rule.KIND
     elif version != BATCH_VERSION:
         rule = Rule.VERSION
@@ -149,7 +158,7 @@ def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int
         rule = Rule.BATCH_EVENTS
     elif flags & FLAG_LOST and count:
         rule = Rule.LOST_EVENTS
-    elif kind == KIND_PUBLISH and (flags & FLAG_LOST or start or end):
+    elif kind in (KIND_PUBLISH, KIND_BEST_EFFORT) and (flags & FLAG_LOST or start or end):
         rule = Rule.PUBLISH_SPAN
     elif start > end:
         rule = Rule.SPAN

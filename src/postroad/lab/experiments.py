@@ -14,6 +14,7 @@ from postroad.lab import (
     durable_disconnect,
     durable_pfs,
     durable_scaling,
+    queues_delivery,
     tracking_table2,
 )
 
@@ -78,6 +79,34 @@ EXPERIMENTS: Final = {
             seconds=durable_crash.SECONDS,
             run=durable_crash.run,
             notes=durable_crash.NOTES,
+        ),
+        Experiment(
+            name="queues-scale",
+            about="Selim et al., 4.1: delay and round trip from 64 to 1,024 brokers; figure 6, Table 2",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_scale,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="queues-traffic",
+            about="Selim et al., 4.2: messages on the wire from 64 to 1,024 brokers; figure 7",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_traffic,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="queues-distance",
+            about="Selim et al., 4.3: areas with 10 to 60 ms between the farthest brokers; figure 8",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_distance,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="queues-10000",
+            about="beyond Selim et al.: delays and messages with 10,000 brokers (takes some minutes)",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_many,
+            notes=queues_delivery.NOTES,
         ),
     )
 }

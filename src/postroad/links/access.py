@@ -20,7 +20,7 @@ from typing import Final, Literal, get_args
 from postroad.errors import DeniedError, UsageError, shorten
 from postroad.ids import MAX_PRINCIPAL, principal_fits
 
-Action = Literal["publish", "subscribe", "link", "admin"]
+Action = Literal["publish", "subscribe", "send", "receive", "link", "admin"]
 
 ANONYMOUS: Final = "anonymous"
 RESERVED: Final = "$postroad/#"  # the network's own history; clients read it, brokers write it
@@ -42,7 +42,8 @@ def owning(principal: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all."""
+    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all. Of
+    `send` and `receive` it is a pattern of applications: whom to send to, whom to receive as."""
 
     principal: str
     allow: bool
@@ -76,10 +77,16 @@ class AuthConfig:
 
     def __post_init__(self) -> None:
         if len(self.tokens) > MAX_TOKENS or len(self.rules) > MAX_RULES:
-            raise UsageError(f"at most {MAX_TOKENS} tokens and {MAX_RULES} access rules")
+            raise UsageError(
+                f"{len(self.tokens)} tokens and {len(self.rules)} access rules; at most {MAX_TOKENS} and "
+                f"{MAX_RULES} are allowed"
+            )
         for digest, principal in self.tokens.items():
             if len(digest) != _DIGEST_CHARACTERS or set(digest) - set("0123456789abcdef"):
-                raise UsageError("a token is configured by its SHA-256 in lower-case hexadecimal")
+                raise UsageError(
+                    f"the token of {principal!r} is configured by {len(digest)} characters: give its "
+                    f"SHA-256, {_DIGEST_CHARACTERS} digits in lower-case hexadecimal"
+                )
             if not principal or principal == ANONYMOUS or "*" in principal or not principal_fits(principal):
                 raise UsageError(
                     f"{shorten(principal, 40)!r} cannot be a principal: it has 1 to {MAX_PRINCIPAL} "
@@ -173,6 +180,19 @@ class Access:
             if not rule.allow and covers(rule.topic, pattern):
                 return False
         return "subscribe" not in self._closed
+
+    def may_send(self, principal: str, application: str) -> bool:
+        return self._may_use(principal, "send", application)
+
+    def may_receive(self, principal: str, application: str) -> bool:
+        """Whether it may receive as that application. Whose the name is, is another question."""
+        return self._may_use(principal, "receive", application)
+
+    def _may_use(self, principal: str, action: Action, application: str) -> bool:
+        for rule in self._config.rules:
+            if rule.action == action and rule.names(principal) and covers(rule.topic, application):
+                return rule.allow
+        return action not in self._closed
 
     def may_link(self, principal: str) -> bool:
         """Whether the peer may join the network as a broker; such a peer sees and routes everything."""

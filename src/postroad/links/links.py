@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
+from postroad.clocks import ClockOffset
 from postroad.delays import Delays
 from postroad.errors import (
     BugError,
@@ -282,7 +283,7 @@ class Links:
         state.heard_us, state.asked_us = now_us, None
         if kind in BATCH_KINDS:
             if state.credit_in <= 0:
-                raise PeerError("batch frames beyond the window that was announced")
+                raise PeerError(f"a batch frame of {size} bytes beyond the window of {state.window_in} bytes")
             state.credit_in -= size
             state.held += size
         return True
@@ -319,9 +320,11 @@ class Links:
                     state.rtt_us = max(0, turn.now_us - state.pinged_us)
                     if state.phase is Phase.BROKER:
                         self.round_trips.observe(state.rtt_us)
+                        state.clock.measured(message.time_us, message.at_us, turn.now_us)
             case Credit():
-                if message.size < 1 or state.credit_out + message.size > state.window_out:
-                    raise PeerError(f"credit for {message.size} bytes that were not sent")
+                spent = state.window_out - state.credit_out
+                if not 1 <= message.size <= spent:
+                    raise PeerError(f"credit for {message.size} bytes of {spent} that were sent")
                 state.credit_out += message.size
             case Refuse():
                 self._refused(turn, state, message)
@@ -392,6 +395,7 @@ class Links:
             replaces=self._rival(hello.broker, hello.node, rank, role),
         )
         state.rank = rank
+        state.clock.heard(hello.time_us, turn.now_us)
         self._welcomes(turn, state, peer, self._settings.broker_window)
         self._come_up(turn, state, peer, self._settings.broker_window, hello.window)
         return peer
@@ -424,6 +428,7 @@ class Links:
             replaces=self._rival(welcome.broker, welcome.node, rank, role),
         )
         state.rank = rank
+        state.clock.measured(state.hello_us, welcome.time_us, turn.now_us)
         self._come_up(turn, state, peer, self._settings.broker_window, welcome.window)
         return peer
 
@@ -479,7 +484,8 @@ class Links:
         """An event that one broker takes must pass every link, or the network would lose it on the way."""
         if not same_routing_limits(self._limits, theirs):
             raise PeerError(
-                f"brokers {self._me.name!r} and {name!r} have different limits: give them the same"
+                f"brokers {self._me.name!r} and {name!r} have different limits, {self._limits} and "
+                f"{theirs}: give them the same"
             )
 
     # -- time --------------------------------------------------------------------------------------
@@ -565,12 +571,22 @@ class Links:
         state.credit_in += credit
         turn.send(connection, encode(Credit(size=credit)))
 
+    @property
+    def all_led_somewhere(self) -> bool:
+        """Whether every address that is to be dialled is linked."""
+        return self._dialler.all_led_somewhere
+
     # -- access ------------------------------------------------------------------------------------
 
     def peer(self, connection: int) -> Peer | None:
         """The peer of a connection that is up."""
         state = self._connections.get(connection)
         return None if state is None or state.phase is Phase.CLOSING else state.peer
+
+    def clock(self, connection: int) -> ClockOffset:
+        """Of a linked broker (spec V9)."""
+        state = self._connections.get(connection)
+        return ClockOffset() if state is None else state.clock
 
     def may_publish(self, connection: int, topic: str) -> bool:
         peer = self.peer(connection)
@@ -583,6 +599,14 @@ class Links:
     def may_read_some(self, connection: int, pattern: str) -> bool:
         peer = self.peer(connection)
         return peer is not None and self._access.may_read_some(peer.principal, pattern)
+
+    def may_send(self, connection: int, application: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_send(peer.principal, application)
+
+    def may_receive(self, connection: int, application: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_receive(peer.principal, application)
 
     def may_admin(self, connection: int) -> bool:
         peer = self.peer(connection)
@@ -618,6 +642,7 @@ class Links:
                 "dialled": peer.dialled,
                 "up_s": (now_us - state.up_us) // SECOND_US,
                 "rtt_ms": None if state.rtt_us is None else state.rtt_us / MILLISECOND_US,
+                "clock_offset_ms": state.clock.offset_us / MILLISECOND_US if state.clock else None,
                 "credit": state.credit_out,
                 "unconsumed": state.held,
             }

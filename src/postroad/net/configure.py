@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args
 
 from postroad.config import BrokerConfig, NodeConfig, TlsConfig, format_address, parse_address
+from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig, Weights
 from postroad.errors import UsageError, shorten
 from postroad.ids import MAX_NAME, name_fits
 from postroad.links.access import Action, AuthConfig, Rule, hash_token
@@ -145,6 +146,8 @@ def _node(top: _Table) -> NodeConfig:
         ),
         auth=auth,
         links=replace(_section(top.table("connections"), defaults.links, known=("datagrams",)), token=token),
+        discovery=_discovery(top.table("discovery")),
+        queues=_section(top.table("queues"), defaults.queues),
         dial=links,
     )
     top.done()
@@ -210,10 +213,42 @@ def _secret(table: _Table, key: str) -> str:
     token, file = table.take(key, _text, ""), table.take(f"{key}_file", _text, "")
     if token and file:
         raise UsageError(f"give {table.path(key)} or {table.path(key)}_file, not both")
-    return _token_from(file) if file else token
+    return token_from(file) if file else token
 
 
-def _token_from(file: str) -> str:
+def _discovery(table: _Table) -> DiscoveryConfig:
+    defaults = DiscoveryConfig()
+    search, weights = table.table("search"), table.table("weights")
+    discovery = DiscoveryConfig(
+        enabled=table.take("enabled", _boolean, True),
+        nodes=table.take("nodes", _addresses, _NONE),
+        group=MULTICAST_GROUP if table.take("multicast", _boolean, True) else "",
+        mdns=table.take("mdns", _boolean, False),
+        join=table.take("join", _boolean, False),
+        links=table.take("links", _count, defaults.links),
+        geography=table.take("geography", _text, ""),
+        institution=table.take("institution", _text, ""),
+        realms=table.take("realms", _texts, _NONE),
+        private_nodes=table.take("private_nodes", _boolean, False),
+        remember=table.take("remember", _count, defaults.remember),
+        advertise_us=table.take("advertise", _duration, defaults.advertise_us),
+        lifetime_s=table.take("lifetime", _duration, defaults.lifetime_s * SECOND_US) // SECOND_US,
+        search=replace(
+            _section(search, defaults.search, known=("weights",)),
+            weights=Weights(
+                **{
+                    one.name: weights.take(one.name, _number, getattr(defaults.search.weights, one.name))
+                    for one in fields(Weights)
+                }
+            ),
+        ),
+    )
+    weights.done()
+    table.done()
+    return discovery
+
+
+def token_from(file: str) -> str:
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -396,6 +431,12 @@ def _count(value: object) -> int:
     if value > MAX_COUNT:
         raise UsageError(f"{_shown(value)} is too large: the most is {MAX_COUNT}")
     return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_COUNT:
+        raise UsageError(f"{_shown(value)} is not a number")
+    return float(value)
 
 
 def _size(value: object) -> int:

@@ -406,6 +406,15 @@ class Arc:
         self._end(start)
         return number
 
+    def rewrite(self) -> Append:
+        """The log could not be written: all of the state anew, in the place of what it has."""
+        if self.chain is None:
+            return Append((), True, ())
+        mark = Mark(self.chain, self.epoch, self.applied, self.whole, self._snapshot())
+        self.log_bytes = 0
+        synced = Send(self.me, Synced(self.chain, self.epoch, self.applied))
+        return Append((mark,), True, (synced,))
+
     def knows(self, chain: Chain) -> bool:
         """Whether ids of that chain can be compared here. If not, its state is still to be taken in."""
         return self.view is not None and (chain == self.view.chain or chain in self.absorbed)
@@ -659,10 +668,12 @@ class Arc:
         return nodes[0], frozenset(nodes[: limits.replicas]), frozenset(nodes[: limits.electors])
 
     def _wait_us(self, draw: int) -> int:
-        """The responsible broker begins at once; the others at random, so that one is first."""
+        """The responsible broker begins at once, and who would be it; the others at random, so that one is
+        first."""
         view = self.view
         assert view is not None
-        if self.attempts == 0 and view.responsible == self.me:
+        first = self.candidates[:1] == (self.me,)
+        if self.attempts == 0 and (view.responsible == self.me or first):
             return 0
         # A view that took too long to fill is given twice the time when it is tried in the next epoch.
         unfilled = view.epoch - view.base.epoch - 1 if view.stage == NEW else 0
@@ -712,7 +723,10 @@ class Arc:
         proposal, view = self.proposal, self.view
         assert proposal is not None
         assert view is not None
-        if proposal.value is not None or (patient and len(proposal.promises) < len(proposal.asked)):
+        promised = {node for node, _ in proposal.promises}
+        # Nobody waits for those that the ring takes for dead.
+        awaited = [node for node in proposal.asked if not self.candidates or node in self.candidates]
+        if proposal.value is not None or (patient and not promised.issuperset(awaited)):
             return
         promises = {node: vote for node, vote in proposal.promises if node in view.electors}
         if len(promises) < view.majority:

@@ -60,6 +60,7 @@ class Kind(IntEnum):
     ENDED = 24
     ACK = 25
     ACKED = 26
+    BEST_EFFORT = 27  # batch
     REQUEST = 28
     REPLY = 29
     # brokers
@@ -77,9 +78,20 @@ class Kind(IntEnum):
     QUERY = 44
     ANSWER = 45
     DIRECT = 48
+    # clients and queues
+    SEND = 50
+    SENT = 51
+    END_SESSION = 52
+    RECEIVE = 53
+    RECEIVING = 54
+    MESSAGES = 55
+    SETTLE = 56
+    SETTLED = 57
+    UNRECEIVE = 58
+    DISCOVER = 60
 
 
-BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
+BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.BEST_EFFORT, Kind.KNOWLEDGE})
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -396,6 +408,130 @@ class Direct(Message, frozen=True, kw_only=True):
     body: bytes
 
 
+class Posting(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One message to one application."""
+
+    inbox: str
+    id: int  # increases within the session, over all inboxes
+    after: int  # transactional: the id that the session sent to this inbox before; 0: none
+    payload: bytes
+    attributes: bytes = b""  # encoded as those of an event
+    priority: int = 4
+    delay_us: int = 0
+    expires_us: int = 0  # from now; 0: never
+    chain: bytes = b""  # as in the SENT about this id, or about this inbox before; b"": not known
+
+
+class Send(Message, frozen=True, kw_only=True):
+    """Messages of one session of one source. A client sends again under the same ids until it is answered."""
+
+    number: int
+    source: str
+    session: bytes
+    form: str  # "express", "recoverable", "transactional"
+    messages: tuple[Posting, ...]
+    reliable: bool = True
+    together: bool = False  # transactional: all or none of them
+    confirm: bool = False  # SENT is to say "delivered" as well
+
+
+class Sent(Message, frozen=True, kw_only=True):
+    """What became of messages of a SEND, by their place in it; () is all of them."""
+
+    number: int
+    places: tuple[int, ...]
+    state: str  # "kept", "delivered", "gap"; "" with a code
+    code: str = ""
+    reason: str = ""
+    last: int = 0  # of a gap: the last id of the session that the inbox has
+    chain: bytes = b""
+
+
+class EndSession(Message, frozen=True, kw_only=True):
+    """The source will send nothing more in this session."""
+
+    source: str
+    session: bytes
+
+
+class Receive(Message, frozen=True, kw_only=True):
+    """`number` is chosen by the client and names this use of the inbox on this connection."""
+
+    number: int
+    inbox: str
+    consumer: bytes  # the same when the same inbox object comes again after its connection was lost
+    window: int  # messages that may be with the consumer unsettled
+
+
+class Receiving(Message, frozen=True, kw_only=True):
+    """The consumer has joined; with a code, it has not or no longer."""
+
+    number: int
+    code: str = ""
+    reason: str = ""
+
+
+class QueueMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A message as a consumer gets it; `key` names it in a SETTLE."""
+
+    key: bytes
+    source: str
+    session: bytes
+    id: int
+    form: str
+    attempt: int
+    sent_us: int
+    payload: bytes
+    attributes: bytes = b""
+    priority: int = 4
+
+
+class Messages(Message, frozen=True, kw_only=True):
+    """A consumer refuses those whose `place` is below the highest it has seen of this inbox."""
+
+    number: int
+    place: bytes
+    messages: tuple[QueueMessage, ...]
+
+
+class Settle(Message, frozen=True, kw_only=True):
+    number: int
+    ticket: int
+    keys: tuple[bytes, ...]
+    verdict: str  # "accept", "again", "dead"
+    delay_us: int = 0  # again: not before this
+    reason: str = ""
+
+
+class Settled(Message, frozen=True, kw_only=True):
+    """An outcome per key; with a code there is none, and the same is to be said again."""
+
+    number: int
+    ticket: int
+    outcomes: tuple[str, ...]
+    code: str = ""
+    reason: str = ""
+
+
+class Unreceive(Message, frozen=True, kw_only=True):
+    number: int
+
+
+class Discover(Message, frozen=True, kw_only=True):
+    """A discovery request on its way through the network: who is to be answered, and what it showed."""
+
+    uuid: bytes
+    attempt: int
+    host: str  # where the requester has shown that it receives datagrams
+    port: int
+    offset_us: int  # the receiving broker's clock minus the requester's
+    cookie: bytes
+    credential: bytes
+    key: bytes
+    certificate: str  # the name that the requester's certificate was verified to have, or ""
+    hops: int
+
+
 CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.HELLO: Hello,
     Kind.WELCOME: Welcome,
@@ -427,6 +563,16 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.QUERY: Query,
     Kind.ANSWER: Answer,
     Kind.DIRECT: Direct,
+    Kind.SEND: Send,
+    Kind.SENT: Sent,
+    Kind.END_SESSION: EndSession,
+    Kind.RECEIVE: Receive,
+    Kind.RECEIVING: Receiving,
+    Kind.MESSAGES: Messages,
+    Kind.SETTLE: Settle,
+    Kind.SETTLED: Settled,
+    Kind.UNRECEIVE: Unreceive,
+    Kind.DISCOVER: Discover,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -102,7 +102,8 @@ def test_golden_frame() -> None:
 def test_layout_is_said_once() -> None:
     assert layout.FRAME_HEADER.size == layout.FRAME_HEADER_BYTES
     assert layout.EVENT_HEADER.size == layout.EVENT_HEADER_BYTES == HEADER_DTYPE.itemsize
-    assert {layout.KIND_PUBLISH, layout.KIND_DELIVERY, layout.KIND_KNOWLEDGE} == BATCH_KINDS
+    kinds = {layout.KIND_PUBLISH, layout.KIND_DELIVERY, layout.KIND_BEST_EFFORT, layout.KIND_KNOWLEDGE}
+    assert kinds == BATCH_KINDS
     assert set(RULE_TEXT) == set(Rule) - {Rule.NONE}
 
 
