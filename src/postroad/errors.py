@@ -85,6 +85,12 @@ class PeerError(PostroadError):
     code = "protocol"
 
 
+class DamagedError(PeerError):
+    """Bytes changed on their way: a frame has another checksum than it says. A new connection goes on."""
+
+    code = "damaged"
+
+
 class UnavailableError(PostroadError):
     """No broker could be reached, or it went away before it answered."""
 

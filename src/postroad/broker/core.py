@@ -31,6 +31,7 @@ from postroad.seam.tracking import FiltersRead, NotKept
 from postroad.seam.turn import Turn, Unanswered
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
+from postroad.wire import bounds
 from postroad.wire.datagrams import datagram_kind
 from postroad.wire.frames import (
     BATCH_KINDS,
@@ -201,6 +202,7 @@ class Broker:
             self._refuse(turn, connection, error)
 
     def _on_message(self, turn: Turn, connection: int, message: Message) -> None:
+        bounds.check(message)
         arrived, consumed = self._rooms.links.received(turn, connection, message)
         if isinstance(message, Pong):  # who publishes durably shows with it what it has heard
             self._stirred |= self._rooms.durable.heard(connection, message.time_us)

@@ -50,6 +50,7 @@ from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.errors import (
     BugError,
+    DamagedError,
     PeerError,
     PostroadError,
     UnavailableError,
@@ -434,10 +435,13 @@ class ClientCore:
         """Being refused for what we are or do is final; anything else may pass.
 
         One bad frame on a connection that was up does not end an application for ever: it gets another
-        try. What breaks the protocol again at once is no accident.
+        try. What breaks the protocol again at once is no accident. Nobody is refused for bytes that changed
+        on their way.
         """
         error = from_wire(message.code, printable(message.reason))
-        if isinstance(error, PeerError) and self.state is State.UP:
+        if isinstance(error, DamagedError):
+            final = not self._welcomed
+        elif isinstance(error, PeerError) and self.state is State.UP:
             final = self._refused and not self._held(now_us)
         else:
             final = isinstance(error, UsageError | PeerError) or not self._welcomed
@@ -450,7 +454,7 @@ class ClientCore:
             if moves:
                 self._places.move(message.go_to[:MAX_PLACES])
             self._drop(error, now_us, pause=isinstance(error, PeerError), go_elsewhere=moves)
-            self._refused = isinstance(error, PeerError)
+            self._refused = isinstance(error, PeerError) and not isinstance(error, DamagedError)
 
     def _on_ping(self, message: wire.Ping, now_us: int) -> None:
         self._send(wire.Pong(time_us=message.time_us, at_us=now_us))

@@ -2,8 +2,9 @@
 
 A publisher encodes an event once. From then on brokers pass rows of a batch on as bytes: `select` copies
 headers and heap of some rows into a new frame, `with_ticks` gives rows their place in a pubend's stream,
-`restamped` exchanges the frame header. Nothing here looks at an event one by one in Python except
-`event()` and its kin, which are for the application at the far end. kernel/layout.py has the layout.
+`restamped` exchanges the frame header. Frames that are sent have a checksum; one that is only kept has none,
+as the log has its own. Nothing here looks at an event one by one in Python except `event()` and its kin, for
+the application at the far end. kernel/layout.py has the layout.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, final
 
-import google_crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from postroad import kernel
-from postroad.errors import BugError, PeerError, TooLargeError, UsageError
+from postroad.errors import BugError, DamagedError, PeerError, TooLargeError, UsageError
 from postroad.events.attributes import Value, encode_attributes
 from postroad.events.topics import encode_topic
 from postroad.ids import MessageId, is_volatile, pubend_text
 from postroad.kernel.layout import (
     BATCH_VERSION,
-    CHECKSUM_START,
     EVENT_HEADER,
     EVENT_HEADER_BYTES,
     FLAG_DURABLE,
@@ -94,7 +93,7 @@ def _header(
 
 def empty_frame(*, kind: Kind, pubend: int, start: int, end: int, channel: int, lost: bool = False) -> bytes:
     """A frame without events: silence in (start, end], or a gap if it is lost."""
-    return _header(
+    header = _header(
         length=FRAME_HEADER_BYTES,
         kind=kind,
         flags=FLAG_LOST if lost else 0,
@@ -104,6 +103,7 @@ def empty_frame(*, kind: Kind, pubend: int, start: int, end: int, channel: int, 
         end=end,
         channel=channel,
     )
+    return kernel.sealed(header)
 
 
 def frame_pubend(frame: bytes) -> int:
@@ -114,11 +114,6 @@ def frame_pubend(frame: bytes) -> int:
 def frame_ids(frame: bytes, count: int) -> bytes:
     """The ids of a checked batch frame of `count` rows."""
     return kernel.packed_ids(frame, count)
-
-
-def checksum(frame: bytes) -> int:
-    """The CRC-32C that a batch frame may carry."""
-    return int(google_crc32c.value(frame[CHECKSUM_START:]))
 
 
 @final
@@ -147,13 +142,13 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             limits.topic_bytes,
             limits.topic_depth,
         )
+        if len(data) >= FRAME_HEADER_BYTES and not kernel.intact(data):
+            raise DamagedError("batch frame: its checksum is wrong")
         if rule:
             where = "batch frame" if row < 0 else f"event {row} of a batch frame"
             raise PeerError(f"{where}: {RULE_TEXT[Rule(rule)]}")
         if expect is not None and data[4] != expect:
             raise PeerError(f"{Kind(data[4]).name} frame where {expect.name} is expected")
-        if data[12:16] != b"\0\0\0\0" and int.from_bytes(data[12:16], "little") != checksum(data):
-            raise PeerError("batch frame: its checksum is wrong")
         return cls(data, count, extents)
 
     # ------------------------------------------------------------ the frame header
@@ -316,7 +311,7 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             end=self.end,
             channel=channel,
         )
-        return b"".join((header, memoryview(self.data)[FRAME_HEADER_BYTES:]))
+        return kernel.sealed(b"".join((header, memoryview(self.data)[FRAME_HEADER_BYTES:])))
 
     def slice(self, first: int, last: int) -> EventBatch:
         """The rows from `first` up to, but not including, `last`, as a batch with the same span."""
@@ -418,7 +413,7 @@ class BatchBuilder:
             end=0,
             channel=channel,
         )
-        frame = b"".join((header, *self._headers, *self._heap))
+        frame = kernel.sealed(b"".join((header, *self._headers, *self._heap)))
         self._headers.clear()
         self._heap.clear()
         self.count, self.size = 0, FRAME_HEADER_BYTES

@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 
 cdef enum:
     HEADER = 48  # of a frame and of an event alike
+    CHECKSUM = 12  # where a frame has it
     ID = 16
     TICK = 16
     FLAG_LOST = 1

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +27,7 @@ from postroad.errors import BugError, TooLargeError, UsageError
 from postroad.kernel.layout import (
     BATCH_VERSION,
     BOOLEAN,
+    CHECKSUM_AT,
     EVENT_HEADER,
     EVENT_HEADER_BYTES,
     FLAG_DURABLE,
@@ -242,6 +244,25 @@ def _check_extents(data: bytes, extents: bytes) -> int:
     return count
 
 
+def checksum(frame: bytes) -> int:
+    """The CRC-32C of a batch frame, as if the four bytes of its checksum were 0."""
+    return int(google_crc32c.value(frame[:CHECKSUM_AT] + bytes(4) + frame[CHECKSUM_AT + 4 :]))
+
+
+def sealed(frame: bytes) -> bytes:
+    """The frame with its checksum. It is new, and nobody else has it: the compiled one writes to it."""
+    if len(frame) < FRAME_HEADER_BYTES:
+        raise BugError("no batch frame is shorter than its header")
+    return frame[:CHECKSUM_AT] + checksum(frame).to_bytes(4, "little") + frame[CHECKSUM_AT + 4 :]
+
+
+def intact(frame: bytes) -> bool:
+    """Whether the frame has the checksum that it says, or says none."""
+    if len(frame) < FRAME_HEADER_BYTES:
+        raise BugError("no batch frame is shorter than its header")
+    return int.from_bytes(frame[CHECKSUM_AT : CHECKSUM_AT + 4], "little") in (0, checksum(frame))
+
+
 def gather(
     data: bytes,
     extents: bytes,
@@ -271,7 +292,7 @@ def gather(
     parts[0] = FRAME_HEADER.pack(
         length, kind, BATCH_VERSION, 0, len(chosen), 0, pubend, start, end, channel, 0
     )
-    return b"".join(parts)
+    return sealed(b"".join(parts))
 
 
 def with_ticks(

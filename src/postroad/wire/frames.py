@@ -3,7 +3,8 @@
 Every frame starts with the same eight bytes, little-endian: total length u32 (these eight included),
 kind u8, layout version u8, flags u16. Batch frames (PUBLISH, DELIVERY, KNOWLEDGE) go on as
 `events.batch` says. Control frames carry one MessagePack array: the fields of the message class of that
-kind, in order. docs/protocol.md is the reference for other languages; a test compares the two.
+kind, in order; if CHECKED is among the flags, the CRC-32C of all before follows. docs/protocol.md is the
+reference for other languages; a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, TypeVar
 
+import google_crc32c
 import msgspec
 
-from postroad.errors import BugError, PeerError, UnavailableError
+from postroad.errors import BugError, DamagedError, PeerError, UnavailableError
 
 PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
+CHECKED: Final = 0x8000  # flag of a control frame: its last four bytes are its checksum
+CHECKSUM_BYTES: Final = 4
 MAX_CONTROL_BYTES: Final = 1 << 20
 MAX_BODY_BYTES: Final = MAX_CONTROL_BYTES - 1024  # of a message that carries one
 MAX_ADDRESS_BYTES: Final = 261  # HOST:PORT: a name in the DNS has at most 255
@@ -27,7 +31,10 @@ HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever
 # Fields that a sender may leave out are sent on: they add less than this share to a frame, and these bytes.
 _DEFAULTS_BYTES: Final = 64
 _DEFAULTS_SHARE: Final = 2
+_MAX_MESSAGE_BYTES: Final = MAX_CONTROL_BYTES - FRAME_PREFIX_BYTES - CHECKSUM_BYTES
+_RESIDUE: Final = 0x48674BC7  # the CRC-32C of anything that is followed by its own
 _PREFIX: Final = struct.Struct("<IB")
+_CONTROL_PREFIX: Final = struct.Struct("<IBBH")
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
 
 _Body = TypeVar("_Body")
@@ -578,10 +585,11 @@ def encode(message: Message) -> bytes:
     """One whole control frame. Whoever makes a message keeps it within MAX_CONTROL_BYTES."""
     body = _ENCODER.encode(message)
     kind = _KIND_OF[type(message)]
-    length = FRAME_PREFIX_BYTES + len(body)
+    length = FRAME_PREFIX_BYTES + len(body) + CHECKSUM_BYTES
     if length > MAX_CONTROL_BYTES:
         raise BugError(f"a {kind.name} frame of {length} bytes, the limit is {MAX_CONTROL_BYTES}")
-    return length.to_bytes(4, "little") + bytes((kind, PROTOCOL_VERSION, 0, 0)) + body
+    frame = _CONTROL_PREFIX.pack(length, kind, PROTOCOL_VERSION, CHECKED) + body
+    return frame + int(google_crc32c.value(frame)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def frame_kind(frame: bytes | memoryview) -> int:
@@ -590,21 +598,25 @@ def frame_kind(frame: bytes | memoryview) -> int:
 
 def decode(frame: bytes | memoryview) -> Message:
     """The message of one whole control frame; PeerError if it is not one."""
-    kind, version = frame[4], frame[5]
+    kind, version, flags, end = frame[4], frame[5], frame[6] | frame[7] << 8, len(frame)
+    if flags & CHECKED:
+        end = max(FRAME_PREFIX_BYTES, end - CHECKSUM_BYTES)
+        if google_crc32c.value(frame if type(frame) is bytes else bytes(frame)) != _RESIDUE:
+            raise DamagedError(f"a control frame of kind {kind} whose checksum is wrong")
     if version != PROTOCOL_VERSION:
         raise PeerError(f"frame of layout version {version}, this side speaks {PROTOCOL_VERSION}")
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise PeerError(f"unknown frame kind {kind}")
-    if frame[6] or frame[7]:
-        raise PeerError(f"a {Kind(kind).name} frame with flags, a control frame has none")
+    if flags & ~CHECKED:
+        raise PeerError(f"a {Kind(kind).name} frame with flags {flags:#x}, it has none but {CHECKED:#x}")
     try:
-        message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
+        message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:end])
     except _UNREADABLE as error:
         raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
     # Sent on, it has the fields that its sender left out, and must still fit.
     whole = _DEFAULTS_SHARE * len(frame) + _DEFAULTS_BYTES
-    if whole > MAX_CONTROL_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
+    if whole > MAX_CONTROL_BYTES and len(_ENCODER.encode(message)) > _MAX_MESSAGE_BYTES:
         raise PeerError(f"a {Kind(kind).name} frame that leaves no room for all of its fields")
     return message
 

@@ -169,7 +169,7 @@ def test_a_publish_frame_that_names_a_pubend_costs_only_its_sender() -> None:
     subscriber, honest, hostile = Client(net, 0), Client(net, 0), Client(net, 0)
     subscriber.subscribe(1, "t")
     forged = bytearray(hostile.frame("t", "forged"))
-    forged[16] = 1
+    forged[12:17] = bytes(4) + b"\1"  # without a checksum
     net.give(
         0,
         [Received(honest.connection, honest.frame("t", "good")), Received(hostile.connection, bytes(forged))],

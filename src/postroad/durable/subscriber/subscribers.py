@@ -34,7 +34,13 @@ from postroad.durable.subscriber.outputs import (
 )
 from postroad.durable.subscriber.reading import Readers
 from postroad.durable.subscriber.sessions import Session, Sessions
-from postroad.durable.subscriber.subscriptions import Attachment, Subscription, check_name, durable_key
+from postroad.durable.subscriber.subscriptions import (
+    Attachment,
+    Subscription,
+    check_key,
+    check_name,
+    durable_key,
+)
 from postroad.errors import BugError, DeletedError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
 from postroad.ids import SubscriptionKey, is_history, is_volatile, pubend_text
@@ -299,6 +305,7 @@ class DurableSubscribers:
     def subscribe(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """UsageError or UnavailableError if it cannot be."""
         check_name(message.durable, message.ack)
+        check_key(message.key)
         subscriptions = self.hosting.subscriptions
         heard = message.durable in subscriptions or subscriptions.owner(message.durable) is not None
         if heard or not self.moving.look(connection, message, selector, turn.now_us):

@@ -40,6 +40,7 @@ ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its to
 MAX_SUBSCRIPTIONS: Final = 100_000
 MAX_AHEAD: Final = 1_000  # pubends of a subscription that it acknowledged before they began here
 MAX_NAME_BYTES: Final = 255
+MAX_KEY_BYTES: Final = 255  # as of any attribute's name
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
 HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
@@ -647,7 +648,7 @@ class Subscriptions:
             "where": subscription.selector.where,
             "ack": subscription.ack or "token",
             "shared": subscription.shared,
-            "key": subscription.key,
+            "key": shorten(subscription.key, MAX_KEY_BYTES),  # those of earlier versions have no bound
             "connected": subscription.session is not None,
             "moved": moved,
             "lag_events": events,
@@ -698,6 +699,14 @@ def check_name(name: str, ack: str) -> None:
         raise UsageError(
             f"a durable name does not end as those generated for plain subscriptions do, in '#', eight "
             f"hexadecimal digits, '.' and a number: {shorten(name, 40)!r}"
+        )
+
+
+def check_key(key: str) -> None:
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise UsageError(
+            f"a key is the name of an attribute, which has up to {MAX_KEY_BYTES} bytes: this one has"
+            f" {len(key.encode())}"
         )
 
 
