@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postroad.besteffort.settings import BestEffortConfig
 from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
 from postroad.links.access import AuthConfig
@@ -32,6 +33,7 @@ class BrokerConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
+    besteffort: BestEffortConfig = field(default_factory=BestEffortConfig)
     dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to
     about: tuple[tuple[str, str], ...] = ()  # what only the driver knows (addresses, version), for status
 

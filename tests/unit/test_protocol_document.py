@@ -107,7 +107,7 @@ def test_who_may_send_what_when() -> None:
     assert kinds("when up", "p") == TAKES[Phase.DIRECT]
     kind_of = {message: kind for kind, message in CONTROL.items()}
     taken = {kind_of[message] for state, message in client._MESSAGES if state is client.State.UP}
-    assert kinds("when up", "b") == taken | {Kind.DELIVERY}
+    assert kinds("when up", "b") == taken | {Kind.DELIVERY, Kind.BEST_EFFORT}
 
 
 # ---- control messages

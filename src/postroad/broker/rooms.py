@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from postroad.besteffort.forwarding import Forwarding
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.requests import Requests
@@ -147,6 +148,18 @@ class Rooms:
             clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
             refuse=refuse,
         )
+        self.besteffort = Forwarding(
+            board,
+            me=me,
+            config=config.besteffort,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            publishers=publishers,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+        )
         self.releasing = Releasing(
             board,
             me=me,
@@ -234,6 +247,7 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.besteffort,
         )
         # What may have a new deadline after a turn in which a neighbour sent plain events.
         self.learning: tuple[Room, ...] = (self.routing, hosting)

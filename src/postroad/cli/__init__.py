@@ -15,7 +15,7 @@ from typing import Final
 
 import typer
 
-from postroad.cli import bench, demo, lab, pipeline, plan, pub, sim, status, sub, subs, trace, up
+from postroad.cli import bench, cache, demo, lab, pipeline, plan, pub, sim, status, sub, subs, trace, up
 from postroad.errors import BugError, PostroadError, UsageError
 
 EXIT_FAILED: Final = 1
@@ -31,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _group in (up, pub, sub, subs, trace, status, demo, plan, pipeline, sim, bench, lab):
+for _group in (up, pub, sub, cache, subs, trace, status, demo, plan, pipeline, sim, bench, lab):
     _group.register(app)
 
 

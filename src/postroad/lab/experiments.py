@@ -14,6 +14,7 @@ from postroad.lab import (
     durable_disconnect,
     durable_pfs,
     durable_scaling,
+    repair,
     tracking_table2,
 )
 
@@ -78,6 +79,20 @@ EXPERIMENTS: Final = {
             seconds=durable_crash.SECONDS,
             run=durable_crash.run,
             notes=durable_crash.NOTES,
+        ),
+        Experiment(
+            name="repair-12",
+            about="Malekpour et al., section 4: 12 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_small,
+            notes=repair.NOTES,
+        ),
+        Experiment(
+            name="repair-46",
+            about="Malekpour et al., section 4: 46 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_large,
+            notes=repair.NOTES,
         ),
     )
 }

@@ -72,9 +72,18 @@ OWN_KINDS: Final = _UPKEEP | {Kind.HELLO, Kind.WELCOME}
 TAKES: Final[dict[Phase, frozenset[Kind]]] = {
     Phase.DIALLED: frozenset({Kind.WELCOME, Kind.REFUSE}),
     Phase.ACCEPTED: frozenset({Kind.HELLO}),
-    Phase.CLIENT: _UPKEEP | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST},
+    Phase.CLIENT: _UPKEEP
+    | {
+        Kind.PUBLISH,
+        Kind.BEST_EFFORT,
+        Kind.SUBSCRIBE,
+        Kind.UNSUBSCRIBE,
+        Kind.ACK,
+        Kind.REQUEST,
+    },
     Phase.BROKER: _UPKEEP
     | {
+        Kind.BEST_EFFORT,
         Kind.KNOWLEDGE,
         Kind.SILENCE,
         Kind.ATTACH,
@@ -103,6 +112,7 @@ class Connection:
     phase: Phase
     opened_us: int
     heard_us: int
+    host: str = ""  # the peer's; "": not known
     timer_us: int = 0  # when its entry in the heap of timers is due
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)
