@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postroad.besteffort.settings import BestEffortConfig
 from postroad.discovery.settings import DiscoveryConfig
 from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
@@ -34,6 +35,7 @@ class BrokerConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
+    besteffort: BestEffortConfig = field(default_factory=BestEffortConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     queues: QueueConfig = field(default_factory=QueueConfig)
     dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to

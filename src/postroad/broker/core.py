@@ -151,6 +151,7 @@ class Broker:
                 dialled=item.dialled,
                 certificate=item.certificate,
                 loopback=item.loopback,
+                host=item.host,
             )
         elif type(item) is Closed:
             lost = links.peer(item.connection) is not None  # nobody has said goodbye
@@ -271,6 +272,10 @@ class Broker:
         if frame_kind(frame) == Kind.PUBLISH:
             self._stirred |= batch.durable
             self._rooms.intake.add(peer.connection, batch)
+        elif frame_kind(frame) == Kind.BEST_EFFORT:
+            self._stirred = True
+            self._rooms.besteffort.frame(turn, peer, batch)
+            self._rooms.links.consumed(turn, peer.connection, len(frame))
         else:
             self._learned = True
             self._stirred |= not is_volatile(batch.pubend)

@@ -162,6 +162,8 @@ class Client:
         key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
+        repair: bool = False,
+        order: float = 0.0,
         timeout: float | None = None,
     ) -> Subscription:
         """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
@@ -178,6 +180,8 @@ class Client:
             key=key,
             overflow=overflow,
             buffer=buffer,
+            repair=repair,
+            order=order,
         )
         inner._call_soon = self._thread.call_soon
         self._thread.call(inner._open)

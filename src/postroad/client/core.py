@@ -18,6 +18,7 @@ back from a jump ahead: we measure, with a ping.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -26,6 +27,7 @@ from typing import Any, Final
 from postroad.client.effects import (
     Answered,
     Closed,
+    Delivered,
     DialFailed,
     Down,
     Effect,
@@ -34,6 +36,7 @@ from postroad.client.effects import (
     Heard,
     Input,
     Lost,
+    Missed,
     Opened,
     Outage,
     Progress,
@@ -46,6 +49,8 @@ from postroad.client.inbox import Inbox
 from postroad.client.outbox import Outbox
 from postroad.client.places import MAX_PLACES, Places, Reviews
 from postroad.client.receiver import Receiver
+from postroad.client.repair.session import Item, Session
+from postroad.client.repair.settings import RepairSettings
 from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.errors import (
@@ -57,15 +62,21 @@ from postroad.errors import (
     UsageError,
     from_wire,
 )
-from postroad.events import Value
+from postroad.events import EventBatch, Gap, Value
+from postroad.ids import MessageId
 from postroad.links.handshake import check_welcome, printable, smaller
-from postroad.seam.datagrams import Endpoint
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Dial, Send
+from postroad.units import SECOND_US
 from postroad.wire import frames as wire
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
 
 MAX_REQUESTS: Final = 1024
 MAX_BUFFER: Final = (1 << 63) - 1
+GREET_US: Final = 5 * SECOND_US  # so often a broker is told that its datagrams are heard
+FIRST_GREET_US: Final = SECOND_US // 2  # until it says that it hears ours
+SILENT_US: Final = 3 * GREET_US
 
 
 class State(Enum):
@@ -91,6 +102,12 @@ class ClientCore:
         self.limits = CLIENT_LIMITS
         self._host = ""  # OPENING and UP: the broker's
         self._datagram_port = 0  # UP: the broker's; 0: it takes none
+        self._datagram_key = b""  # UP: of this connection; b"": no datagrams
+        self._greet_us = 0  # when the broker is greeted next
+        self._greeted_us: int | None = None  # UP: the last datagram of the broker
+        self._hears = False  # UP: it hears ours
+        self.effort = Session(draw=draw, subscribe=self._subscribe_own, unsubscribe=self._unsubscribe_own)
+        self._clock_ms = 0  # of the call under way, for ids of best-effort events
         self._draw = draw
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
@@ -131,12 +148,13 @@ class ClientCore:
 
         What the table does not list is late, not wrong: it concerns a connection given up a moment ago.
         """
+        self._clock_ms = (now_us + self.skew_us) // 1000
         for item in inputs:
             handler = _TRANSITIONS.get((self.state, type(item)))
             if handler is not None:
                 handler(self, item, now_us)
         self._tick(now_us)
-        self._send_publishes()
+        self._send_publishes(now_us)
         self._send_queued(now_us)
         return self._take()
 
@@ -155,6 +173,7 @@ class ClientCore:
                 due.append(again)
             if self._review_us is not None:
                 due.append(self._review_us)
+            due += self._effort_deadlines()
         if self._down_us is not None and not self._outage and self.state is not State.OVER:
             due.append(self._down_us + settings.outage_us)
         if self.state is not State.OVER:
@@ -178,6 +197,7 @@ class ClientCore:
             self._drop(UnavailableError("the broker did not answer the handshake"), now_us)
         elif self.state is State.UP:
             self._send_all(self.inbox.tick(now_us))
+            self._tick_effort(now_us)
             if self._pinged_us is not None:
                 if now_us >= self._dead_at(self._pinged_us):
                     self._drop(UnavailableError("the broker fell silent"), now_us)
@@ -393,6 +413,11 @@ class ClientCore:
             if kind == Kind.DELIVERY and self.state is State.UP:
                 self._on_delivery(item.frame, now_us)
                 return
+            if kind == Kind.BEST_EFFORT and self.state is State.UP:
+                self._on_best_effort(item.frame, now_us)
+                self.inbox.received(len(item.frame))
+                self._give_credit()
+                return
             message = wire.decode(item.frame)
             handler = _MESSAGES.get((self.state, type(message)))
             if handler is None:
@@ -416,6 +441,10 @@ class ClientCore:
         )
         self.state = State.UP
         self._datagram_port = message.datagrams
+        self._datagram_key = message.datagram_key
+        self._greet_us, self._greeted_us, self._hears = now_us, None, False
+        prefix = bytes(MessageId(message.publisher, message.broker, 0, 0))[:8]
+        self.effort.opened(prefix, self.limits, lambda: self.outbox.next_id(self._clock_ms))
         self._welcomed = True
         self._up_us = now_us
         self._places.arrived()
@@ -499,6 +528,7 @@ class ClientCore:
         self._send_all(say_again)
 
     def _on_ended(self, message: wire.Ended, now_us: int) -> None:
+        self.effort.end(message.number)
         self._out += self.inbox.ended(message, now_us)
 
     def _on_acked(self, message: wire.Acked, _now_us: int) -> None:
@@ -527,7 +557,81 @@ class ClientCore:
         self._out += self.inbox.delivered(frame, self.limits, now_us + self.skew_us)
         self._give_credit()
 
+    # --- best effort
+
+    def _on_best_effort(self, frame: bytes, now_us: int) -> None:
+        batch = EventBatch.parse(frame, self.limits, expect=Kind.BEST_EFFORT)
+        if self.effort.is_own(batch.channel) or batch.channel in self.inbox:
+            self._hand_out(self.effort.received(batch, self.limits, now_us, self.skew_us))
+
+    def _hand_out(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item.content, Gap):
+                self._out.append(Missed(number=item.number, gap=item.content))
+            else:
+                self._out.append(Delivered(number=item.number, batch=item.content, size=0))
+
+    def _on_datagram(self, item: Datagram, now_us: int) -> None:
+        """What is not sealed with this connection's key, or cannot be read, is dropped: UDP has no sender."""
+        if not self._datagram_key:
+            return
+        body = unseal(item.data, self._datagram_key, dialled=False)
+        if body is None:
+            return
+        self._greeted_us = now_us
+        if datagram_kind(item.data) == GREETING:
+            self._hears = body == b"\x01"
+        elif datagram_kind(item.data) == BEST_EFFORT:
+            with contextlib.suppress(PeerError):
+                self._on_best_effort(body, now_us)
+
+    def _passes(self, now_us: int) -> bool:
+        """Whether datagrams do, in both directions."""
+        return self._hears and self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+
+    def _greets(self) -> bool:
+        return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
+
+    def _effort_deadlines(self) -> list[int]:
+        due = self.effort.next_deadline()
+        found = [] if due is None else [due]
+        return [*found, self._greet_us] if self._greets() else found
+
+    def _tick_effort(self, now_us: int) -> None:
+        self._hand_out(self.effort.tick(now_us, self.skew_us))
+        endpoint = self.datagrams
+        if endpoint is not None and self._greets() and now_us >= self._greet_us:
+            heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+            self._greet_us = now_us + (GREET_US if self._hears else FIRST_GREET_US)
+            body = b"\x01" if heard else b"\x00"
+            self._out.append(SendTo(endpoint, seal(GREETING, self._datagram_key, body, dialled=True)))
+
+    def _send_best_effort(self, now_us: int) -> None:
+        """By datagram where they pass, else over the connection; without credit there it is dropped."""
+        endpoint = self.datagrams if self._passes(now_us) else None
+        for frame in self.effort.take():
+            if endpoint is not None:
+                sealed = seal(BEST_EFFORT, self._datagram_key, frame, dialled=True)
+                self._out.append(SendTo(endpoint, sealed))
+            elif self._connection is not None and self.outbox.spend(len(frame)):
+                self._out.append(Send(self._connection, frame))
+
+    def _subscribe_own(self, topic: str, where: str) -> int:
+        number, effects = self.subscribe(topic=topic, where=where, overflow="drop", buffer=0)
+        self._out += effects
+        return number
+
+    def _unsubscribe_own(self, number: int) -> None:
+        self._out += self.unsubscribe(number)
+
     # --- the application's side
+
+    def publish_best_effort(
+        self, topic: str, payload: bytes, attributes: Mapping[str, Value] | None, now_us: int
+    ) -> bytes:
+        """Queue one event that nobody keeps and nobody acknowledges; its id."""
+        self._clock_ms = (now_us + self.skew_us) // 1000
+        return self.effort.publish(topic, payload, attributes or {}, now_us)
 
     def publish(
         self,
@@ -543,14 +647,15 @@ class ClientCore:
         now_ms = (now_us + self.skew_us) // 1000
         return self.outbox.add(topic, attributes, payload, now_ms, durable=durable, identity=identity)
 
-    def flush(self) -> list[Effect]:
+    def flush(self, now_us: int = 0) -> list[Effect]:
         """Send what was published since the last time; also the credit that is due."""
-        self._send_publishes()
+        self._send_publishes(now_us)
         return self._take()
 
-    def _send_publishes(self) -> None:
+    def _send_publishes(self, now_us: int) -> None:
         if self.state is not State.UP or self._connection is None:
             return
+        self._send_best_effort(now_us)
         for frame in self.outbox.take():
             self._out.append(Send(self._connection, frame))
 
@@ -568,8 +673,11 @@ class ClientCore:
         shared: bool = False,
         key: str = "",
         until: str = "",
+        repair: RepairSettings | None = None,
+        now_us: int = 0,
     ) -> tuple[int, list[Effect]]:
-        """A new subscription's number; Began or Ended follows."""
+        """A new subscription's number; Began or Ended follows. With `repair`, begun at `now_us`, what is lost
+        of best-effort events is found out and asked for."""
         if len(self.inbox) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
         check_texts("subscription", topic, where, overflow, durable, token, ack, key, until)
@@ -593,9 +701,13 @@ class ClientCore:
         )
         if self.state is State.UP:
             self._send(request)
-        return request.number, self._take()
+        effects = self._take()
+        if repair is not None:
+            self.effort.repair(request.number, topic, where, repair, now_us + self.skew_us)
+        return request.number, effects + self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:
+        self.effort.end(number)
         tell, told = self.inbox.remove(number)
         self._out += told
         if tell and self.state is State.UP:
@@ -714,6 +826,7 @@ class ClientCore:
         self.inbox.check()
         self.sender.check()
         self.receiver.check()
+        self.effort.check()
 
     # --- helpers
 
@@ -748,6 +861,7 @@ _TRANSITIONS: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], No
     (State.OPENING, Closed): ClientCore._on_closed,
     (State.UP, Received): ClientCore._on_received,
     (State.UP, Closed): ClientCore._on_closed,
+    (State.UP, Datagram): ClientCore._on_datagram,
     (State.OVER, Opened): ClientCore._on_late_opened,
 }
 # Which control message a broker may send when; anything else breaks the protocol.

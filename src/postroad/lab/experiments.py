@@ -18,6 +18,7 @@ from postroad.lab import (
     durable_pfs,
     durable_scaling,
     queues_delivery,
+    repair,
     tracking_table2,
 )
 
@@ -131,6 +132,20 @@ EXPERIMENTS: Final = {
             seconds=discovery_security.SECONDS,
             run=discovery_security.run,
             notes=discovery_security.NOTES,
+        ),
+        Experiment(
+            name="repair-12",
+            about="Malekpour et al., section 4: 12 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_small,
+            notes=repair.NOTES,
+        ),
+        Experiment(
+            name="repair-46",
+            about="Malekpour et al., section 4: 46 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_large,
+            notes=repair.NOTES,
         ),
     )
 }

@@ -49,6 +49,7 @@ from postroad.seam.peers import Peer, Role
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.datagrams import DATAGRAM_KEY_BYTES
 from postroad.wire.frames import (
     CONTROL,
     CREDITED_KINDS,
@@ -134,6 +135,12 @@ class Links:
     def _new_key(self) -> bytes:
         return self._draw(1 << 128).to_bytes(16, "big")
 
+    def _new_datagram_key(self) -> bytes:
+        """For one connection; none where this broker takes no datagrams."""
+        if not self._settings.datagrams:
+            return b""
+        return self._draw(1 << 8 * DATAGRAM_KEY_BYTES).to_bytes(DATAGRAM_KEY_BYTES, "big")
+
     # -- addresses to keep linked ------------------------------------------------------------------
 
     def dial(self, address: str, now_us: int) -> None:
@@ -179,7 +186,14 @@ class Links:
     # -- connections come and go -------------------------------------------------------------------
 
     def opened(
-        self, turn: Turn, connection: int, *, dialled: str | None, certificate: str | None, loopback: bool
+        self,
+        turn: Turn,
+        connection: int,
+        *,
+        dialled: str | None,
+        certificate: str | None,
+        loopback: bool,
+        host: str = "",
     ) -> None:
         if connection in self._connections:
             raise BugError(f"connection {connection} opened twice")
@@ -188,6 +202,7 @@ class Links:
             dialled=dialled,
             certificate=certificate,
             loopback=loopback,
+            host=host,
             phase=Phase.ACCEPTED if dialled is None else Phase.DIALLED,
             opened_us=turn.now_us,
             heard_us=turn.now_us,
@@ -366,6 +381,8 @@ class Links:
             dialled=None,
             resumed=resumed,
             replaces=self._resuming.opened(number, state.number),
+            host=state.host,
+            datagram_key=self._new_datagram_key(),
         )
         self._welcomes(turn, state, peer, self._settings.client_window)
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
@@ -392,6 +409,9 @@ class Links:
             limits=smaller(self._limits, hello.limits),
             dialled=None,
             replaces=self._rival(hello.broker, hello.node, rank, role),
+            host=state.host,
+            datagrams=hello.datagrams,
+            datagram_key=self._new_datagram_key(),
         )
         state.rank = rank
         state.clock.heard(hello.time_us, turn.now_us)
@@ -425,6 +445,9 @@ class Links:
             limits=smaller(self._limits, welcome.limits),
             dialled=state.dialled,
             replaces=self._rival(welcome.broker, welcome.node, rank, role),
+            host=state.host,
+            datagrams=welcome.datagrams,
+            datagram_key=welcome.datagram_key,
         )
         state.rank = rank
         state.clock.measured(state.hello_us, welcome.time_us, turn.now_us)
@@ -461,6 +484,7 @@ class Links:
             resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
             datagrams=self._settings.datagrams,
             address=self._settings.address,
+            datagram_key=peer.datagram_key,
         )
         turn.send(state.number, encode(welcome))
 

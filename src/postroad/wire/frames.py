@@ -158,6 +158,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     resume_key: bytes = b""
     datagrams: int = 0  # the broker's UDP port, at the host that this connection leads to; 0: it has none
     address: str = ""  # HOST:PORT where others reach it; "" if it does not know
+    datagram_key: bytes = b""  # of the datagrams that go with this connection; b"": there are none
 
 
 class Refuse(Message, frozen=True, kw_only=True):
