@@ -12,7 +12,7 @@ from pathlib import Path
 from postroad.discovery.settings import DiscoveryConfig
 from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
-from postroad.links.access import AuthConfig
+from postroad.links.access import AuthConfig, QuotaConfig
 from postroad.links.connection import LinkSettings
 from postroad.queues.settings import QueueConfig
 from postroad.streams.settings import DeliveryConfig, StreamConfig
@@ -33,6 +33,7 @@ class BrokerConfig:
     durable: DurableConfig = field(default_factory=DurableConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     queues: QueueConfig = field(default_factory=QueueConfig)

@@ -2,8 +2,8 @@
 
 A request may cost a thousand times its bytes, and a reply much more. So frames that ask for work wait in a
 line per connection. A turn takes some from every line, one connection after the other, as many as keep it
-short: how many that is, is learned from how long turns took. A connection whose line is long is not read from:
-what it sends beyond waits in its own socket. One that does not read its replies is asked nothing.
+short: how many that is, is learned from how long turns took. A connection whose line is long is not read
+from: what it sends beyond waits in its own socket. One that does not read its replies is asked nothing.
 """
 
 from __future__ import annotations
