@@ -13,7 +13,7 @@ from postroad.besteffort.settings import BestEffortConfig
 from postroad.discovery.settings import DiscoveryConfig
 from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
-from postroad.links.access import AuthConfig
+from postroad.links.access import AuthConfig, QuotaConfig
 from postroad.links.connection import LinkSettings
 from postroad.queues.settings import QueueConfig
 from postroad.streams.settings import DeliveryConfig, StreamConfig
@@ -34,6 +34,7 @@ class BrokerConfig:
     durable: DurableConfig = field(default_factory=DurableConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
     besteffort: BestEffortConfig = field(default_factory=BestEffortConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)

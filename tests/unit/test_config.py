@@ -222,11 +222,13 @@ def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
     assert node.broker.delivery == default.broker.delivery
     assert node.broker.links == default.broker.links
     assert node.broker.durable == default.broker.durable
+    assert node.broker.quotas == default.broker.quotas
     sections = {
         "limits": node.broker.limits,
         "streams": node.broker.streams,
         "delivery": node.broker.delivery,
         "durable": node.broker.durable,
+        "quotas": node.broker.quotas,
     }
     for name, section in sections.items():
         names = [one.name for one in fields(section)] if is_dataclass(section) else section.__struct_fields__

@@ -334,7 +334,13 @@ class Broker:
         rooms = self._rooms
         for room in rooms.in_order:
             room.check()
-        for check in (rooms.delivery.check, rooms.intake.check, rooms.tracer.check, rooms.history.check):
+        for check in (
+            rooms.delivery.check,
+            rooms.intake.check,
+            rooms.quotas.check,
+            rooms.tracer.check,
+            rooms.history.check,
+        ):
             check()
         if self._upkeep_us > self._upkeep_deadline():
             raise BugError("a room has a deadline before the one that is kept")

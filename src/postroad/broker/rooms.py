@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from postroad.besteffort.forwarding import Forwarding
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
+from postroad.clients.quotas import Quotas
 from postroad.clients.requests import Requests
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
@@ -87,6 +88,7 @@ class Rooms:
             draw=draw,
             conflict=self.topology.conflict,
         )
+        self.quotas = Quotas(board, config=config.quotas, links=self.links)
         for address in config.dial:
             self.links.dial(address, now_us)
         self.interest = Interest(me, identity.boot, config.limits)
@@ -195,6 +197,7 @@ class Rooms:
                 topology=self.topology,
                 retired=self._retired,
                 tracking=tracking,
+                quotas=self.quotas,
                 report=self.releasing.report,
                 sent=self._sent,
                 now_us=now_us,
@@ -230,6 +233,7 @@ class Rooms:
             routing=self.routing,
             durable=self.subscribers,
             tracking=tracking,
+            quotas=self.quotas,
         )
         self.retiring = Retiring(
             board,
@@ -276,7 +280,7 @@ class Rooms:
             dials=bool(config.dial),
             draw=draw,
         )
-        Requests(board, links=self.links)
+        Requests(board, links=self.links, quotas=self.quotas)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
             board, interest=self.interest, inquiries=self.inquiries

@@ -99,6 +99,18 @@ class AuthConfig:
         return bool(self.tokens) or self.certificates
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaConfig:
+    """What one principal may have at this broker. Anonymous clients are one principal together."""
+
+    connections: int = 50_000
+    subscriptions: int = 1_000_000  # plain ones
+    names: int = 20_000  # durable subscriptions that belong to it
+    readers: int = 1_024
+    condition_cost: int = 12 << 20  # a million different conditions of the usual kind, or 1,500 searches
+    requests: int = 2_000  # a second
+
+
 class Access:
     """Answers for one configuration."""
 

@@ -138,6 +138,7 @@ def _node(top: _Table) -> NodeConfig:
         streams=_section(top.table("streams"), defaults.streams),
         delivery=_section(top.table("delivery"), defaults.delivery),
         durable=_section(top.table("durable"), defaults.durable),
+        quotas=_section(top.table("quotas"), defaults.quotas),
         tracking=_section(
             top.table("tracking"),
             defaults.tracking,

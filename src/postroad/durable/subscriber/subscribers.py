@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from postroad.clients.quotas import Quotas
 from postroad.durable.publisher.release import Report
 from postroad.durable.subscriber.claims import MAX_CLAIMS
 from postroad.durable.subscriber.consumers import DurableGroups
@@ -43,7 +44,8 @@ from postroad.durable.subscriber.subscriptions import (
 )
 from postroad.errors import BugError, DeletedError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
-from postroad.ids import SubscriptionKey, is_history, is_volatile, pubend_text
+from postroad.ids import SubscriptionKey, SubscriptionKind, is_history, is_volatile, pubend_text
+from postroad.links.access import ANONYMOUS
 from postroad.links.links import Links
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
@@ -95,6 +97,7 @@ class DurableSubscribers:
         topology: Topology,
         retired: Callable[[int], bool],
         tracking: Tracking | None,
+        quotas: Quotas,
         report: Callable[[int, Report], None],
         sent: Sent,
         now_us: int,
@@ -102,6 +105,8 @@ class DurableSubscribers:
         self._me, self._topology, self._tracking = me, topology, tracking
         self._links, self._interest, self._routing = links, interest, routing
         self._flood, self._report, self._sent = flood, report, sent
+        self._quotas = quotas
+        self._give_back: dict[int, Callable[[], None]] = {}  # by subscription: its part of a quota
         self._sessions = Sessions()
         # New subscriptions that were confirmed to nobody yet: who is missing; None while routing asks them.
         self._unconfirmed: dict[int, tuple[str, ...] | None] = {}
@@ -111,7 +116,9 @@ class DurableSubscribers:
         self._outputs: deque[Output] = deque()  # of hosting, not carried out yet
         self._wants: deque[Wants] = deque()  # curiosity among those, which comes last
         self._performing = False  # somebody is carrying them out
-        self.readers = Readers(me=me, links=links, interest=interest, routing=routing, flood=flood)
+        self.readers = Readers(
+            me=me, links=links, interest=interest, routing=routing, flood=flood, quotas=quotas
+        )
         self.hosting = Hosting(
             broker=me,
             boot=boot,
@@ -162,6 +169,9 @@ class DurableSubscribers:
         board.metrics(self.hosting.metrics)
         for subscription in self.hosting.subscriptions:
             self._interest.subscribe(durable_key(subscription.id), subscription.selector)
+            self._give_back[subscription.id] = self._quotas.restore(
+                subscription.principal or ANONYMOUS, SubscriptionKind.DURABLE, subscription.selector
+            )
         self._following.active = bool(len(self.hosting.subscriptions))
         self._version = self._interest.own_version if self._following.active else 0
         self._routing.add_host(self._following)
@@ -422,8 +432,12 @@ class DurableSubscribers:
     ) -> None:
         """Others are to know of a new subscription, and it begins."""
         try:
+            self._give_back[subscription.id] = self._quotas.take(
+                subscription.principal or ANONYMOUS, SubscriptionKind.DURABLE, subscription.selector
+            )
             updates = self._interest.subscribe(durable_key(subscription.id), subscription.selector)
         except UsageError:
+            self._give_back.pop(subscription.id, _nothing)()
             self._forget(turn, session)
             self._groups.delete(turn, subscription.id)
             self.hosting.delete(turn, subscription.name)
@@ -621,6 +635,7 @@ class DurableSubscribers:
                 turn, subscription.session, DeletedError(f"the durable subscription {name!r} was deleted")
             )
         number = self.hosting.delete(turn, name)
+        self._give_back.pop(number)()
         self.moving.unclaim(name)
         self._unconfirmed.pop(number, None)
         for ticket in self._groups.delete(turn, number):
@@ -684,3 +699,7 @@ class DurableSubscribers:
         self._sessions.check()
         if self._outputs or self._wants:
             raise BugError("hosting: something that it asked for was never carried out")
+
+
+def _nothing() -> None:
+    pass
