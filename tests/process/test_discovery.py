@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.certificates import Certificates
 from tests.worlds.namespaces import Hub, Namespace, need_namespaces
 from tests.worlds.processes import SOURCE, wait_until
 
@@ -128,9 +129,7 @@ def names(answer: Any) -> list[str]:
     return sorted(row["broker"] for row in answer["responses"])
 
 
-def test_a_discovery_node_knows_brokers_and_the_network_spreads_the_request(
-    run: Run, space: Namespace
-) -> None:
+def test_a_discovery_node_knows_a_broker_and_the_network_spreads_requests(run: Run, space: Namespace) -> None:
     """Spec V1, V2, V4 to V7; paper 9, linear topology: one broker is registered, all are found."""
     _, bdn = run.start(space, "bdn", "bdn", "--listen", "127.0.0.1:0")
     _, first = run.broker(space, "b1", "--bdn", bdn)
@@ -145,7 +144,8 @@ def test_a_discovery_node_knows_brokers_and_the_network_spreads_the_request(
     assert answer["chosen"] in names(answer)
     for row in answer["responses"]:
         assert {"broker", "address", "delay_ms", "weight", "ping_ms"} <= row.keys()
-        assert 0 < row["ping_ms"] < 1000
+        assert row["ping_ms"] is None or 0 < row["ping_ms"] < 1000
+    assert any(row["ping_ms"] for row in answer["responses"])
     assert {"request", "responses", "ping", "total"} <= answer["phases_ms"].keys()
     # People get the same, and the reason of the choice.
     text = run.command(space, "discover", "--bdn", bdn, *off).stdout
@@ -256,6 +256,47 @@ def test_only_who_has_the_token_is_answered(run: Run, space: Namespace) -> None:
     # By multicast neither.
     assert run.command(space, "discover", "--json", "--timeout", "1").returncode == 1
     assert names(run.ask(space, "discover", "--json", "--token", "s3cret")) == ["b1"]
+
+
+def test_a_private_node_announces_itself_and_answers_who_has_its_token(run: Run, space: Namespace) -> None:
+    """Spec V3: the broker names no discovery node; it advertises to the one that shows the token."""
+    config = run.folder / "broker.toml"
+    config.write_text('auth.token = "s3cret"\n[discovery]\nprivate_nodes = true\nmulticast = false\n')
+    _, address = run.broker(space, "b1", "--config", str(config))
+    token = ("--token", "s3cret")
+    _, node = run.start(space, "bdn", "bdn", "--listen", "127.0.0.1:0", "--private", address, *token)
+    asked = ("discover", "--json", "--interface", "off", "--bdn", node, "--timeout", "1")
+    wait_until(lambda: run.command(space, *asked, *token).returncode == 0, "it is found")
+    assert run.command(space, *asked).returncode == 1
+
+
+def test_with_certificates_only_who_has_one_finds_anybody(run: Run, space: Namespace) -> None:
+    """Spec V10: all is signed and encrypted; who has no certificate of the authority is not answered."""
+    certificates = Certificates(run.folder)
+
+    def files(name: str) -> tuple[str, ...]:
+        certificate, key = certificates.issue(name)
+        return "--tls-cert", certificate, "--tls-key", key, "--tls-ca", str(certificates.ca)
+
+    _, node = run.start(space, "bdn", "bdn", "--listen", "127.0.0.1:0", *files("bdn"))
+    run.broker(space, "b1", "--mutual", *files("b1"), "--bdn", node)
+    asked = ("discover", "--json", "--bdn", node, "--timeout", "1")
+    own = files("alice")
+    wait_until(lambda: run.command(space, *asked, *own).returncode == 0, "it is found")
+    assert names(run.ask(space, "discover", "--json", *own)) == ["b1"]  # by multicast, too
+    assert run.command(space, *asked).returncode == 1
+    assert run.command(space, *asked, "--token", "guess").returncode == 1
+
+
+def test_a_broker_that_is_announced_by_mdns_is_found_where_nobody_else_answers(
+    run: Run, space: Namespace
+) -> None:
+    """DNS-SD: `_postroad._tcp.local.`; the broker takes no part in our own multicast group."""
+    config = run.folder / "broker.toml"
+    config.write_text("[discovery]\nmulticast = false\nmdns = true\n")
+    run.broker(space, "b1", "--config", str(config))
+    answer = run.ask(space, "discover", "--json", "--interface", "127.0.0.1", "--timeout", "20")
+    assert names(answer) == ["b1"]
 
 
 def topologies() -> dict[str, list[tuple[str, str]]]:

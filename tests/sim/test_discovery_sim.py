@@ -164,19 +164,20 @@ def links_of(world: DiscoveryWorld, name: str) -> list[dict[str, object]]:
     return rows
 
 
-def test_a_crowd_that_arrives_at_once_spreads_over_equally_near_brokers() -> None:
-    """10,000 in all, of which this many are searches; the rest of the argument is the same for each."""
+@pytest.mark.parametrize("crowd", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_crowd_that_arrives_at_once_spreads_over_equally_near_brokers(crowd: int) -> None:
+    """Usage lags: were all to take the least busy one, it would be the busiest."""
     world = DiscoveryWorld(6, lambda *_: 10 * MS, quality=Quality(jitter_us=JITTER_US))
     world.node("n")
     for number in range(5):
         world.broker(f"b{number}", links=[f"b{number - 1}"] if number else [], nodes=["n"])
     world.run(15 * SECOND_US)
-    requesters = [world.requester(f"c{number}", nodes=["n"]) for number in range(300)]
+    requesters = [world.requester(f"c{number}", nodes=["n"]) for number in range(crowd)]
     world.run(6 * SECOND_US)
     counts = Counter(chosen(one) for one in requesters)
     assert set(counts) == set(world.brokers)
-    assert min(counts.values()) >= 30
-    assert max(counts.values()) <= 100
+    assert min(counts.values()) >= crowd / 10
+    assert max(counts.values()) <= crowd / 3
 
 
 class Attacker:

@@ -28,7 +28,7 @@ from postroad.discovery.envelopes import Envelopes, Opened, Sealer
 from postroad.discovery.memory import Memory
 from postroad.discovery.policy import Policy, credential
 from postroad.discovery.rates import Rate
-from postroad.discovery.search import Search, Stage
+from postroad.discovery.search import MAX_KNOWN, Search, Stage
 from postroad.discovery.settings import MAX_NODES, DiscoveryConfig
 from postroad.errors import BugError, PeerError
 from postroad.ids import Identity
@@ -61,6 +61,7 @@ from postroad.wire.discovery import (
 )
 from postroad.wire.frames import Discover, encode
 
+TABLE: Final = "discovery_targets"  # endpoint of a broker that was found last -> nothing
 MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
 REQUESTS_A_SECOND: Final = 5_000
 RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
@@ -146,7 +147,8 @@ class Discovery:
         self._usage = Usage()
         self._secret = b""  # what discovery nodes pass requests on with; drawn when it is first needed
         self._group = endpoint(config.group) if config.group else None
-        self._known = tuple(endpoint(one) for one in config.known)
+        self._has_disk = board.has_disk
+        self._known = tuple(read_target(key, row) for key, row in board.table(TABLE, read_target).items())
         self._nodes = {endpoint(one): _Node(now_us) for one in config.nodes}  # at most MAX_NODES
         self._told = (0, 0)  # our network and its members, as last advertised
         self._search: Search | None = None
@@ -437,6 +439,7 @@ class Discovery:
                     if one.address not in self._joined:
                         self._joined.append(one.address)
                         turn.note("info", f"found broker {one.response.name!r} at {one.address}: linking")
+            self._remember(turn, [one.endpoint for one in search.found.candidates])
             # An address that turned out dead is not kept for ever.
             for address in self._joined[: -2 * self._config.links]:
                 self._joined.remove(address)
@@ -445,6 +448,15 @@ class Discovery:
             turn.note("info", f"no broker to link with yet: {search.error}")
         self._search_us = turn.now_us + self._search_pause_us
         self._search_pause_us = min(2 * self._search_pause_us, SEARCH_LAST_US)
+
+    def _remember(self, turn: Turn, targets: list[Endpoint]) -> None:
+        """The target set, for a start at which nobody else is there to ask (paper 7)."""
+        before, self._known = self._known, tuple(targets[:MAX_KNOWN])
+        rows: list[tuple[bytes, bytes | None]] = [(_row(one), None) for one in before]
+        rows = [row for row in rows if row[0] not in {_row(one) for one in self._known}]
+        rows += [(_row(one), b"") for one in self._known if one not in before]
+        if rows and self._has_disk:
+            turn.save(TABLE, rows, then=None)
 
     # ---- time
 
@@ -524,6 +536,14 @@ class Discovery:
             raise BugError(f"{len(self._nodes)} discovery nodes, the most is {MAX_NODES}")
         if self._search is not None:
             self._search.check()
+
+
+def _row(target: Endpoint) -> bytes:
+    return msgspec.msgpack.encode(target)
+
+
+def read_target(key: bytes, _value: bytes) -> Endpoint:
+    return msgspec.msgpack.decode(key, type=tuple[str, int])
 
 
 def check_discover(message: Discover) -> None:

@@ -46,6 +46,7 @@ MAX_KNOWN: Final = 32  # brokers of last time that are asked
 PERSISTENT: Final = 3  # attempts, before those who should answer and do not are given up
 QUIET_US: Final = 2 * MILLISECOND_US  # at least, without news before nobody else is expected
 PING_EVERY_US: Final = MILLISECOND_US
+GRACE_US: Final = 2 * MILLISECOND_US  # machines are busy, too
 MORE_ROUNDS: Final = 6  # of pings, for those who did not answer the first ones
 SILENT_ROUND_US: Final = 150 * MILLISECOND_US  # between rounds while nobody has answered
 DOUBT_SHARE: Final = 0.2  # of an estimated delay: clocks and paths are not what they seem
@@ -141,6 +142,13 @@ class Search:
             message = self._envelopes.unpack(datagram.data, now_us).message
             self._heard(message, datagram.source, now_us)
             self._tick(now_us)
+        return self._take()
+
+    def also(self, endpoint: Endpoint, now_us: int) -> list[SendTo]:
+        """There may be a broker, too."""
+        if self.stage is Stage.GATHERING and len(self._contacts) < MAX_CONTACTS:
+            contact = self._contacts.setdefault(endpoint, _Contact(False))
+            self._out.append(SendTo(endpoint, self._request(contact, now_us)))
         return self._take()
 
     def tick(self, now_us: int) -> list[SendTo]:
@@ -331,7 +339,7 @@ class Search:
         best_us = self._best_us()
         if self._rounds < self._settings.pings:
             return self._round_us + PING_EVERY_US
-        return self._round_us + (SILENT_ROUND_US if best_us is None else near_limit_us(best_us))
+        return self._round_us + (SILENT_ROUND_US if best_us is None else near_limit_us(best_us) + GRACE_US)
 
     def _ping_on(self, now_us: int) -> None:
         if self._rounds >= self._settings.pings and all(all(sent.values()) for sent in self._pinged.values()):

@@ -59,7 +59,6 @@ class DiscoveryConfig:
     nodes: tuple[str, ...] = ()  # HOST:PORT of discovery nodes to advertise to
     multicast: bool = True  # whether the driver is to name a group
     group: str = ""  # HOST:PORT of the multicast group; "": none
-    known: tuple[str, ...] = ()  # HOST:PORT of brokers to ask where there is no discovery node
     mdns: bool = False  # announce it by mDNS/DNS-SD, too
     join: bool = False  # look for brokers to link with
     links: int = 2  # that many, so that one may die

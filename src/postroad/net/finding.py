@@ -25,6 +25,7 @@ from postroad.discovery.settings import MULTICAST_GROUP, SearchSettings
 from postroad.errors import PeerError, UnavailableError, UsageError
 from postroad.net.clock import Clock
 from postroad.net.datagrams import Datagrams
+from postroad.net.mdns import browse, has_mdns
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import SECOND_US
 
@@ -35,6 +36,7 @@ ANY: Final = "0.0.0.0"
 OFF: Final = "off"
 DEFAULT_GROUP: Final = parse_address(MULTICAST_GROUP)
 MAX_FILE_BYTES: Final = 64 << 10
+MDNS_AFTER_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,10 @@ async def find(where: Where) -> Found:
         envelopes=Envelopes(where.sealer),
         token=where.token,
     )
-    found = await _Run(search, where.interface if where.interface != OFF else ANY).result()
+    if where.interface == OFF:
+        found = await _Run(search, ANY, None).result()
+    else:
+        found = await _Run(search, where.interface, where.interface).result()
     if where.remember:
         remember(one.address for one in found.candidates)
     return found
@@ -78,8 +83,9 @@ async def find(where: Where) -> Found:
 class _Run:
     """One search under way."""
 
-    def __init__(self, search: Search, interface: str) -> None:
+    def __init__(self, search: Search, interface: str, mdns: str | None) -> None:
         self._search = search
+        self._mdns = mdns  # the interface to ask by, None: by none
         self._clock = Clock()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -102,10 +108,14 @@ class _Run:
         self._sockets += box
 
     async def result(self) -> Found:
+        browsing = None if self._mdns is None else self._loop.create_task(self._browse(self._mdns))
         try:
             self._perform(self._search.start(self._clock.now_us()))
             await self._over
         finally:
+            if browsing is not None:
+                browsing.cancel()
+                await asyncio.wait([browsing])
             if self._timer is not None:
                 self._timer.cancel()
             for one in self._sockets:
@@ -113,6 +123,16 @@ class _Run:
         if self._search.found is None:
             raise self._search.error or UnavailableError("no broker was found")
         return self._search.found
+
+    async def _browse(self, interface: str) -> None:
+        """mDNS takes its time, and the library half a second to import: only where nobody answers at once."""
+        await asyncio.sleep(MDNS_AFTER_S)
+        if has_mdns():
+            with contextlib.suppress(OSError):  # an interface without multicast
+                await browse(interface, self._also)
+
+    def _also(self, endpoint: Endpoint) -> None:
+        self._perform(self._search.also(endpoint, self._clock.now_us()))
 
     def _take(self, heard_by: Datagrams, arrived: Sequence[Datagram]) -> None:
         for one in arrived:

@@ -33,6 +33,7 @@ from postroad.net.finding import resolve
 from postroad.net.historian import Historian
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
+from postroad.net.mdns import announced
 from postroad.net.sealing import load_sealer
 from postroad.net.server import Server
 from postroad.net.serving import Sockets, open_sockets, serve
@@ -135,7 +136,11 @@ async def _serve(node: _Node) -> int:
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
     _warn(config, about["address"])
-    code = await serve(server, node.sockets, about, node.details())
+    async with contextlib.AsyncExitStack() as stack:
+        if discovery.mdns and discovery.enabled:
+            place = parse_address(about["address"])
+            await stack.enter_async_context(announced(node.identity.name, node.identity.number, place))
+        code = await serve(server, node.sockets, about, node.details())
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
