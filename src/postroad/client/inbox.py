@@ -253,6 +253,8 @@ class Inbox:
         shared = subscription.request.shared
         gap, rows = _taken(batch) if shared else subscription.streams.take(batch, limits)
         if gap is not None:
+            if subscription.left is not None:  # what is told now, SUBSCRIBED need not tell again
+                subscription.left[1][batch.pubend] = gap.end
             # A Gap alone takes its part of the window too: who never reads must not collect them for ever.
             out.append(Missed(number=number, gap=gap, size=len(frame) if rows is None else 0))
         if rows is not None:

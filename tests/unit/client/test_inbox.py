@@ -150,6 +150,24 @@ def test_what_was_deleted_meanwhile_begins_anew_with_gaps(early: bool) -> None:
     assert script.take(fx.Missed) == [], "it was there"
 
 
+def test_a_gap_that_a_delivery_told_is_not_told_again_by_what_began_anew() -> None:
+    """The name was made at two brokers that did not know of each other, and the first one has it again."""
+    script = Script()
+    script.up()
+    number = durable(script)
+    script.say(delivery(number, P, 10, [12]))
+    again(script)
+    script.say(
+        wire.Subscribed(number=number, token=CheckpointToken({P + 1: 5}).to_json(), created=True, born=8)
+    )
+    script.take(fx.Missed)
+    again(script)
+    token = CheckpointToken({P: 80, P + 1: 5}).to_json()
+    script.say(delivery(number, P, 90, [95]), wire.Subscribed(number=number, token=token, born=7))
+    told = [one.gap for one in script.take(fx.Missed)]
+    assert [(gap.start, gap.end) for gap in told if gap.pubend == pubend_text(P)] == [(12, 90)]
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_was_deleted_begins_anew_with_gaps_although_the_first_word_of_it_was_lost(shared: bool) -> None:
     """D8: that it was created is said once, and the connection broke before that came."""

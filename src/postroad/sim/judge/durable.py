@@ -125,6 +125,9 @@ class Reader:
         self.absent: list[tuple[int, int]] = []
         # It may have begun anew: pubends of which its client may say that it missed something; 0: of others.
         self.anew: set[int] = set()
+        # Its name may have been made at two brokers that had not heard of each other. When they meet, it goes
+        # on with one of the two, which is not always the one that its client had last.
+        self._made_twice = False
         self.repeats = 0
         self.got: dict[int, _Got] = {}
         self._records = records
@@ -198,7 +201,8 @@ class Reader:
             self.began_us, self.home = now_us, broker
             if opened_us > self.absent[-1][0]:  # else this may have been on its way before
                 self.absent[-1] = (self.absent[-1][0], now_us)
-        if self.ack and (deleted or self._records.unheard_of(self, broker)):
+        self._made_twice |= self._records.unheard_of(self, broker)
+        if self.ack and (deleted or self._made_twice):
             # Its name is gone, or could not be known there: it may have begun anew (docs/simulator.md).
             known = {*self.begins, *self.got, *self._position, *self._named}
             owed_gaps = resumed and not self.since_us  # else it begins there again, and has missed nothing
