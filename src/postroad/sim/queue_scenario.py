@@ -19,7 +19,7 @@ from postroad.ids import Identity
 from postroad.links.connection import LinkSettings
 from postroad.queues.settings import QueueConfig
 from postroad.sim.durable_life import stored_in
-from postroad.sim.judge.queues import QueueLedger, check_one_responsible, check_whole
+from postroad.sim.judge.queues import QueueLedger, check_one_responsible, check_whole, cores_of
 from postroad.sim.judge.violation import Violation
 from postroad.sim.machine.disk import CrashStyle
 from postroad.sim.machine.network import Network
@@ -30,7 +30,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
 SETTLE_US: Final = 90 * SECOND_US
-CALM_US: Final = 5 * SECOND_US  # after which a broker that joined is counted on
+LEAST_ELECTORS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +247,8 @@ class QueueScenario:
             check_whole(self.brokers(), range(self.config.arcs), self.config.replicas)
         except Violation:
             return
+        if not self._has_electors():
+            return
         # Never the first: it was told of nobody, and would found once more.
         name = chance.choice(list(self.processes)[1:])
         if not self.processes[name].running:
@@ -257,3 +259,11 @@ class QueueScenario:
         self._addresses.append(f"b{self._last}:7420")
         process = self._process(self._last)
         self.world.after(chance.randrange(SECOND_US, 12 * SECOND_US), lambda: self._start(process))
+
+    def _has_electors(self) -> bool:
+        """Whether a majority of every arc's electors is left without any one of them."""
+        for arc in range(self.config.arcs):
+            for _, core in cores_of(self.brokers(), arc):
+                if core.serving and core.view is not None and len(core.view.electors) < LEAST_ELECTORS:
+                    return False
+        return True
