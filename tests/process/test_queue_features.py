@@ -225,6 +225,38 @@ def test_access_rules_and_the_owner_of_a_name(brokers: Brokers, tmp_path: Path) 
     run(test())
 
 
+def test_without_a_disk_a_broker_that_restarts_is_another_one_and_takes_its_state_from_the_others(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    """The paper's own setting (spec Q11, responsibility 5)."""
+    extra = configured(tmp_path, "[queues]\nmemory_only = true\n")
+    network = [brokers.start("b1", extra=extra)]
+    for name in ("b2", "b3"):
+        network.append(brokers.start(name, *[broker.address for broker in network], extra=extra))
+
+    async def test() -> None:
+        await linked(*network)
+        async with queue_client(network[0].address) as client:
+            shop = client.source("shop")
+            assert await shop.send("stock", b"1") == "kept"
+            async with asyncio.timeout(60):
+                while len((await client.request("queues"))["queues"][0]["replicas"]) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            network[2].stop()
+            assert await shop.send("stock", b"2") == "kept"
+            network[2].start()
+            async with asyncio.timeout(60):
+                while len((await client.request("queues"))["queues"][0]["replicas"]) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        network[0].kill()
+        async with queue_client(network[2].address) as client:
+            number, joined = await client.receive("stock")
+            assert joined.code == ""
+            assert await accept_all(client, number, 2) == [b"1", b"2"]
+
+    run(test())
+
+
 def test_what_breaks_the_protocol_ends_its_own_connection_only(brokers: Brokers) -> None:
     broker = brokers.start("b1")
     good = frames.Posting(inbox="stock", id=2, after=1, payload=b"")
