@@ -92,20 +92,28 @@ class Load:
 
     async def consume(self) -> None:
         done: set[bytes] = set()
+        unanswered: dict[bytes, int] = {}  # what was accepted, as far as nobody answered
+
+        async def accept(client: QueueClient, number: int, key: bytes, payload: int) -> None:
+            unanswered[key] = payload
+            settled = await client.settle(number, key)
+            while settled.code:
+                settled = await client.settle(number, key)
+            del unanswered[key]
+            if settled.outcomes == ("accepted",) and key not in done:
+                done.add(key)
+                self.accepted.append(payload)
 
         async def act(client: QueueClient) -> None:
             number, joined = await client.receive(self.inbox, consumer=self._consumer)
             assert joined.code in ("", "unavailable"), joined
             while joined.code:
                 number, joined = await client.receive(self.inbox, consumer=self._consumer)
+            for key, payload in list(unanswered.items()):
+                await accept(client, number, key, payload)
             while not self.stopped or len(self.accepted) < len(self.kept):
                 message = await client.take()
-                settled = await client.settle(number, message.key)
-                while settled.code:
-                    settled = await client.settle(number, message.key)
-                if settled.outcomes == ("accepted",) and message.key not in done:
-                    done.add(message.key)
-                    self.accepted.append(int(message.payload))
+                await accept(client, number, message.key, int(message.payload))
 
         await self._connected(act)
 
