@@ -1,4 +1,4 @@
-"""The broker's side of clock skew (spec T5, paper 3.2).
+"""The broker's side of clock skew (spec T5, paper 3.2), and offsets between the clocks of nodes (spec V9).
 
 A publisher adds an adjustment to its clock, set at connect; its ids carry the sum. For every publish frame
 the broker checks |tb - (t + delta)| <= Ts for the newest id, and if that fails sends back what to add to the
@@ -8,11 +8,15 @@ sent before the correction arrived is no new evidence.
 
 An id ahead of the broker's clock proves a skew. One behind it may have waited at the publisher, for credit or
 for a connection, so the publisher measures before it believes that (`client.core`).
+
+Between nodes an offset is measured as NTP does it: a question and its answer, half the round trip taken off.
+Whatever waits on one way only falsifies a measurement by half of its wait, so of the last ones that with the
+least round trip counts, and its error is at most half of that.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Final
 
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -20,6 +24,39 @@ from postroad.units import MILLISECOND_US, SECOND_US
 REPEAT_US: Final = SECOND_US
 BOUNDS_US: Final = 20 * MILLISECOND_US  # how long the bounds serve that tell most ids from those to look at
 MAX_CORRECTED: Final = 10_000  # publishers whose last correction is remembered
+OFFSET_SAMPLES: Final = 8
+
+
+class ClockOffset:
+    """How far another node's clock is ahead of ours."""
+
+    __slots__ = ("_guess_us", "_samples")
+
+    def __init__(self) -> None:
+        self._guess_us = 0  # the offset, as long as nothing was measured
+        self._samples: deque[tuple[int, int]] = deque(maxlen=OFFSET_SAMPLES)  # (round trip, offset)
+
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._samples)
+
+    def measured(self, sent_us: int, their_us: int, now_us: int) -> None:
+        """We asked at `sent_us`, and heard now that their clock was at `their_us`."""
+        self._samples.append((max(0, now_us - sent_us), their_us - (sent_us + now_us) // 2))
+
+    def heard(self, their_us: int, now_us: int) -> None:
+        """Their clock was at `their_us` when they sent what we hear now: less the time it took, a guess."""
+        self._guess_us = their_us - now_us
+
+    @property
+    def round_trip_us(self) -> int:
+        """The least of the last ones."""
+        return min(self._samples)[0] if self._samples else 0
+
+    @property
+    def offset_us(self) -> int:
+        """To be added to our clock; 0 while nothing is known."""
+        return min(self._samples)[1] if self._samples else self._guess_us
 
 
 class SkewCheck:

@@ -99,4 +99,4 @@ def test_every_command_that_prints_has_json() -> None:
             without.append(words)
 
     walk(typer.main.get_command(app), "")
-    assert without == ["up"]
+    assert without == ["up", "bdn"]

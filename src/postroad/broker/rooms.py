@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from postroad.besteffort.forwarding import Forwarding
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
+from postroad.clients.quotas import Quotas
 from postroad.clients.requests import Requests
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
-from postroad.config import BrokerConfig
+from postroad.config import BrokerConfig, parse_address
+from postroad.discovery.envelopes import Sealer
+from postroad.discovery.room import Discovery
 from postroad.durable.publisher.pubend import DurablePubend
 from postroad.durable.publisher.publishing import DurablePublishing
 from postroad.durable.publisher.release import RetentionPolicy
@@ -61,6 +65,7 @@ class Rooms:
         tracking: Tracking | None,
         streams: Mapping[LogStream, StreamEnd] | None,
         refuse: Callable[[Turn, int, PeerError], None],
+        sealer: Sealer | None,
     ) -> None:
         me = identity.number
         self.tracking = tracking
@@ -83,6 +88,7 @@ class Rooms:
             draw=draw,
             conflict=self.topology.conflict,
         )
+        self.quotas = Quotas(board, config=config.quotas, links=self.links)
         for address in config.dial:
             self.links.dial(address, now_us)
         self.interest = Interest(me, identity.boot, config.limits)
@@ -150,6 +156,18 @@ class Rooms:
             clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
             refuse=refuse,
         )
+        self.besteffort = Forwarding(
+            board,
+            me=me,
+            config=config.besteffort,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            publishers=publishers,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+        )
         self.releasing = Releasing(
             board,
             me=me,
@@ -179,6 +197,7 @@ class Rooms:
                 topology=self.topology,
                 retired=self._retired,
                 tracking=tracking,
+                quotas=self.quotas,
                 report=self.releasing.report,
                 sent=self._sent,
                 now_us=now_us,
@@ -214,6 +233,7 @@ class Rooms:
             routing=self.routing,
             durable=self.subscribers,
             tracking=tracking,
+            quotas=self.quotas,
         )
         self.retiring = Retiring(
             board,
@@ -225,6 +245,21 @@ class Rooms:
         )
         volatile = config.queues.memory_only or streams is None
         node = ring_id(identity.node, identity.boot, volatile=volatile)
+        self.discovery = Discovery(
+            board,
+            me=identity,
+            config=config.discovery,
+            auth=config.auth,
+            token=config.links.token,
+            address=config.links.address,
+            endpoint=parse_address,
+            links=self.links,
+            flooding=self.flooding,
+            topology=self.topology,
+            draw=draw,
+            sealer=sealer,
+            now_us=now_us,
+        )
         self.ring = Ring(
             board,
             me=node,
@@ -252,7 +287,7 @@ class Rooms:
             dials=bool(config.dial),
             draw=draw,
         )
-        Requests(board, links=self.links)
+        Requests(board, links=self.links, quotas=self.quotas)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
             board, interest=self.interest, inquiries=self.inquiries
@@ -266,6 +301,8 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.besteffort,
+            self.discovery,
             self.ring,
             self.queues,
         )
@@ -275,6 +312,7 @@ class Rooms:
     def close(self, turn: Turn) -> None:
         """The process ends: everybody saves what waits for it."""
         self.ring.leave(turn)
+        self.discovery.close(turn)
         if self.subscribers is not None:
             self.subscribers.close(turn)
         self.releasing.close(turn)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from postroad.client.places import Choice
 from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
 from postroad.seam.datagrams import Datagram, SendTo
@@ -44,7 +45,20 @@ class Closed:
     error: PostroadError | None = None
 
 
-Input = Opened | DialFailed | Received | Closed | Datagram
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What came of a Seek: brokers, the best first; none, and the reason."""
+
+    choices: tuple[Choice, ...] = ()
+    reason: str = ""
+
+
+Input = Opened | DialFailed | Received | Closed | Datagram | Found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seek:
+    """Look for brokers; Found follows."""
 
 
 # --- what the application is told
@@ -167,11 +181,65 @@ class Answered:
     body: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Parcels of the sender, by their ordinals, are kept by the brokers that answer for their inboxes."""
+
+    ordinals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Parcels that are not sent any more; the error says what is known of them."""
+
+    ordinals: tuple[int, ...]
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """Parcels whose messages are all accepted by consumers."""
+
+    ordinals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """An inbox is received from; also after each reconnect."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """There may be messages for an inbox, to be asked for one by one (`receiver.next`)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxEnded:
+    """An inbox is not received from any more."""
+
+    number: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a message that was settled under this ticket; with an error that is not known."""
+
+    ticket: int
+    outcome: str
+    error: PostroadError | None
+
+
 Effect = (
     Send
     | SendTo
     | Close
     | Dial
+    | Seek
     | Up
     | Down
     | Outage
@@ -187,4 +255,11 @@ Effect = (
     | Acknowledged
     | Heard
     | Answered
+    | Kept
+    | Refused
+    | Confirmed
+    | Joined
+    | Arrived
+    | InboxEnded
+    | Verdict
 )

@@ -41,7 +41,9 @@ class Dialler:
 
     def add(self, address: str, now_us: int) -> None:
         if len(self._addresses) >= MAX_ADDRESSES:
-            raise UsageError(f"at most {MAX_ADDRESSES} addresses to link with")
+            raise UsageError(
+                f"{address} is one address too many: a broker links with at most {MAX_ADDRESSES}"
+            )
         self._addresses.setdefault(address, _Address(now_us))
         self._recount()
 

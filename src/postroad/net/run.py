@@ -17,18 +17,24 @@ import uvloop
 
 from postroad import kernel
 from postroad.broker.core import Broker
-from postroad.config import NodeConfig, parse_address
+from postroad.config import NodeConfig, format_address, parse_address
+from postroad.discovery.sealing import CertificateSealer
+from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
 from postroad.durable.publisher.pubend_rows import read_facts, refuse_lower_limits
+from postroad.errors import UsageError
 from postroad.ids import Identity
 from postroad.links.handshake import MAX_WINDOW
 from postroad.links.links import LinkSettings
 from postroad.net import log
 from postroad.net.clock import Clock
 from postroad.net.configure import is_loopback, is_wildcard
+from postroad.net.finding import resolve
 from postroad.net.historian import Historian
 from postroad.net.listen import connection_limit
 from postroad.net.log import LOGGER
+from postroad.net.mdns import announced
+from postroad.net.sealing import load_sealer
 from postroad.net.server import Server
 from postroad.net.serving import Sockets, open_sockets, serve
 from postroad.net.tls import client_context, server_context
@@ -103,15 +109,17 @@ async def _serve(node: _Node) -> int:
     storage = Storage(config.data, wake=wake)
     stored = _stored(storage)
     refuse_lower_limits(stored.load(PUBENDS_TABLE, read_facts), stored.streams, config.broker.limits)
+    discovery, sealer = await _discovery(node)
     tracking, historian = _history(config, node.identity.number, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
-        replace(config.broker, about=tuple(about.items()), links=node.links()),
+        replace(config.broker, about=tuple(about.items()), links=node.links(), discovery=discovery),
         node.identity,
         draw=secrets.randbelow,
         now_us=clock.now_us(),
         tracking=tracking,
         stored=stored,
+        sealer=sealer,
     )
     server = Server(
         core,
@@ -128,10 +136,34 @@ async def _serve(node: _Node) -> int:
     # The parser takes half a second to import, which the first condition must not cost everybody.
     Selector.parse("", "ready = TRUE")
     _warn(config, about["address"])
-    code = await serve(server, node.sockets, about, node.details())
+    async with contextlib.AsyncExitStack() as stack:
+        if discovery.mdns and discovery.enabled:
+            place = parse_address(about["address"])
+            await stack.enter_async_context(announced(node.identity.name, node.identity.number, place))
+        code = await serve(server, node.sockets, about, node.details())
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
+
+
+async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | None]:
+    """With addresses that need no DNS, and with certificates where every peer is asked for one."""
+    config = node.config
+    asked = config.broker.discovery
+    # A broker on loopback uses the loopback interface only, and that has no multicast for IPv6.
+    over_ipv6 = ":" in parse_address(node.sockets.address)[0]
+    group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
+    nodes = await resolve(asked.nodes)
+    discovery = replace(asked, group=group, nodes=tuple(format_address(*one) for one in nodes))
+    if not config.tls.require_client_certificate:
+        return discovery, None
+    try:
+        return discovery, load_sealer(config.tls)
+    except UsageError as error:
+        if asked.nodes or asked.join:
+            raise
+        LOGGER.warning("this broker is not to be discovered: %s", error)
+        return replace(discovery, enabled=False, group=""), None
 
 
 def _history(

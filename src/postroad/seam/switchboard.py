@@ -77,6 +77,8 @@ class Switchboard:
 
     def request(self, what: str, handler: Handle, needs: str = "") -> None:
         """What clients ask for. A handler raises UsageError or UnavailableError if it cannot be."""
+        if needs not in ("", "admin"):
+            raise BugError(f"the request {what!r} needs the right {needs!r}, which nobody checks")
         _claim(self.requests, what, (handler, needs))
 
     def query(self, what: str, handler: Asked) -> None:

@@ -1,0 +1,1 @@
+"""Brokers that are found, not configured (spec V1 to V12)."""

@@ -1,0 +1,369 @@
+"""A broker discovery node: it knows brokers, and passes requests on to some of them (paper 2 to 4; spec V1
+to V5).
+
+A broker advertises itself here, again and again; what is not renewed expires. The node pings those it knows,
+which measures their distance and their clocks. A request that is admitted goes to the closest and to the
+farthest broker of every network that is known here, so that it travels through each from both ends; an
+unconnected broker is a network of its own. Later attempts of the same request enter at more brokers, since
+the first ones may be dead. The brokers answer the requester themselves.
+
+Nothing is sent to an address that has not shown that it receives there, but for a cookie that is no longer
+than what it answers.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.clocks import ClockOffset
+from postroad.delays import Delays
+from postroad.discovery.cookies import Cookies
+from postroad.discovery.envelopes import Envelopes, Opened, Sealer
+from postroad.discovery.memory import Memory
+from postroad.discovery.policy import Policy, credential
+from postroad.discovery.rates import Rate
+from postroad.discovery.settings import check_realms
+from postroad.errors import BugError, PeerError
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.seam.effects import Close, Effect
+from postroad.seam.inputs import Input
+from postroad.seam.inputs import Opened as ConnectionOpened
+from postroad.units import SECOND_US
+from postroad.wire.discovery import (
+    UUID_BYTES,
+    Acknowledge,
+    Advertise,
+    Advertised,
+    Announce,
+    Cookie,
+    Inject,
+    Message,
+    Ping,
+    Pong,
+    Request,
+)
+
+MAX_BROKERS: Final = 10_000
+MAX_INJECTIONS: Final = 64  # of one attempt
+PING_US: Final = 10 * SECOND_US
+SILENT_US: Final = 25 * SECOND_US  # without a pong: no request is passed on there if another broker is left
+ANNOUNCE_US: Final = 20 * SECOND_US
+REQUESTS_A_SECOND: Final = 5_000
+COUNTERS: Final = (
+    "requests_total",
+    "requests_refused_total",
+    "injections_total",
+    "advertisements_total",
+    "advertisements_refused_total",
+    "cookies_total",
+    "malformed_total",
+    "dropped_total",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """`tokens`: SHA-256 in hexadecimal -> principal; if there are any, who has none is not answered."""
+
+    name: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    certificates: bool = False
+    realms: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()  # geographies, or beginnings of them, that are of interest; none: all
+    announce: tuple[Endpoint, ...] = ()  # brokers that a private node makes itself known to (spec V3)
+    token: str = ""  # shown to those
+    remember: int = 1_000
+
+    def __post_init__(self) -> None:
+        check_realms(self.realms)
+
+
+@dataclass(slots=True)
+class _Broker:
+    """A broker that advertised itself and has shown that it receives at its endpoint."""
+
+    advertised: Advertise
+    endpoint: Endpoint
+    expires_us: int
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    pinged_us: int = 0
+    heard_us: int = 0  # the last pong, or the first advertisement
+
+
+class DiscoveryNode:
+    """See the module's docstring. `draw(n)` gives a random number in 0..n-1."""
+
+    def __init__(
+        self, settings: NodeSettings, *, draw: Callable[[int], int], sealer: Sealer | None = None
+    ) -> None:
+        self._settings = settings
+        self._draw = draw
+        self._envelopes = Envelopes(sealer)
+        self._cookies = Cookies(draw)
+        self._policy = Policy(
+            settings.tokens,
+            certificates=settings.certificates,
+            anonymous=False,
+            realms=settings.realms,
+        )
+        self._brokers: dict[int, _Broker] = {}  # by number, at most MAX_BROKERS
+        self._memory = Memory(settings.remember)
+        self._rate = Rate(REQUESTS_A_SECOND)
+        self._announced: dict[Endpoint, bytes] = dict.fromkeys(settings.announce, b"")  # -> UUID of it
+        self._announce_us = 0
+        self._ping_us = 0  # when the next ping is due
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        self._out: list[Effect] = []
+
+    # ---- the driver's side
+
+    def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
+        for item in inputs:
+            if isinstance(item, Datagram):
+                self._on_datagram(item, now_us)
+            elif isinstance(item, ConnectionOpened):
+                self._out.append(Close(item.connection))  # it has nothing to say there
+        self._tick(now_us)
+        out, self._out = self._out, []
+        return out
+
+    def next_deadline(self) -> int | None:
+        due = [self._ping_us] if self._brokers else []
+        if self._announced:
+            due.append(self._announce_us)
+        return min(due, default=None)
+
+    def shutdown(self, _now_us: int) -> list[Effect]:
+        return []
+
+    # ---- datagrams
+
+    def _on_datagram(self, datagram: Datagram, now_us: int) -> None:
+        if not self._rate.admits(now_us):
+            self._counters["dropped_total"] += 1
+            return
+        try:
+            opened = self._envelopes.unpack(datagram.data, now_us)
+        except PeerError:
+            self._counters["malformed_total"] += 1
+            return
+        message = opened.message
+        if isinstance(message, Request):
+            self._on_request(message, opened, datagram, now_us)
+        elif isinstance(message, Advertise):
+            self._on_advertise(message, opened, datagram, now_us)
+        elif isinstance(message, Pong):
+            self._on_pong(message, datagram.source, now_us)
+        elif isinstance(message, Cookie) and datagram.source in self._announced:
+            self._announce(datagram.source, message, now_us)
+
+    def _send(self, endpoint: Endpoint, message: Message, to: bytes = b"") -> None:
+        self._out.append(SendTo(endpoint, self._envelopes.pack(message, to)))
+
+    def _proven(self, message: Request | Advertise, purpose: bytes, datagram: Datagram, now_us: int) -> bool:
+        """Whether the sender receives at its address; if it is not known yet, it is sent a cookie."""
+        source = datagram.source
+        if self._cookies.good(message.cookie, purpose, source, now_us):
+            return True
+        cookie = Cookie(
+            uuid=message.uuid,
+            cookie=self._cookies.bake(purpose, source, now_us),
+            sent_us=message.sent_us,
+            time_us=now_us,
+            key=self._envelopes.key,
+        )
+        data = self._envelopes.pack(cookie, message.key)
+        if len(data) <= len(datagram.data):
+            self._counters["cookies_total"] += 1
+            self._out.append(SendTo(source, data))
+        return False
+
+    # ---- requests
+
+    def _on_request(self, message: Request, opened: Opened, datagram: Datagram, now_us: int) -> None:
+        source = datagram.source
+        if not self._policy.admits(
+            source[0],
+            uuid=message.uuid,
+            cookie=message.cookie,
+            shown=message.credential,
+            certificate=opened.certificate,
+        ):
+            self._counters["requests_refused_total"] += 1
+            return
+        if not self._proven(message, b"request", datagram, now_us):
+            return
+        if self._memory.is_new(message.uuid, message.attempt):
+            self._counters["requests_total"] += 1
+            for broker in self._entries(message.attempt, now_us):
+                self._inject(message, opened.certificate, source, broker)
+        acknowledge = Acknowledge(uuid=message.uuid, attempt=message.attempt, brokers=self._expected(now_us))
+        self._send(source, acknowledge, message.key)
+
+    def _inject(self, request: Request, certificate: str, source: Endpoint, broker: _Broker) -> None:
+        self._counters["injections_total"] += 1
+        inject = Inject(
+            secret=broker.advertised.secret,
+            uuid=request.uuid,
+            attempt=request.attempt,
+            host=source[0],
+            port=source[1],
+            offset_us=request.offset_us + broker.clock.offset_us,
+            cookie=request.cookie,
+            credential=request.credential,
+            key=request.key,
+            name=certificate,
+        )
+        self._send(broker.endpoint, inject, broker.advertised.key)
+
+    def _networks(self, now_us: int) -> list[list[_Broker]]:
+        """The brokers of each network by distance; the network with the nearest one first. Silent brokers
+        are left out where another is left."""
+        networks: dict[int, list[_Broker]] = {}
+        for broker in self._brokers.values():
+            if broker.expires_us > now_us:
+                networks.setdefault(broker.advertised.network, []).append(broker)
+        found: list[list[_Broker]] = []
+        for members in networks.values():
+            heard = [one for one in members if now_us - one.heard_us < SILENT_US] or members
+            found.append(sorted(heard, key=_distance))
+        return sorted(found, key=lambda members: _distance(members[0]))
+
+    def _entries(self, attempt: int, now_us: int) -> list[_Broker]:
+        """Where a request is passed on: the closest and the farthest of each network, then more between."""
+        entries: list[_Broker] = []
+        for members in self._networks(now_us):
+            count = min(len(members), 2 * attempt)
+            if count == 1:
+                entries.append(members[0])
+            else:
+                last = len(members) - 1
+                entries += [members[last * place // (count - 1)] for place in range(count)]
+        return entries[:MAX_INJECTIONS]
+
+    def _expected(self, now_us: int) -> int:
+        """How many brokers should answer."""
+        networks = self._networks(now_us)
+        return sum(max(len(one), *(broker.advertised.members for broker in one)) for one in networks)
+
+    # ---- brokers
+
+    def _on_advertise(self, message: Advertise, opened: Opened, datagram: Datagram, now_us: int) -> None:
+        before = self._brokers.get(message.broker)
+        if not self._admits(message, opened, datagram.source, before):
+            self._counters["advertisements_refused_total"] += 1
+            return
+        if not self._proven(message, b"advertise", datagram, now_us):
+            return
+        self._counters["advertisements_total"] += 1
+        self._send(datagram.source, Advertised(uuid=message.uuid, time_us=now_us), message.key)
+        if not message.lifetime_s:
+            self._brokers.pop(message.broker, None)
+            return
+        expires_us = now_us + message.lifetime_s * SECOND_US
+        if before is not None:
+            before.advertised, before.endpoint, before.expires_us = message, datagram.source, expires_us
+            return
+        broker = _Broker(message, datagram.source, expires_us, heard_us=now_us)
+        self._brokers[message.broker] = broker
+        self._ping(broker, now_us)
+        self._ping_us = min(self._ping_us, now_us + PING_US) if len(self._brokers) > 1 else now_us + PING_US
+
+    def _admits(self, message: Advertise, opened: Opened, source: Endpoint, before: _Broker | None) -> bool:
+        settings = self._settings
+        if not self._policy.admits(
+            source[0],
+            uuid=message.uuid,
+            cookie=message.cookie,
+            shown=message.credential,
+            certificate=opened.certificate,
+        ):
+            return False
+        if settings.regions and not message.geography.startswith(settings.regions):
+            return False
+        if before is None:
+            return len(self._brokers) < MAX_BROKERS
+        # A number is taken over from another address only by who knows the secret, or once it is silent.
+        return before.endpoint == source or hmac.compare_digest(before.advertised.secret, message.secret)
+
+    def _on_pong(self, message: Pong, source: Endpoint, now_us: int) -> None:
+        for broker in self._brokers.values():
+            if broker.endpoint == source and hmac.compare_digest(broker.advertised.secret, message.key[:16]):
+                broker.clock.measured(message.sent_us, message.time_us, now_us)
+                broker.heard_us = now_us
+                return
+
+    def _ping(self, broker: _Broker, now_us: int) -> None:
+        broker.pinged_us = now_us
+        self._send(broker.endpoint, Ping(key=broker.advertised.secret, sent_us=now_us))
+
+    # ---- time
+
+    def _tick(self, now_us: int) -> None:
+        if self._brokers and now_us >= self._ping_us:
+            for number, broker in list(self._brokers.items()):
+                if now_us >= broker.expires_us:
+                    del self._brokers[number]
+                elif now_us >= broker.pinged_us + PING_US:
+                    self._ping(broker, now_us)
+            self._ping_us = now_us + PING_US // 10
+        if self._announced and now_us >= self._announce_us:
+            self._announce_us = now_us + ANNOUNCE_US
+            for endpoint in self._announced:
+                self._announced[endpoint] = self._draw(1 << 8 * UUID_BYTES).to_bytes(UUID_BYTES, "big")
+                self._announce(endpoint, None, now_us)
+
+    def _announce(self, endpoint: Endpoint, cookie: Cookie | None, now_us: int) -> None:
+        uuid = self._announced[endpoint]
+        if cookie is not None and cookie.uuid != uuid:
+            return
+        shown = b"" if cookie is None else cookie.cookie
+        announce = Announce(
+            uuid=uuid,
+            name=self._settings.name,
+            sent_us=now_us,
+            cookie=shown,
+            credential=credential(self._settings.token, uuid, shown),
+            key=self._envelopes.key,
+        )
+        self._send(endpoint, announce, b"" if cookie is None else cookie.key)
+
+    # ---- inspection
+
+    def metrics(self) -> dict[str, int | float]:
+        counted = {f"discovery_{key}": value for key, value in self._counters.items()}
+        return {**counted, "discovery_brokers": len(self._brokers)}
+
+    def delays(self) -> list[Delays]:
+        return []
+
+    def status(self, now_us: int) -> dict[str, object]:
+        return {
+            "name": self._settings.name,
+            "brokers": [
+                {
+                    "broker": broker.advertised.name,
+                    "address": broker.advertised.address,
+                    "round_trip_ms": broker.clock.round_trip_us / 1000 if broker.clock else None,
+                    "clock_offset_ms": broker.clock.offset_us / 1000 if broker.clock else None,
+                    "expires_s": (broker.expires_us - now_us) / SECOND_US,
+                }
+                for broker in self._brokers.values()
+            ],
+            "metrics": self.metrics(),
+        }
+
+    def check(self) -> None:
+        if len(self._brokers) > MAX_BROKERS:
+            raise BugError(f"{len(self._brokers)} brokers, the most is {MAX_BROKERS}")
+        for number, broker in self._brokers.items():
+            if broker.advertised.broker != number:
+                raise BugError(f"broker {broker.advertised.broker:08x} is listed as {number:08x}")
+
+
+def _distance(broker: _Broker) -> tuple[bool, int, int]:
+    """Those that were not measured yet come last."""
+    return not broker.clock, broker.clock.round_trip_us, broker.advertised.broker

@@ -1,0 +1,558 @@
+"""A broker's part in discovery: it answers requests and spreads them, advertises itself, and finds where to
+link (paper 2, 4, 5; spec V2, V3, V5, V6, V11).
+
+A request comes from a requester (by multicast, or because it knew this broker), from a discovery node, or
+from a neighbour. Each attempt of it is answered once, straight to the requester, and passed on to all
+neighbours, so it reaches every broker of the network. What came from a neighbour or a discovery node was
+checked there: its requester has shown that it receives at its address.
+
+Whoever passes a request on adds how far the next clock is from its own. So every broker knows what the
+requester's clock shows, and stamps its response with that: a one-way delay is a subtraction (spec V9).
+
+The paper's well-known topic for advertisements is the network's link state: every broker floods its name and
+address to all others, and so do discovery nodes learn of all of a network through any one of it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.clocks import ClockOffset
+from postroad.discovery.cookies import Cookies
+from postroad.discovery.envelopes import Envelopes, Opened, Sealer
+from postroad.discovery.memory import Memory
+from postroad.discovery.policy import Policy, credential
+from postroad.discovery.rates import Rate
+from postroad.discovery.search import MAX_KNOWN, Search, Stage
+from postroad.discovery.settings import MAX_NODES, DiscoveryConfig
+from postroad.errors import BugError, PeerError
+from postroad.ids import Identity
+from postroad.links.access import AuthConfig
+from postroad.links.links import Links
+from postroad.overlay.flooding import Flooding
+from postroad.overlay.topology import Topology
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.seam.inputs import Sample
+from postroad.seam.peers import Peer
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
+from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.discovery import (
+    MAX_HOST_BYTES,
+    SECRET_BYTES,
+    UUID_BYTES,
+    Advertise,
+    Advertised,
+    Announce,
+    Cookie,
+    Inject,
+    Kind,
+    Message,
+    Ping,
+    Pong,
+    Request,
+    Response,
+    Usage,
+)
+from postroad.wire.frames import Discover, encode
+
+TABLE: Final = "discovery_targets"  # endpoint of a broker that was found last -> nothing
+MAX_HOPS: Final = 64  # of a request through the network: memory is finite, and a ring has no end
+REQUESTS_A_SECOND: Final = 5_000
+RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
+SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link with again
+SEARCH_LAST_US: Final = 60 * SECOND_US
+PRIVATE_LIFE_US: Final = 120 * SECOND_US  # of a private discovery node that no longer announces itself
+MAX_ELSEWHERE: Final = 8  # brokers that clients of one that stops are told of
+TRANSPORTS: Final = ("tcp", "udp")
+COUNTERS: Final = (
+    "requests",
+    "refused",
+    "responses",
+    "spread",
+    "cookies",
+    "malformed",
+    "dropped",
+    "searches",
+)
+_HEARD: Final = (
+    Kind.REQUEST,
+    Kind.COOKIE,
+    Kind.ACKNOWLEDGE,
+    Kind.INJECT,
+    Kind.RESPONSE,
+    Kind.PING,
+    Kind.PONG,
+    Kind.ADVERTISED,
+    Kind.ANNOUNCE,
+    Kind.SEALED,
+)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A discovery node that this broker advertises itself to."""
+
+    due_us: int
+    uuid: bytes = b""  # of the last advertisement
+    confirmed_us: int = 0
+    until_us: int | None = None  # a private one: unless it announces itself again
+    cookie: Cookie | None = None  # the last one
+    clock: ClockOffset = field(default_factory=ClockOffset)
+
+
+class Discovery:
+    """`endpoint(text)` reads a numeric HOST:PORT; `draw(n)` gives a random number in 0..n-1."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        *,
+        me: Identity,
+        config: DiscoveryConfig,
+        auth: AuthConfig,
+        token: str,
+        address: str,
+        endpoint: Callable[[str], Endpoint],
+        links: Links,
+        flooding: Flooding,
+        topology: Topology,
+        draw: Callable[[int], int],
+        sealer: Sealer | None,
+        now_us: int,
+    ) -> None:
+        self._me = me
+        self._config = config
+        self._token = token
+        self._address = address
+        self._links = links
+        self._flooding = flooding
+        self._topology = topology
+        self._draw = draw
+        self._envelopes = Envelopes(sealer)
+        self._cookies = Cookies(draw)
+        self._policy = Policy(
+            auth.tokens,
+            certificates=auth.certificates or sealer is not None,
+            anonymous=auth.anonymous,
+            realms=config.realms,
+        )
+        self._memory = Memory(config.remember)
+        self._rate = Rate(REQUESTS_A_SECOND)
+        self._usage = Usage()
+        self._secret = b""  # what discovery nodes pass requests on with; drawn when it is first needed
+        self._group = endpoint(config.group) if config.group else None
+        self._has_disk = board.has_disk
+        self._known = tuple(read_target(key, row) for key, row in board.table(TABLE, read_target).items())
+        self._nodes = {endpoint(one): _Node(now_us) for one in config.nodes}  # at most MAX_NODES
+        self._told = (0, 0)  # our network and its members, as last advertised
+        self._search: Search | None = None
+        self._search_us: int | None = now_us if config.join else None  # when to look for links next
+        self._search_pause_us = SEARCH_FIRST_US
+        self._joined: list[str] = []  # addresses dialled because they were found
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        for kind in _HEARD if config.enabled else ():
+            board.datagram(kind, self._on_datagram)
+        board.from_broker(Discover, self._on_discover)
+        board.sample(self._sampled)
+        board.start(self._start)
+        board.metrics(self._metrics)
+        board.status("discovery", self._status)
+
+    def _start(self, turn: Turn) -> None:
+        if self._group is not None:
+            turn.join_group(self._group)
+
+    def _sampled(self, _turn: Turn, sample: Sample) -> None:
+        self._usage = Usage(
+            connections=max(0, sample.connections),
+            links=0,
+            cpu_share=min(1.0, max(0.0, sample.cpu_share)),
+            memory_total_bytes=sample.memory_total_bytes,
+            memory_free_bytes=sample.memory_free_bytes,
+        )
+
+    # ---- datagrams
+
+    def _on_datagram(self, turn: Turn, datagram: Datagram) -> None:
+        if not self._rate.admits(turn.now_us):
+            self._counters["dropped"] += 1
+            return
+        try:
+            opened = self._envelopes.unpack(datagram.data, turn.now_us)
+            self._handle(turn, opened, datagram)
+        except PeerError:
+            self._counters["malformed"] += 1
+
+    def _handle(self, turn: Turn, opened: Opened, datagram: Datagram) -> None:
+        message, source = opened.message, datagram.source
+        match message:
+            case Request():
+                self._on_request(turn, message, opened.certificate, datagram)
+            case Inject():
+                self._on_inject(turn, message)
+            case Ping():
+                self._on_ping(turn, message, source)
+            case Advertised():
+                self._on_advertised(message, source, turn.now_us)
+            case Announce():
+                self._on_announce(turn, message, opened.certificate, datagram)
+            case Cookie() if source in self._nodes and message.uuid == self._nodes[source].uuid:
+                node = self._nodes[source]
+                node.cookie = message
+                node.clock.measured(message.sent_us, message.time_us, turn.now_us)
+                self._advertise(turn, source, node, message)
+            case _:
+                if self._search is not None:
+                    self._send_all(turn, self._search.datagram(datagram, turn.now_us))
+
+    @staticmethod
+    def _send_all(turn: Turn, datagrams: list[SendTo]) -> None:
+        for one in datagrams:
+            turn.send_to(one.endpoint, one.data)
+
+    def _send(self, turn: Turn, endpoint: Endpoint, message: Message, to: bytes) -> None:
+        turn.send_to(endpoint, self._envelopes.pack(message, to))
+
+    # ---- requests
+
+    def _on_request(self, turn: Turn, message: Request, certificate: str, datagram: Datagram) -> None:
+        source = datagram.source
+        if not self._policy.admits(
+            source[0],
+            uuid=message.uuid,
+            cookie=message.cookie,
+            shown=message.credential,
+            certificate=certificate,
+        ):
+            self._counters["refused"] += 1
+            return
+        if self._proven(turn, message, b"request", datagram):
+            self._process(
+                turn,
+                Discover(
+                    uuid=message.uuid,
+                    attempt=message.attempt,
+                    host=source[0],
+                    port=source[1],
+                    offset_us=message.offset_us,
+                    cookie=message.cookie,
+                    credential=message.credential,
+                    key=message.key,
+                    certificate=certificate,
+                    hops=MAX_HOPS,
+                ),
+                None,
+            )
+
+    def _proven(self, turn: Turn, message: Request | Announce, purpose: bytes, datagram: Datagram) -> bool:
+        """Whether the sender receives at its address; if it is not known yet, it is sent a cookie, unless
+        that would be longer than what it sent."""
+        source, now_us = datagram.source, turn.now_us
+        if self._cookies.good(message.cookie, purpose, source, now_us):
+            return True
+        cookie = Cookie(
+            uuid=message.uuid,
+            cookie=self._cookies.bake(purpose, source, now_us),
+            sent_us=message.sent_us,
+            time_us=now_us,
+            key=self._envelopes.key,
+        )
+        data = self._envelopes.pack(cookie, message.key)
+        if len(data) <= len(datagram.data):
+            self._counters["cookies"] += 1
+            turn.send_to(source, data)
+        return False
+
+    def _on_inject(self, turn: Turn, message: Inject) -> None:
+        if not self._secret or not hmac.compare_digest(message.secret, self._secret):
+            raise PeerError("a request that no discovery node of ours passed on")
+        self._process(
+            turn,
+            Discover(
+                uuid=message.uuid,
+                attempt=message.attempt,
+                host=message.host,
+                port=message.port,
+                offset_us=message.offset_us,
+                cookie=message.cookie,
+                credential=message.credential,
+                key=message.key,
+                certificate=message.name,
+                hops=MAX_HOPS,
+            ),
+            None,
+        )
+
+    def _on_discover(self, turn: Turn, peer: Peer, message: Discover) -> None:
+        check_discover(message)
+        self._process(turn, message, peer)
+
+    def _process(self, turn: Turn, request: Discover, source: Peer | None) -> None:
+        """Answer it and pass it on, once."""
+        if not self._memory.is_new(request.uuid, request.attempt):
+            return
+        self._counters["requests"] += 1
+        if self._policy.admits(
+            request.host,
+            uuid=request.uuid,
+            cookie=request.cookie,
+            shown=request.credential,
+            certificate=request.certificate,
+        ):
+            self._respond(turn, request)
+        else:
+            self._counters["refused"] += 1
+        if request.hops < 1:
+            return
+        for broker, connection in self._flooding.neighbours.items():
+            if source is None or broker != source.broker:
+                offset_us = request.offset_us + self._links.clock(connection).offset_us
+                onward = msgspec.structs.replace(request, offset_us=offset_us, hops=request.hops - 1)
+                turn.send(connection, encode(onward))
+                self._counters["spread"] += 1
+
+    def _respond(self, turn: Turn, request: Discover) -> None:
+        endpoint = (request.host, request.port)
+        reachable = self._topology.reachable()
+        response = Response(
+            uuid=request.uuid,
+            attempt=request.attempt,
+            sent_us=turn.now_us - request.offset_us,
+            broker=self._me.number,
+            name=self._me.name,
+            address=self._address,
+            transports=TRANSPORTS,
+            ping_key=self._cookies.bake(b"ping", endpoint, turn.now_us),
+            usage=msgspec.structs.replace(self._usage, links=len(self._flooding)),
+            network=min(reachable),
+            members=len(reachable),
+        )
+        self._counters["responses"] += 1
+        self._send(turn, endpoint, response, request.key)
+
+    def _on_ping(self, turn: Turn, message: Ping, source: Endpoint) -> None:
+        known = bool(self._secret) and hmac.compare_digest(message.key, self._secret)
+        if known or self._cookies.good(message.key, b"ping", source, turn.now_us):
+            pong = Pong(key=message.key, sent_us=message.sent_us, time_us=turn.now_us)
+            self._send(turn, source, pong, b"")
+
+    # ---- advertisements
+
+    def _new_uuid(self) -> bytes:
+        return self._draw(1 << 8 * UUID_BYTES).to_bytes(UUID_BYTES, "big")
+
+    def _advertise(
+        self,
+        turn: Turn,
+        endpoint: Endpoint,
+        node: _Node,
+        cookie: Cookie | None,
+        lifetime_s: int | None = None,
+    ) -> None:
+        if not self._secret:
+            self._secret = self._draw(1 << 8 * SECRET_BYTES).to_bytes(SECRET_BYTES, "big")
+        if cookie is None:
+            node.uuid = self._new_uuid()
+        reachable = self._topology.reachable()
+        shown = b"" if cookie is None else cookie.cookie
+        advertise = Advertise(
+            uuid=node.uuid,
+            broker=self._me.number,
+            name=self._me.name,
+            address=self._address,
+            transports=TRANSPORTS,
+            geography=self._config.geography,
+            institution=self._config.institution,
+            secret=self._secret,
+            network=min(reachable),
+            members=len(reachable),
+            lifetime_s=self._config.lifetime_s if lifetime_s is None else lifetime_s,
+            sent_us=turn.now_us,
+            cookie=shown,
+            credential=credential(self._token, node.uuid, shown),
+            key=self._envelopes.key,
+        )
+        if cookie is None:  # nobody has shown yet who answers there
+            advertise = msgspec.structs.replace(advertise, secret=bytes(SECRET_BYTES))
+        node.due_us = turn.now_us + RETRY_US
+        self._send(turn, endpoint, advertise, b"" if cookie is None else cookie.key)
+
+    def _on_advertised(self, message: Advertised, source: Endpoint, now_us: int) -> None:
+        node = self._nodes.get(source)
+        if node is not None and node.uuid == message.uuid:
+            node.confirmed_us = now_us
+            node.due_us = now_us + self._config.advertise_us
+
+    def _on_announce(self, turn: Turn, message: Announce, certificate: str, datagram: Datagram) -> None:
+        """A private discovery node: it must show a credential, where we ask anybody for one."""
+        source = datagram.source
+        if not self._config.private_nodes or not self._policy.admits(
+            source[0],
+            uuid=message.uuid,
+            cookie=message.cookie,
+            shown=message.credential,
+            certificate=certificate,
+        ):
+            self._counters["refused"] += 1
+            return
+        if not self._proven(turn, message, b"announce", datagram):
+            return
+        node = self._nodes.get(source)
+        if node is None and len(self._nodes) < MAX_NODES:
+            turn.note("info", f"advertising to the private discovery node {message.name!r}")
+            node = self._nodes[source] = _Node(turn.now_us, until_us=0)
+        if node is not None and node.until_us is not None:
+            node.until_us = turn.now_us + PRIVATE_LIFE_US
+
+    # ---- links that are found
+
+    def _look(self, turn: Turn) -> None:
+        """Where there are fewer links than asked for, look for brokers of other networks, or any."""
+        self._search_us = None
+        self._counters["searches"] += 1
+        self._search = Search(
+            self._config.search,
+            nodes=list(self._nodes),
+            group=self._group,
+            known=self._known,
+            draw=self._draw,
+            envelopes=self._envelopes,
+            token=self._token,
+            me=self._me.number,
+        )
+        self._send_all(turn, self._search.start(turn.now_us))
+
+    def _found(self, turn: Turn, search: Search) -> None:
+        self._search = None
+        wanted = self._config.links - len(self._flooding)
+        if search.found is not None:
+            for one in search.found.candidates:
+                if wanted > 0 and one.response.broker not in self._flooding and one.address != self._address:
+                    wanted -= 1
+                    self._links.dial(one.address, turn.now_us)
+                    if one.address not in self._joined:
+                        self._joined.append(one.address)
+                        turn.note("info", f"found broker {one.response.name!r} at {one.address}: linking")
+            self._remember(turn, [one.endpoint for one in search.found.candidates])
+            # An address that turned out dead is not kept for ever.
+            for address in self._joined[: -2 * self._config.links]:
+                self._joined.remove(address)
+                self._links.undial(turn, address)
+        elif self._counters["searches"] == 1:
+            turn.note("info", f"no broker to link with yet: {search.error}")
+        self._search_us = turn.now_us + self._search_pause_us
+        self._search_pause_us = min(2 * self._search_pause_us, SEARCH_LAST_US)
+
+    def _remember(self, turn: Turn, targets: list[Endpoint]) -> None:
+        """The target set, for a start at which nobody else is there to ask (paper 7)."""
+        before, self._known = self._known, tuple(targets[:MAX_KNOWN])
+        rows: list[tuple[bytes, bytes | None]] = [(_row(one), None) for one in before]
+        rows = [row for row in rows if row[0] not in {_row(one) for one in self._known}]
+        rows += [(_row(one), b"") for one in self._known if one not in before]
+        if rows and self._has_disk:
+            turn.save(TABLE, rows, then=None)
+
+    # ---- time
+
+    def tick(self, turn: Turn) -> None:
+        now_us = turn.now_us
+        if self._nodes:
+            self._tick_nodes(turn)
+        if self._search is not None:
+            self._send_all(turn, self._search.tick(now_us))
+            if self._search.stage is Stage.OVER:
+                self._found(turn, self._search)
+        if self._search_us is not None and now_us >= self._search_us:
+            if len(self._flooding) < self._config.links:
+                self._look(turn)
+            else:
+                self._search_pause_us = SEARCH_FIRST_US
+                self._search_us = now_us + SEARCH_FIRST_US
+
+    def _tick_nodes(self, turn: Turn) -> None:
+        reachable = self._topology.reachable()
+        network = (min(reachable), len(reachable))
+        if network != self._told:
+            self._told = network
+            for node in self._nodes.values():
+                if node.confirmed_us:
+                    node.due_us = min(node.due_us, turn.now_us)
+        for endpoint, node in list(self._nodes.items()):
+            if node.until_us is not None and turn.now_us >= node.until_us:
+                del self._nodes[endpoint]
+            elif turn.now_us >= node.due_us:
+                self._advertise(turn, endpoint, node, None)
+
+    def next_deadline(self) -> int | None:
+        due = [node.due_us for node in self._nodes.values()]
+        if self._search_us is not None:
+            due.append(self._search_us)
+        search_us = None if self._search is None else self._search.next_deadline()
+        if search_us is not None:
+            due.append(search_us)
+        return min(due, default=None)
+
+    def close(self, turn: Turn) -> None:
+        """The process ends: discovery nodes need not wait until the advertisement expires."""
+        for endpoint, node in self._nodes.items():
+            if node.cookie is not None:
+                self._advertise(turn, endpoint, node, node.cookie, lifetime_s=0)
+
+    def elsewhere(self) -> tuple[str, ...]:
+        """Where clients may go when this broker stops: the nearest others."""
+        topology = self._topology
+        others = [one for one in topology.reachable() if one != self._me.number and topology.address(one)]
+        others.sort(key=lambda one: (topology.distance(one), one))
+        return tuple(topology.address(one) for one in others[:MAX_ELSEWHERE])
+
+    # ---- inspection
+
+    def _metrics(self) -> dict[str, int]:
+        return {f"discovery_{name}_total": value for name, value in self._counters.items()}
+
+    def _status(self, now_us: int) -> dict[str, object]:
+        return {
+            "nodes": [
+                {
+                    "node": f"{host}:{port}",
+                    "advertised_s": (now_us - node.confirmed_us) // SECOND_US if node.confirmed_us else None,
+                    "clock_offset_ms": node.clock.offset_us / MILLISECOND_US if node.clock else None,
+                }
+                for (host, port), node in self._nodes.items()
+            ],
+            "multicast": self._config.group or None,
+            "found": list(self._joined),
+            "usage": {name: getattr(self._usage, name) for name in Usage.__struct_fields__},
+        }
+
+    def check(self) -> None:
+        if len(self._nodes) > MAX_NODES:
+            raise BugError(f"{len(self._nodes)} discovery nodes, the most is {MAX_NODES}")
+        if self._search is not None:
+            self._search.check()
+
+
+def _row(target: Endpoint) -> bytes:
+    return msgspec.msgpack.encode(target)
+
+
+def read_target(key: bytes, _value: bytes) -> Endpoint:
+    return msgspec.msgpack.decode(key, type=tuple[str, int])
+
+
+def check_discover(message: Discover) -> None:
+    """PeerError unless a neighbour may pass this on."""
+    if len(message.uuid) != UUID_BYTES or not 0 <= message.hops <= MAX_HOPS:
+        raise PeerError(f"a request with {message.hops} hops and a UUID of {len(message.uuid)} bytes")
+    if not 0 < len(message.host) <= MAX_HOST_BYTES or not 1 <= message.port <= 65_535:
+        raise PeerError(f"a request from {message.host[:40]!r}, port {message.port}")
+    if max(len(message.cookie), len(message.credential), len(message.key)) > MAX_HOST_BYTES:
+        raise PeerError("a request with a cookie, a credential or a key that is too long")
+    if len(message.certificate) > 4 * MAX_HOST_BYTES or not 1 <= message.attempt <= 255:
+        raise PeerError(f"a request of attempt {message.attempt}, or of a certificate with too long a name")

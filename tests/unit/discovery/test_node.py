@@ -1,0 +1,156 @@
+"""The discovery node alone: what it keeps, and where it passes requests on (spec V2, V5)."""
+
+from __future__ import annotations
+
+from random import Random
+
+from postroad.discovery.node import DiscoveryNode, NodeSettings
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.discovery import (
+    MIN_REQUEST_BYTES,
+    Acknowledge,
+    Advertise,
+    Cookie,
+    Inject,
+    Message,
+    Ping,
+    Pong,
+    Request,
+    decode,
+    encode,
+    padded,
+)
+
+START_US = 1_700_000_000_000_000
+
+
+class Stage:
+    """A node, and brokers at known distances that answer its pings."""
+
+    def __init__(self, **settings: object) -> None:
+        self.now_us = START_US
+        self.node = DiscoveryNode(NodeSettings(name="n", **settings), draw=Random(1).randrange)  # type: ignore[arg-type]
+        self.distances: dict[Endpoint, int] = {}
+        self.sent: list[tuple[Endpoint, Message]] = []
+
+    def say(self, source: Endpoint, message: Message) -> list[Message]:
+        data = encode(padded(message, MIN_REQUEST_BYTES))
+        self.handle([Datagram(source, data)])
+        return [one for endpoint, one in self.sent if endpoint == source]
+
+    def handle(self, inputs: list[Datagram]) -> None:
+        self.sent = []
+        effects = self.node.handle(inputs, self.now_us)
+        for one in effects:
+            assert isinstance(one, SendTo)
+            self.sent.append((one.endpoint, decode(one.data)))
+        for endpoint, message in list(self.sent):
+            if isinstance(message, Ping) and endpoint in self.distances:
+                began_us, answered = self.now_us, self.sent
+                self.now_us += self.distances[endpoint]
+                pong = Pong(key=message.key, sent_us=message.sent_us, time_us=self.now_us)
+                self.node.handle([Datagram(endpoint, encode(pong))], self.now_us)
+                self.now_us, self.sent = began_us, answered
+
+    def advertise(
+        self, number: int, *, network: int = 1, members: int = 1, geography: str = "eu", lifetime_s: int = 60
+    ) -> bool:
+        """Whether the node took it."""
+        source = (f"192.0.2.{number}", 7420)
+        self.distances.setdefault(source, number * 10 * MILLISECOND_US)
+        message = Advertise(
+            uuid=bytes(16),
+            broker=number,
+            name=f"b{number}",
+            address="",
+            transports=("tcp",),
+            geography=geography,
+            institution="",
+            secret=bytes([number]) * 16,
+            network=network,
+            members=members,
+            lifetime_s=lifetime_s,
+            sent_us=self.now_us,
+        )
+        for answer in self.say(source, message):
+            if isinstance(answer, Cookie):
+                from msgspec.structs import replace
+
+                return bool(self.say(source, replace(message, cookie=answer.cookie)))
+        return False
+
+    def request(self, attempt: int = 1, uuid: bytes = bytes(16)) -> tuple[set[int], int]:
+        """The brokers it is passed on to, and how many should answer."""
+        source = ("198.51.100.1", 4000)
+        request = Request(uuid=uuid, attempt=attempt, sent_us=self.now_us)
+        (cookie,) = self.say(source, request)
+        assert isinstance(cookie, Cookie)
+        answers = self.say(
+            source, Request(uuid=uuid, attempt=attempt, sent_us=self.now_us, cookie=cookie.cookie)
+        )
+        (acknowledge,) = answers
+        assert isinstance(acknowledge, Acknowledge)
+        entries = {
+            int(endpoint[0].rsplit(".", 1)[1]) for endpoint, one in self.sent if isinstance(one, Inject)
+        }
+        return entries, acknowledge.brokers
+
+
+def test_a_request_enters_at_the_closest_and_the_farthest_of_each_network() -> None:
+    """Paper 4: by measured distance. An unconnected broker is a network of its own."""
+    stage = Stage()
+    for number in (3, 1, 5, 2, 4):
+        assert stage.advertise(number, network=1, members=9)
+    assert stage.advertise(7, network=7)
+    assert stage.request() == ({1, 5, 7}, 10)
+    # A later attempt enters at more, since the first ones may be dead; the same one is only acknowledged.
+    assert stage.request(2) == ({1, 2, 3, 5, 7}, 10)
+    assert stage.request(2) == (set(), 10)
+
+
+def test_an_advertisement_expires_unless_it_is_renewed() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    assert stage.advertise(2)
+    for _ in range(5):
+        stage.now_us += 15 * SECOND_US
+        assert stage.advertise(2)
+        stage.handle([])
+    assert stage.request(uuid=b"1" * 16) == ({2}, 1)
+    assert stage.node.metrics()["discovery_brokers"] == 1
+
+
+def test_an_advertisement_is_taken_back_when_the_broker_stops() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    assert stage.advertise(1, lifetime_s=0)
+    assert stage.request() == (set(), 0)
+
+
+def test_a_node_takes_the_regions_of_its_interest_only() -> None:
+    stage = Stage(regions=("eu",))
+    assert stage.advertise(1, geography="eu/de")
+    assert not stage.advertise(2, geography="us")
+    assert stage.request() == ({1}, 1)
+
+
+def test_a_stranger_cannot_take_a_brokers_number_over() -> None:
+    stage = Stage()
+    assert stage.advertise(1)
+    message = Advertise(
+        uuid=bytes(16),
+        broker=1,
+        name="evil",
+        address="",
+        transports=(),
+        geography="",
+        institution="",
+        secret=bytes(16),
+        network=1,
+        members=1,
+        lifetime_s=60,
+        sent_us=0,
+    )
+    assert stage.say(("203.0.113.9", 1), message) == []
+    assert stage.request() == ({1}, 1)

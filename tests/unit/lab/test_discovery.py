@@ -1,0 +1,28 @@
+"""The experiments of the discovery paper (spec V12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from postroad.lab import discovery_security
+from postroad.lab.discovery_topologies import PAPER, TOPOLOGIES, measure
+
+
+@pytest.mark.parametrize("shape", TOPOLOGIES)
+def test_a_search_in_the_star_takes_little_more_than_the_physical_limit(shape: str) -> None:
+    """One round trip for the cookie, one ping; and what jitter and three pings take, in virtual time."""
+    figures = measure(shape, 1.0, searches=3)
+    for client in ("bloomington", "cardiff"):
+        over = figures[f"{shape}.{client}.over_limit_ms"] - figures[f"{shape}.{client}.allowed_ms"]
+        assert over < 10
+        assert figures[f"{shape}.{client}.best_chosen_share"] == 1
+        assert figures[f"{shape}.{client}.waiting_percent"] > 83
+    if shape == "unconnected":
+        assert figures.keys() >= PAPER.keys()
+
+
+def test_what_security_costs_is_measured() -> None:
+    measured, paper = discovery_security.run(0.2, None, lambda _text: None)
+    assert measured.keys() >= paper.keys()
+    assert 0 < measured["validate.min_ms"] <= measured["validate.mean_ms"] <= measured["validate.max_ms"]
+    assert 0 < measured["request.min_ms"] <= measured["request.mean_ms"]
