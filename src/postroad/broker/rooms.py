@@ -39,7 +39,7 @@ from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
 from postroad.queues.queues import Queues
 from postroad.ring.pastry import Settings as RingSettings
-from postroad.ring.ring import Ring
+from postroad.ring.ring import Ring, ring_id
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import TrackingEffect
@@ -243,6 +243,8 @@ class Rooms:
             forget=self._forget,
             restored=self._restored,
         )
+        volatile = config.queues.memory_only or streams is None
+        node = ring_id(identity.node, identity.boot, volatile=volatile)
         self.discovery = Discovery(
             board,
             me=identity,
@@ -260,7 +262,8 @@ class Rooms:
         )
         self.ring = Ring(
             board,
-            me=identity.node,
+            me=node,
+            volatile=volatile,
             settings=RingSettings(
                 heartbeat_us=config.queues.heartbeat_us,
                 silent_us=config.queues.silent_us,
@@ -273,7 +276,7 @@ class Rooms:
         )
         self.queues = Queues(
             board,
-            me=identity.node,
+            me=node,
             boot=identity.boot,
             config=config.queues,
             streams=streams,
@@ -308,6 +311,7 @@ class Rooms:
 
     def close(self, turn: Turn) -> None:
         """The process ends: everybody saves what waits for it."""
+        self.ring.leave(turn)
         self.discovery.close(turn)
         if self.subscribers is not None:
             self.subscribers.close(turn)
