@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 UNTOLD = (
-    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many are"
-    " asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
+    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many"
+    " are asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
 )
 
 
