@@ -145,6 +145,8 @@ async def _subscribe(
                     f"only {printed.events} of {count} events came in {patience:g} seconds"
                 ) from None
         finally:
+            if events.repair and not events.repair["permitted"]:
+                print("the broker refuses repair: it needs rights on $repair/#", file=sys.stderr)
             if events.repair:
                 told = json.dumps({"repair": events.repair})
                 print(told, file=sys.stderr, flush=True)
