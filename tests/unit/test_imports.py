@@ -52,7 +52,7 @@ MAY_IMPORT["net"] = ROOMS | {"broker", "storage"}
 MAY_IMPORT["client"] = SEAM | {"selectors", "links", "tracking", "config", "net", "discovery"}
 MAY_IMPORT["sim"] = ROOMS | {"broker", "storage", "client"}
 MAY_IMPORT["spark"] = SEAM | {"selectors", "tracking", "history", "client"}
-MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "spark"}
+MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "client", "spark"}
 MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench", "net", "client"}
 MAY_IMPORT["cli"] = SEAM | {
     "tracking",

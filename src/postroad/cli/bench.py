@@ -79,6 +79,31 @@ def memory(rounds: Rounds = 3, seconds: Seconds = 2.0, systems: Systems = "", as
     _run("memory", rounds, seconds, systems, as_json)
 
 
+def besteffort(
+    rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False
+) -> None:
+    """Best effort with and without repair beside plain mode, Mosquitto with QoS 0 and NATS core."""
+    import signal
+
+    from rich.console import Console
+
+    from postroad.bench.besteffort import RATE, cases
+    from postroad.bench.rounds import alternate
+    from postroad.bench.workloads import PAYLOAD_BYTES
+    from postroad.bench.workloads import RATE as RAW_RATE
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Console(stderr=True).status("starting") as status:
+        rows = alternate(cases(systems, seconds), rounds, status.update)
+    settings = {
+        "payload_bytes": PAYLOAD_BYTES,
+        "events_per_s": f"{RAW_RATE} by raw sockets, {RATE} by our client",
+        "seconds": seconds,
+        "rounds": rounds,
+    }
+    _finish("besteffort", rows, settings, as_json=as_json)
+
+
 def match(rounds: Rounds = 3, as_json: Json = False) -> None:
     """Matching alone: time per event at ten thousand, a hundred thousand and a million subscriptions."""
     from rich.console import Console
@@ -147,6 +172,6 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(
         help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
     )
-    for command in (fanout, durable, latency, topics, memory, match, tracking, pipeline):
+    for command in (fanout, durable, latency, topics, memory, besteffort, match, tracking, pipeline):
         bench.command()(command)
     app.add_typer(bench, name="bench")

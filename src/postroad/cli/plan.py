@@ -96,11 +96,10 @@ def repair(
         print(json.dumps(found, indent=2))
         return
     proposed = found["proposed_record"]
-    print(f"detection       {found['detection']:.4f} with records of {record} entries")
-    print(
-        f"record          {proposed or 'none'} entries for {aim:g}, {found['proposed_bytes']:,} bytes a message"
-    )
-    print(f"summaries       {found['summary_detection']:.6f} with the default way, 2 entries a message")
+    print(f"detection  {found['detection']:.4f} with records of {record} entries")
+    entries = "no record reaches" if proposed is None else f"{proposed:g} entries reach"
+    print(f"record     {entries} {aim:g}, {found['proposed_bytes']:,} bytes a message")
+    print(f"summaries  {found['summary_detection']:.6f} with the default way, 2 entries a message")
 
 
 def _duration(us: int) -> str:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 UNTOLD = (
-    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many are"
-    " asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
+    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many"
+    " are asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
 )
 
 
@@ -145,6 +145,8 @@ async def _subscribe(
                     f"only {printed.events} of {count} events came in {patience:g} seconds"
                 ) from None
         finally:
+            if events.repair and not events.repair["permitted"]:
+                print("the broker refuses repair: it needs rights on $repair/#", file=sys.stderr)
             if events.repair:
                 told = json.dumps({"repair": events.repair})
                 print(told, file=sys.stderr, flush=True)

@@ -528,7 +528,7 @@ class ClientCore:
         self._send_all(say_again)
 
     def _on_ended(self, message: wire.Ended, now_us: int) -> None:
-        self.effort.end(message.number)
+        self.effort.end(message.number, refused=bool(message.code))
         self._out += self.inbox.ended(message, now_us)
 
     def _on_acked(self, message: wire.Acked, _now_us: int) -> None:

@@ -23,9 +23,9 @@ SEED: Final = 1
 RECORDS: Final = (1, 2, 4, 6, 8, 10)
 NOTES: Final = (
     "The paper prints its figures as images: what stands beside ours is what its text says of them.",
-    "Bytes are those of records, summaries, requests and repairs on links between brokers, for each delivery. A"
-    " recovery takes from the publication to the delivery.",
-    "Brokers are a light simulation, receivers and publishers the cores of the client; queues do not build up.",
+    "Bytes are those of records, summaries, requests and repairs on links between brokers, for each delivery."
+    " A recovery takes from the publication to the delivery.",
+    "Brokers are a light simulation, receivers and publishers the client's cores; queues do not build up.",
 )
 Figures = dict[str, float]
 

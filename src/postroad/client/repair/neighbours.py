@@ -163,10 +163,10 @@ class Neighbours:
     def heard_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:
         key = (publisher, sequence)
         self.forget(publisher, sequence, now_us)
-        self.cache.beaten()
         offered = self._offered.pop(key, None)
         if offered is not None:
             self.suppressed += 1
+            self.cache.beaten()
             self.repairing.finished(1, (now_us - offered.began_us) / offered.delay_us)
             self._hold_off(key, now_us + HOLD_OFF * offered.delay_us)
 

@@ -263,7 +263,7 @@ class Receiver:
                 self._content.append((publisher, sequence, loss.bits))
             wanted.append(sequence)
         source.asked_us = now_us
-        usual = max(settings.gather_us, source.answer_us * 5 // 4) if source.answer_us else settings.retry_us
+        usual = max(settings.gather_us, source.answer_us * 9 // 8) if source.answer_us else settings.retry_us
         wait = source.backoff_us or usual + settings.settle_us
         source.due_us = now_us + wait
         source.backoff_us = min(wait * _BACKOFF[0] // _BACKOFF[1], settings.max_retry_us)

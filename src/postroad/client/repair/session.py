@@ -16,7 +16,7 @@ for an event are those of the same filter folded, b1_3 or b2_3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -104,10 +104,12 @@ class Session:
         self._own: dict[int, int] = {}  # own subscriptions -> the one they serve, 0 for all
         self._repaired: dict[int, _Repaired] = {}
         self._pending: list[Row] = []  # to be sent at the end of the turn
+        self._pending_repair: list[Row] = []  # likewise, repair's own: brokers track frames without them
         self._next_id: Callable[[], bytes] | None = None
         self._limits: Limits | None = None
         self.settings = DEFAULTS
         self.unreadable = 0  # repair messages that were none
+        self._refused = 0  # own subscriptions that a broker did not take
 
     @property
     def active(self) -> bool:
@@ -159,19 +161,9 @@ class Session:
 
     def take(self) -> list[bytes]:
         """The frames to send now, each fit for a datagram."""
-        frames: list[bytes] = []
-        rows: list[Row] = []
-        size = 0
-        for row in self._pending:
-            more = len(row[0]) + len(row[1])
-            if rows and size + more > ROOM_BYTES:
-                frames.append(best_effort_frame(rows, channel=0))
-                rows, size = [], 0
-            rows.append(row)
-            size += more
-        if rows:
-            frames.append(best_effort_frame(rows, channel=0))
+        frames = [*_frames(self._pending), *_frames(self._pending_repair)]
         self._pending.clear()
+        self._pending_repair.clear()
         return frames
 
     def finish(self, now_us: int) -> bool:
@@ -202,8 +194,9 @@ class Session:
         neighbours = Neighbours(self.me, settings, draw=self._draw)
         self._repaired[number] = _Repaired(number, selector, receiver, neighbours, own)
 
-    def end(self, number: int) -> None:
-        """The subscription is over."""
+    def end(self, number: int, *, refused: bool = False) -> None:
+        """The subscription is over; `refused` by the broker."""
+        self._refused += refused and number in self._own
         repaired = self._repaired.pop(number, None)
         if repaired is None:
             return
@@ -351,7 +344,7 @@ class Session:
             return
         row = encode_row(self._next_id(), topic, attributes, payload, self._limits, tick=1)
         if len(row[0]) + len(row[1]) <= ROOM_BYTES:
-            self._pending.append(row)
+            self._pending_repair.append(row)
         elif isinstance(summary, Summary) and len(summary.entries) > 1:
             for half in _halves(summary):
                 self._event(topic, attributes, encode(half), summary=half)
@@ -370,6 +363,7 @@ class Session:
         receiver, neighbours = repaired.receiver, repaired.neighbours
         delays = sorted(receiver.recovery_us)
         found: dict[str, float] = {
+            "permitted": float(not self._refused),
             "losses_detected": receiver.detected,
             "recovered": receiver.recovered,
             "missing": receiver.missing,
@@ -399,6 +393,21 @@ class Session:
             repaired.receiver.check()
             if repaired.neighbours is not None:
                 repaired.neighbours.check()
+
+
+def _frames(rows: list[Row]) -> Iterator[bytes]:
+    """Frames of these rows, each fit for a datagram."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        more = len(row[0]) + len(row[1])
+        if some and size + more > ROOM_BYTES:
+            yield best_effort_frame(some, channel=0)
+            some, size = [], 0
+        some.append(row)
+        size += more
+    if some:
+        yield best_effort_frame(some, channel=0)
 
 
 def _halves(summary: Summary) -> tuple[Summary, Summary]:

@@ -22,6 +22,7 @@ from postroad.errors import PeerError, UnavailableError
 from postroad.events import EventBatch, Gap, Value
 from postroad.events.token import CheckpointToken
 from postroad.ids import parse_pubend
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Dial, Send
 from postroad.sim.judge.durable import Reader
 from postroad.sim.judge.ledger import Ledger, Published
@@ -30,6 +31,7 @@ from postroad.sim.machine.frames import BatchView, split
 from postroad.sim.machine.network import Network
 from postroad.sim.machine.world import Timer, World
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.wire.datagrams import is_ours
 from postroad.wire.frames import Kind
 
 RETRY_US: Final = (
@@ -37,6 +39,7 @@ RETRY_US: Final = (
     2 * SECOND_US,
 )  # an application that failed tries again after, from .. to
 AWAY_US: Final = (50 * MILLISECOND_US, 20 * SECOND_US)  # one that crashed is back after
+DATAGRAM_PORT: Final = 50_000
 MAX_UNSETTLED: Final = 500  # events of a publisher; it pauses when it has that many
 
 Item = TypeVar("Item")  # what a subscription hands out
@@ -61,6 +64,7 @@ class Life:
         self._timer: Timer | None = None
         self.connection: int | None = None  # the last one that was opened
         self.opened_us = 0  # when that was
+        self._endpoint: Endpoint = (settings.name, DATAGRAM_PORT)  # bound once there is something to send
 
     def start(self) -> None:
         self.perform(self.core.start(self._world.now_us))
@@ -76,7 +80,7 @@ class Life:
     def opened(self, connection: int, dialled: str | None) -> None:
         del dialled
         self.connection, self.opened_us = connection, self._world.now_us
-        self._handle(fx.Opened(connection=connection))
+        self._handle(fx.Opened(connection=connection, host=self._network.peer_host(connection)))
 
     def received(self, connection: int, frame: bytes) -> None:
         self._handle(fx.Received(connection=connection, frame=frame))
@@ -87,6 +91,10 @@ class Life:
     def dial_failed(self, address: str) -> None:
         self._handle(fx.DialFailed(address=address, reason="refused"))
 
+    def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None:
+        if is_ours(data):
+            self._handle(Datagram(source, data, group))
+
     def _handle(self, *items: fx.Input) -> None:
         if self.alive:
             self.perform(self.core.handle(items, self._world.now_us))
@@ -95,6 +103,9 @@ class Life:
         for effect in effects:
             if isinstance(effect, Send):
                 self._network.send(self, effect.connection, effect.data)
+            elif isinstance(effect, SendTo):
+                self._network.bind(self._endpoint, self)
+                self._network.send_datagram(self, self._endpoint, effect.endpoint, effect.data)
             elif isinstance(effect, Close):
                 self._close(effect)
             elif isinstance(effect, Dial):

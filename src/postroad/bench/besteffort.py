@@ -1,0 +1,96 @@
+"""Best effort beside plain mode and beside peers that keep nothing: latency and broker CPU at one steady
+rate.
+
+Ours is driven by its own client, publisher and subscriber in one process, since records and repair are the
+client's work; each mode has the same driver, so these rows compare with each other. The peers, and ours in
+plain mode once more, are driven by raw sockets as in `latency`: those rows compare with each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from postroad.bench import workloads
+from postroad.bench.processes import cpu_seconds
+from postroad.bench.rounds import Case
+from postroad.bench.systems import SYSTEMS, chosen, serving
+from postroad.client.aio import connect
+from postroad.client.subscription import Subscription
+from postroad.events import Gap
+
+RATE: Final = 2_000  # events a second, with the load in one process of Python
+STEP_S: Final = 0.005  # events leave in groups of this long
+MODES: Final = {
+    "plain, our client": ("plain", False),
+    "best effort, our client": ("best-effort", False),
+    "best effort with repair, our client": ("best-effort", True),
+}
+
+
+def cases(names: str, seconds: float) -> list[Case]:
+    wanted = chosen(names, ("postroad", "mosquitto", "nats"), SYSTEMS)
+    found = [
+        Case(system=system, workload="raw sockets", run=partial(workloads.latency, system, seconds, 1))
+        for system in wanted
+    ]
+    if any(system.name == "postroad" for system in wanted):
+        for workload, (mode, repair) in MODES.items():
+            run = partial(_measure, mode, repair, seconds)
+            found.append(Case(system=SYSTEMS["postroad"], workload=workload, run=run))
+    return found
+
+
+def _measure(mode: str, repair: bool, seconds: float) -> workloads.Figures:
+    with serving(SYSTEMS["postroad"]) as running:
+        host, port = running.addresses[0]
+        return asyncio.run(_loaded(f"{host}:{port}", running.pids(), mode, repair, seconds))
+
+
+async def _loaded(
+    address: str, pids: list[int], mode: str, repair: bool, seconds: float
+) -> workloads.Figures:
+    async with (
+        connect(address) as publisher,
+        connect(address) as reader,
+        reader.subscribe("bench/#", "kind = 'x'", repair=repair) as events,
+    ):
+        warm = round(workloads.WARM_S / STEP_S)
+        steps = warm + round(seconds / STEP_S)
+        group = round(RATE * STEP_S)
+        delays: list[float] = []
+        reading = asyncio.create_task(_read(events, delays))
+        filler = bytes(workloads.PAYLOAD_BYTES - 8)
+        begin, before = time.monotonic(), cpu_seconds(pids)
+        for step in range(steps):
+            if step == warm:
+                before = cpu_seconds(pids)
+            for _ in range(group):
+                stamp = time.monotonic_ns().to_bytes(8, "big")
+                await publisher.publish("bench/a", stamp + filler, {"kind": "x"}, mode=mode)
+            await asyncio.sleep(max(0.0, begin + (step + 1) * STEP_S - time.monotonic()))
+        used = cpu_seconds(pids) - before
+        await asyncio.sleep(3.0 if repair else 1.0)
+        reading.cancel()
+        figures = events.repair
+    late, published = delays[group * warm :], group * (steps - warm)
+    return {
+        "p50_us": float(np.percentile(late, 50)),
+        "p99_us": float(np.percentile(late, 99)),
+        "cpu_us_per_event": used * 1e6 / published,
+        "lost": float(group * steps - len(delays)),
+        "recovered": figures.get("recovered", 0.0),
+    }
+
+
+async def _read(events: Subscription, delays: list[float]) -> None:
+    async for batches in events.batches():
+        now = time.monotonic_ns()
+        for batch in batches:
+            if not isinstance(batch, Gap):
+                stamps = (batch.payload(row)[:8] for row in range(batch.count))
+                delays += [(now - int.from_bytes(stamp, "big")) / 1_000 for stamp in stamps]

@@ -1,0 +1,207 @@
+"""Best effort over real UDP on loopback, through proxies that lose datagrams (spec B1, B4, B7, B10)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.worlds.lossy_datagrams import LossyProxy
+from tests.worlds.node_server import run, until
+
+import postroad
+from postroad.broker.core import Broker
+from postroad.client.aio import Client
+from postroad.client.repair.settings import RepairSettings
+from postroad.client.subscription import Subscription
+from postroad.config import BrokerConfig
+from postroad.ids import Identity
+from postroad.links.connection import LinkSettings
+from postroad.links.links import Links
+from postroad.net.clock import Clock
+from postroad.net.listen import bind_both
+from postroad.net.server import Server
+from postroad.units import MIB
+from postroad.wire.frames import DEFAULT_LIMITS
+
+
+class Node:
+    """A broker behind real sockets, whose datagrams pass a proxy if it is given a loss."""
+
+    def __init__(self, number: int, dial: tuple[str, ...], loss: float | None) -> None:
+        self.listener, self.datagrams = bind_both("127.0.0.1:0")
+        self.port: int = self.listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.proxy = None if loss is None else LossyProxy(("127.0.0.1", self.port), loss, number)
+        self._number = number
+        self._dial = dial
+
+    async def start(self) -> None:
+        port = self.port
+        if self.proxy is not None:
+            await self.proxy.start()
+            port = self.proxy.port
+        number = self._number
+        self.broker = Broker(
+            BrokerConfig(links=LinkSettings(address=self.address, datagrams=port), dial=self._dial),
+            Identity(number=number, node=bytes((number,)) * 16, name=f"b{number}", boot=1, starts=1),
+            draw=secrets.randbelow,
+            now_us=time.time_ns() // 1000,
+        )
+        self.server = Server(
+            self.broker,
+            clock=Clock(),
+            max_connections=100,
+            max_batch_bytes=DEFAULT_LIMITS.batch_bytes,
+            window_bytes=64 * MIB,
+        )
+        await self.server.start(self.listener, self.datagrams)
+
+    def figure(self, name: str) -> int | float:
+        return self.broker.metrics()[name]
+
+
+@contextlib.asynccontextmanager
+async def line(*losses: float | None) -> AsyncIterator[list[Node]]:
+    nodes: list[Node] = []
+    for number, loss in enumerate(losses, 1):
+        nodes.append(Node(number, (nodes[-1].address,) if nodes else (), loss))
+        await nodes[-1].start()
+    try:
+        await until(lambda: all(node.figure("brokers_reachable") == len(nodes) for node in nodes))
+        yield nodes
+    finally:
+        for node in nodes:
+            await node.server.stop()
+            assert await node.server.wait() == 0
+            if node.proxy is not None:
+                node.proxy.close()
+
+
+async def _collect(events: Subscription, count: int) -> list[bytes]:
+    got: list[bytes] = []
+    async for event in events:
+        assert isinstance(event, postroad.Event), event
+        got.append(event.payload)
+        if len(got) == count:
+            break
+    return got
+
+
+async def _publish(client: Client, count: int) -> None:
+    for number in range(count):
+        kind = "x" if number % 2 else "y"
+        await client.publish("orders/eu", str(number), {"kind": kind, "n": number}, mode="best-effort")
+        if number % 20 == 0:
+            await asyncio.sleep(0.01)
+
+
+async def _repaired(loss: float, count: int) -> None:
+    async with line(loss, loss) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[1].address))
+        events = await stack.enter_async_context(reader.subscribe("orders/#", "kind = 'x'", repair=True))
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 1)
+        await until(lambda: nodes[1].figure("best_effort_paths") >= 2)
+        await _publish(publisher, 1)
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 2)
+        publishing = asyncio.create_task(_publish(publisher, count))
+        async with asyncio.timeout(60):
+            got = await _collect(events, count // 2)
+        await publishing
+        assert sorted(map(int, got)) == list(range(1, count, 2)), "each once, none missing"
+        assert sum(node.proxy.dropped for node in nodes if node.proxy is not None) > 0
+        figures = events.repair
+        assert figures["recovered"] > 0
+        assert figures["given_up"] == figures["missing"] == 0
+        assert nodes[1].figure("best_effort_received_total") > 0
+        assert (await reader.request("status"))["best_effort"]["delivered"] > 0
+
+
+@pytest.mark.parametrize(("loss", "count"), [(0.01, 1_000), (0.1, 400)])
+def test_what_is_lost_is_repaired(loss: float, count: int) -> None:
+    run(_repaired(loss, count))
+
+
+async def _ordered() -> None:
+    async with line(0.05) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        events = await stack.enter_async_context(reader.subscribe("orders/#", repair=True, order=20))
+        await until(lambda: nodes[0].figure("best_effort_paths") >= 1)
+        await _publish(publisher, 300)
+        async with asyncio.timeout(30):
+            got = await _collect(events, 300)
+        assert list(map(int, got)) == list(range(300))
+
+
+def test_order_is_restored_when_asked_for() -> None:
+    run(_ordered())
+
+
+async def _over_tcp() -> None:
+    async with line(1.0, 1.0) as nodes, contextlib.AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        reader = await stack.enter_async_context(postroad.connect(nodes[1].address))
+        events = await stack.enter_async_context(reader.subscribe("orders/+"))
+        receipt = await publisher.publish("orders/eu", b"hello", {"n": 1}, mode="best-effort")
+        async with asyncio.timeout(10):
+            event = await anext(events)
+        assert isinstance(event, postroad.Event)
+        assert (event.id, event.payload, event.pubend) == (receipt.id, b"hello", None)
+        assert nodes[0].figure("best_effort_paths") == 0
+        some = [("orders/eu", b"a"), ("orders/eu", b"b")]
+        assert await publisher.publish_many(some, mode="best-effort") == 2
+        async with asyncio.timeout(10):
+            assert await _collect(events, 2) == [b"a", b"b"]
+
+
+def test_where_datagrams_do_not_pass_the_connection_carries_the_events() -> None:
+    """A subscription without repair gets best-effort events, too."""
+    run(_over_tcp())
+
+
+async def _dedicated_cache() -> None:
+    async with line(1.0, 1.0) as nodes, contextlib.AsyncExitStack() as stack:
+        keeper = await stack.enter_async_context(postroad.connect(nodes[0].address))
+        settings = RepairSettings(cache_min=1_000, cache_max=1_000)
+        kept = await stack.enter_async_context(keeper._repairing("orders/#", "", settings))
+        reader = await stack.enter_async_context(postroad.connect(nodes[1].address))
+        events = await stack.enter_async_context(reader.subscribe("orders/#", "kind = 'x'", repair=True))
+        publisher = await postroad.connect(nodes[0].address)
+        link = nodes[0].broker._rooms.besteffort._neighbours[2]
+        available = nodes[0].broker._rooms.links.available
+        full = [link.peer.connection]
+        # The link to the second broker has no room while these are published, and so they are dropped there.
+        forwarding = nodes[0].broker._rooms.besteffort._links
+        nodes[0].broker._rooms.besteffort._links = _Full(forwarding, full)  # type: ignore[assignment]
+        await _publish(publisher, 40)
+        await until(lambda: kept.repair["cache_messages"] >= 40)
+        full.clear()
+        assert available(link.peer.connection) > 0
+        await until(lambda: events.repair["losses_detected"] >= 20)
+        await publisher._go()  # without another word
+        async with asyncio.timeout(40):
+            got = await _collect(events, 20)
+        assert sorted(map(int, got)) == list(range(1, 40, 2))
+        assert kept.repair["repairs_sent"] >= 1
+
+
+class _Full:
+    """Links of which some have no credit."""
+
+    def __init__(self, links: Links, full: list[int]) -> None:
+        self._links = links
+        self._full = full
+        self.spend, self.may_publish = links.spend, links.may_publish
+
+    def available(self, connection: int) -> int:
+        return 0 if connection in self._full else self._links.available(connection)
+
+
+def test_a_cache_repairs_what_a_dead_publisher_sent() -> None:
+    """Spec B10."""
+    run(_dedicated_cache())

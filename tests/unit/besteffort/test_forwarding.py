@@ -1,0 +1,202 @@
+"""The datagram path of one broker (spec B1): who is believed, where events go, what is dropped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from postroad.besteffort.forwarding import GREET_US, SILENT_US
+from postroad.besteffort.settings import BestEffortConfig
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
+from postroad.errors import UsageError
+from postroad.events.batch import EventBatch, best_effort_frame, encode_row
+from postroad.ids import Identity, IdSource
+from postroad.links.connection import LinkSettings
+from postroad.seam.datagrams import Datagram, SendTo
+from postroad.seam.effects import Effect, Send
+from postroad.seam.inputs import Opened, Received
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
+from postroad.wire.frames import (
+    DEFAULT_LIMITS,
+    Hello,
+    Kind,
+    Refuse,
+    Subscribe,
+    Welcome,
+    decode,
+    encode,
+    frame_kind,
+)
+
+NOW = 1_700_000_000_000_000
+HOME = ("127.0.0.1", 40_000)
+
+
+class World:
+    """One broker and one client, which speaks by hand."""
+
+    def __init__(self, config: BestEffortConfig | None = None, token: str = "") -> None:
+        self.broker = Broker(
+            BrokerConfig(links=LinkSettings(datagrams=7420), besteffort=config or BestEffortConfig()),
+            Identity(number=7, node=bytes(16), name="b", boot=1, starts=1),
+            draw=random.Random(1).randrange,
+            now_us=NOW,
+        )
+        self.now_us = NOW
+        self.broker.handle([Opened(1, host="127.0.0.1")], NOW)
+        hello = Hello(
+            version=1,
+            role="client",
+            name="c",
+            token=token,
+            limits=DEFAULT_LIMITS,
+            window=1 << 20,
+            time_us=NOW,
+        )
+        answers = self.give(Received(1, encode(hello)))
+        welcome = decode(next(one.data for one in answers if isinstance(one, Send)))
+        assert isinstance(welcome, Welcome)
+        self.key = welcome.datagram_key
+        self.ids = IdSource(welcome.publisher, 7)
+        self.give(Received(1, encode(Subscribe(number=3, topic="a/#", where=""))))
+
+    def give(self, item: Received | Datagram) -> list[Effect]:
+        effects = self.broker.handle([item], self.now_us)
+        self.broker.check()
+        return effects
+
+    def datagram(self, data: bytes) -> list[Effect]:
+        return self.give(Datagram(HOME, data))
+
+    def frame(self, *payloads: bytes, topic: str = "a/b") -> bytes:
+        rows = [
+            encode_row(self.ids.next(NOW // 1000), topic, {}, payload, DEFAULT_LIMITS, tick=at)
+            for at, payload in enumerate(payloads, 1)
+        ]
+        return best_effort_frame(rows, channel=0)
+
+    def greet(self) -> list[Effect]:
+        return self.datagram(seal(GREETING, self.key, b"\x01", dialled=True))
+
+    def delivered(self, effects: list[Effect]) -> tuple[list[bytes], list[bytes]]:
+        """Payloads by datagram, and over the connection."""
+        by_datagram: list[bytes] = []
+        by_frame: list[bytes] = []
+        for effect in effects:
+            if isinstance(effect, SendTo) and datagram_kind(effect.data) == BEST_EFFORT:
+                assert effect.endpoint == HOME
+                body = unseal(effect.data, self.key, dialled=False)
+                assert body is not None
+                batch = EventBatch.parse(body, DEFAULT_LIMITS, expect=Kind.BEST_EFFORT)
+                assert batch.channel == 3
+                by_datagram += [batch.payload(row) for row in range(batch.count)]
+            elif isinstance(effect, Send) and frame_kind(effect.data) == Kind.BEST_EFFORT:
+                batch = EventBatch.parse(effect.data, DEFAULT_LIMITS)
+                by_frame += [batch.payload(row) for row in range(batch.count)]
+        return by_datagram, by_frame
+
+
+def test_events_come_by_datagram_to_who_greeted_and_over_the_connection_to_others() -> None:
+    world = World()
+    published = seal(BEST_EFFORT, world.key, world.frame(b"one", b"two"), dialled=True)
+    assert world.delivered(world.datagram(published)) == ([], [b"one", b"two"])
+    (answer,) = [one for one in world.greet() if isinstance(one, SendTo)]
+    assert unseal(answer.data, world.key, dialled=False) == b"\x01"
+    published = seal(BEST_EFFORT, world.key, world.frame(b"three"), dialled=True)
+    assert world.delivered(world.datagram(published)) == ([b"three"], [])
+    world.now_us += SILENT_US
+    over_tcp = world.give(Received(1, world.frame(b"four")))
+    assert world.delivered(over_tcp) == ([], [b"four"]), "nothing was heard of it for too long"
+
+
+def test_a_large_frame_is_cut_into_datagrams() -> None:
+    world = World()
+    world.greet()
+    payloads = [bytes((at,)) * 400 for at in range(10)]
+    effects = world.give(Received(1, world.frame(*payloads)))
+    assert world.delivered(effects)[0] == payloads
+    assert sum(isinstance(one, SendTo) for one in effects) == 5
+
+
+def test_what_is_not_sealed_with_the_key_is_dropped_unanswered() -> None:
+    world = World()
+    good = seal(BEST_EFFORT, world.key, world.frame(b"x"), dialled=True)
+    other = bytes(24)
+    for data in (
+        good[:-1] + b"y",
+        seal(BEST_EFFORT, world.key, world.frame(b"x"), dialled=False),  # sent back to its sender
+        seal(GREETING, other, b"\x01", dialled=True),
+        seal(BEST_EFFORT, world.key[:8] + other[:16], world.frame(b"x"), dialled=True),
+        good[:6],
+    ):
+        assert world.datagram(data) == []
+    assert world.broker.metrics()["best_effort_refused_total"] == 5
+
+
+def test_what_cannot_be_read_is_dropped_and_hurts_nobody() -> None:
+    world = World()
+    frame = world.frame(b"x")
+    for body in (b"", frame[:-1], frame[:40], bytes(100), world.frame(b"x", topic="$postroad/x")):
+        assert world.delivered(world.datagram(seal(BEST_EFFORT, world.key, body, dialled=True))) == ([], [])
+    assert world.broker.metrics()["best_effort_published_total"] == 0
+    assert world.broker.metrics()["clients"] == 1, "UDP may damage a datagram: its connection stays"
+
+
+def test_an_event_over_the_bound_is_refused_with_it() -> None:
+    world = World()
+    refuse = next(
+        decode(one.data) for one in world.give(Received(1, world.frame(bytes(958)))) if isinstance(one, Send)
+    )
+    assert isinstance(refuse, Refuse)
+    assert "a best-effort event of 961 bytes, the most is 960" in refuse.reason
+
+
+def test_what_one_client_may_send_is_limited() -> None:
+    world = World(BestEffortConfig(client_bytes_per_s=1_000, client_burst_bytes=4_096))
+    for _ in range(20):
+        world.give(Received(1, world.frame(bytes(400))))
+    metrics = world.broker.metrics()
+    assert (metrics["best_effort_published_total"], metrics["best_effort_limited_total"]) == (8, 12)
+    world.now_us += 1_000_000
+    world.give(Received(1, world.frame(bytes(400))))
+    assert world.broker.metrics()["best_effort_published_total"] == 9
+    with pytest.raises(UsageError):
+        BestEffortConfig(client_burst_bytes=1)
+
+
+def test_who_has_no_credit_and_no_datagrams_misses_events() -> None:
+    world = World()
+    for _ in range(2_000):
+        world.give(Received(1, world.frame(bytes(900))))
+    assert world.broker.metrics()["best_effort_dropped_total"] > 0
+
+
+def test_brokers_greet_each_other() -> None:
+    world = World()
+    broker = world.broker
+    broker.handle([Opened(2, dialled="x:1", host="127.0.0.9")], NOW)
+    welcome = Welcome(
+        version=1,
+        name="n",
+        broker=9,
+        node=b"n" * 16,
+        boot=1,
+        cost=1,
+        limits=DEFAULT_LIMITS,
+        window=1 << 20,
+        time_us=NOW,
+        datagrams=7000,
+        datagram_key=bytes(range(24)),
+    )
+    effects = broker.handle([Received(2, encode(welcome))], NOW)
+    (greeting,) = [one for one in effects if isinstance(one, SendTo)]
+    assert greeting.endpoint == ("127.0.0.9", 7000)
+    assert unseal(greeting.data, bytes(range(24)), dialled=True) == b"\x00"
+    answer = Datagram(("127.0.0.9", 7001), seal(GREETING, bytes(range(24)), b"\x01", dialled=False))
+    (again,) = [one for one in broker.handle([answer], NOW + 1) if isinstance(one, SendTo)]
+    assert again.endpoint == ("127.0.0.9", 7001), "where its datagrams come from"
+    assert unseal(again.data, bytes(range(24)), dialled=True) == b"\x01"
+    assert broker.status(NOW + 1)["best_effort"] != {}
+    assert broker.next_deadline() <= NOW + GREET_US

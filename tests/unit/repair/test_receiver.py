@@ -1,0 +1,222 @@
+"""Detection, requests, order and gaps of a receiver (spec B4, B9; its traps), with a publisher beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from postroad.client.repair import receiver as receivers
+from postroad.client.repair.messages import Gone, Repair, Request, Summary
+from postroad.client.repair.publisher import MAX_NAMES, PublisherSide
+from postroad.client.repair.receiver import Lost, Receiver
+from postroad.client.repair.settings import RepairSettings
+from postroad.selectors import Selector
+from postroad.selectors.tags import event_bits, selector_masks
+from postroad.units import MILLISECOND_US, SECOND_US
+
+Z, ME, OTHER = b"publishr", b"receiver", b"another "
+MASKS = selector_masks(Selector.parse("a/#", "kind = 'x'"))
+X, Y = (event_bits("a/b", {"kind": kind}) for kind in "xy")
+
+
+def summary(first: int, *entries: int, since_ms: int = 10, fresh: int | None = None) -> Summary:
+    return Summary(first=first, fresh=first if fresh is None else fresh, since_ms=since_ms, entries=entries)
+
+
+def receiver(**settings: Any) -> Receiver:
+    return Receiver(ME, MASKS, RepairSettings(**settings), 0)
+
+
+def asked(core: Receiver, now_us: int) -> list[Request]:
+    requests, _ = core.tick(now_us)
+    core.check()
+    return [request for _, request in requests]
+
+
+def test_what_a_summary_names_and_did_not_come_is_asked_for_if_it_matches() -> None:
+    core = receiver()
+    assert core.message(Z, 1, "one", 0) == ["one"]
+    core.summary(Z, summary(1, X, Y, X, X), 0)
+    assert asked(core, 99 * MILLISECOND_US) == [], "messages overtake each other"
+    assert [one.wanted for one in asked(core, 100 * MILLISECOND_US)] == [(3, 4)]
+    assert asked(core, 200 * MILLISECOND_US) == [], "one request at a time"
+    assert core.message(Z, 3, "three", 300 * MILLISECOND_US, repair=True) == ["three"]
+    assert core.message(Z, 3, "three", 301 * MILLISECOND_US, repair=True) == [], "delivered once"
+    assert [one.wanted for one in asked(core, 510 * MILLISECOND_US)] == [(4,)], "lost again on the way"
+    assert (core.detected, core.recovered, core.duplicates) == (2, 1, 1)
+
+
+def test_nothing_counts_as_looked_at_that_no_summary_covered() -> None:
+    """Spec: that bug cost half of the recovery."""
+    core = receiver()
+    core.summary(Z, summary(1, Y), 0)
+    core.summary(Z, summary(6, Y, X), 0)
+    (request,) = asked(core, SECOND_US)
+    assert (request.wanted, request.ranges) == ((7,), ((2, 5),))
+    core.summary(Z, summary(2, Y, X, Y, Y), SECOND_US)
+    assert [one.wanted for one in asked(core, 9 * SECOND_US)] == [(3, 7)]
+
+
+def test_what_was_published_before_the_subscription_is_not_missed() -> None:
+    core = Receiver(ME, MASKS, RepairSettings(), 5 * SECOND_US)
+    core.summary(Z, summary(1_000_000, X, X, since_ms=4_999), 6 * SECOND_US)
+    assert asked(core, 7 * SECOND_US) == []
+    core.summary(Z, summary(1_000_002, X, since_ms=6_000), 7 * SECOND_US)
+    assert [one.wanted for one in asked(core, 8 * SECOND_US)] == [(1_000_002,)]
+
+
+def test_a_publisher_that_starts_anew_is_another_one() -> None:
+    """Trap: receivers must not take that for a million losses."""
+    core = receiver()
+    core.message(Z, 1_000_000, "old", 0)
+    core.summary(Z, summary(1_000_000, X), 0)
+    assert core.message(OTHER, 1, "new", 0) == ["new"]
+    core.summary(OTHER, summary(1, X), 0)
+    assert core.missing == 0
+    assert asked(core, SECOND_US) in ([], [Request(receiver=ME, wanted=(), ranges=((999_936, 999_999),))])
+
+
+def test_what_cannot_be_repaired_is_a_gap_once_and_not_delivered_later() -> None:
+    core = receiver()
+    core.summary(Z, summary(1, X, X, Y, X), 0)
+    now, told = 0, []
+    for _ in range(400):
+        now += SECOND_US // 4
+        told += core.tick(now)[1]
+    assert told == [Lost(Z, 0, 2), Lost(Z, 3, 4)]
+    assert core.requests == 8
+    assert core.message(Z, 2, "late", now, repair=True) == []
+    core.check()
+
+
+def test_order_is_restored_within_the_window_and_no_longer() -> None:
+    core = receiver(order_us=2 * SECOND_US)
+    assert core.message(Z, 3, 3, 0) == []
+    assert core.message(Z, 2, 2, 0) == []
+    core.summary(Z, summary(1, X, X, X), MILLISECOND_US)
+    assert core.message(Z, 1, 1, SECOND_US, repair=True) == [1, 2, 3]
+    assert core.message(Z, 5, 5, SECOND_US) == []
+    assert core.tick(3 * SECOND_US)[1] == [5], "the window is over"
+    assert core.message(Z, 4, 4, 4 * SECOND_US, repair=True) == [], "too late for its place"
+
+
+def test_others_are_asked_when_the_publisher_is_silent_or_has_forgotten() -> None:
+    """Spec B5, B10: dedicated caches are for publishers that died."""
+    core = receiver()
+    core.summary(Z, summary(1, X), 0)
+    now = 0
+    for _ in range(100):
+        now += SECOND_US // 10
+        core.tick(now)
+        if found := core.take_content():
+            break
+    assert found == [(Z, 1, X)]
+    assert core.requests == 4, "three to the publisher, without a word of it"
+    core.summary(Z, summary(2, X), now)
+    core.tick(now + SECOND_US)
+    core.gone(Gone(publisher=Z, sequences=(2,)), now + SECOND_US)
+    core.tick(now + SECOND_US)
+    assert (Z, 2, X) in core.take_content()
+
+
+def test_memory_is_bounded_whatever_comes() -> None:
+    core = receiver()
+    for sequence in range(1, receivers.MAX_SEEN + 2):
+        core.message(Z, sequence, sequence, 0)
+    core.check()
+    assert core.message(Z, 1, "old", 0) == [], "older than the window: it may have been delivered"
+    for number in range(receivers.MAX_SOURCES + 10):
+        core.summary(number.to_bytes(8, "big"), summary(1, X), 0)
+    core.check()
+    core.summary(Z, summary(1 << 60, X), 0)
+    core.check()
+
+
+def test_a_subscription_whose_bits_say_too_little_stops_looking_for_losses() -> None:
+    """Spec: weak bits hurt."""
+    masks = selector_masks(Selector.parse("a/#", "kind > 'm'"))
+    core = Receiver(ME, masks, RepairSettings(), 0)
+    for sequence in range(1, receivers.MAX_FALSE + 3):
+        core.summary(Z, summary(sequence, X), 0)
+        core.false_repair(Z, sequence, 0)
+    assert core.masks == ()
+
+
+# --- the publisher
+
+
+def publisher(**settings: Any) -> PublisherSide:
+    return PublisherSide(Z, RepairSettings(**settings))
+
+
+def test_each_message_is_in_two_summaries_and_a_quiet_publisher_says_how_far_it_is() -> None:
+    core = publisher()
+    core.publish(X, b"1", 0)
+    assert core.tick(SECOND_US - 1) == []
+    (first,) = core.tick(SECOND_US)
+    core.publish(Y, b"2", SECOND_US + 1)
+    (second,) = core.tick(2 * SECOND_US + 1)
+    (third,) = core.tick(3 * SECOND_US + 1)
+    (fourth,) = core.tick(5 * SECOND_US + 1)
+    found = [one.message for one in (first, second, third, fourth)]
+    assert [(one.first, one.entries) for one in found if isinstance(one, Summary)] == [
+        (1, (X,)),
+        (1, (X, Y)),
+        (2, (Y,)),
+        (3, ()),
+    ]
+    core.check()
+
+
+def test_many_messages_are_summarised_at_once() -> None:
+    core = publisher()
+    for _ in range(70):
+        core.publish(X, b"", 0)
+    found = [one.message for one in core.tick(0)]
+    spans = [(one.first, one.fresh, one.last) for one in found if isinstance(one, Summary)]
+    assert spans == [(1, 1, 32), (1, 33, 64)]
+    (rest,) = core.tick(SECOND_US)
+    assert isinstance(rest.message, Summary)
+    assert (rest.message.first, rest.message.last) == (33, 70)
+
+
+def test_one_repair_names_all_who_asked() -> None:
+    core = publisher()
+    core.publish(X, b"row", 0)
+    for at in range(MAX_NAMES + 1):
+        core.request(Request(receiver=at.to_bytes(8, "big"), wanted=(1, 2)), 0)
+    assert core.tick(299 * MILLISECOND_US) == []
+    repairs = [one for one in core.tick(300 * MILLISECOND_US) if isinstance(one.message, Repair)]
+    assert [len(one.receivers) for one in repairs] == [MAX_NAMES, 1]
+    assert repairs[0].message == Repair(publisher=Z, sequence=1, row=b"row")
+    core.check()
+
+
+def test_a_storm_of_requests_is_bounded_and_what_is_gone_is_said() -> None:
+    core = publisher(repairs_per_s=10)
+    for _ in range(64):
+        core.publish(X, b"row", 0)
+    for at in range(1_000):
+        wanted = tuple(range(1, 65))
+        core.request(Request(receiver=at.to_bytes(8, "big"), wanted=wanted), 0)
+    sent = core.tick(300 * MILLISECOND_US)
+    assert sum(isinstance(one.message, Repair) for one in sent) == 10
+    assert core.refused > 0
+    later = 40 * SECOND_US
+    core.tick(later)
+    core.request(Request(receiver=ME, wanted=(1,)), later)
+    answers = core.tick(later + 300 * MILLISECOND_US)
+    assert Gone(publisher=Z, sequences=(1,)) in [one.message for one in answers]
+
+
+def test_records_hold_the_bits_of_the_messages_before() -> None:
+    """Spec B3, B4: the paper's own way."""
+    core = publisher(record=2, summaries=False)
+    assert [core.publish(bits, b"", 0) for bits in (X, Y, X, Y)] == [(), (X,), (Y, X), (X, Y)]
+    assert core.next_deadline() is None
+    found = receiver(publisher_first=False)
+    found.message(Z, 1, 1, 0)
+    found.record(Z, 1, (), 0)
+    found.message(Z, 4, 4, 0)
+    found.record(Z, 4, (X, Y), 0)
+    found.tick(SECOND_US)
+    assert found.take_content() == [(Z, 3, X)], "2 does not match, 3 does"
