@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import postroad.sync as sync
     from postroad.client.addresses import tls
-    from postroad.client.aio import Client, connect
+    from postroad.client.aio import Client, connect, discover
     from postroad.client.application import Application, Message, SendReceipt
     from postroad.client.receipt import Receipt
     from postroad.client.subscription import Subscription
@@ -66,6 +66,7 @@ __all__ = [
     "UnavailableError",
     "UsageError",
     "connect",
+    "discover",
     "sync",
     "tls",
 ]
@@ -77,6 +78,7 @@ _HOME = {
     "Client": "postroad.client.aio",
     "Subscription": "postroad.client.subscription",
     "connect": "postroad.client.aio",
+    "discover": "postroad.client.aio",
     "Receipt": "postroad.client.receipt",
     "tls": "postroad.client.addresses",
     "Event": "postroad.events",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postroad.besteffort.settings import BestEffortConfig
 from postroad.discovery.settings import DiscoveryConfig
 from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
@@ -35,6 +36,7 @@ class BrokerConfig:
     auth: AuthConfig = field(default_factory=AuthConfig)
     quotas: QuotaConfig = field(default_factory=QuotaConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
+    besteffort: BestEffortConfig = field(default_factory=BestEffortConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     queues: QueueConfig = field(default_factory=QueueConfig)
     dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to

@@ -118,8 +118,6 @@ class FullError(UnavailableError):
 class TakenError(PostroadError):
     """Another consumer has accepted the message, or it is gone: the work of this one does not count."""
 
-    code = "taken"
-
 
 class StorageError(PostroadError):
     """A disk is full, failing or damaged. What was acknowledged before stays readable."""

@@ -108,7 +108,7 @@ def test_who_may_send_what_when() -> None:
     kind_of = {message: kind for kind, message in CONTROL.items()}
     taken = {kind_of[message] for state, message in client._MESSAGES if state is client.State.UP}
     queues = {Kind.SENT, Kind.RECEIVING, Kind.MESSAGES, Kind.SETTLED}
-    assert kinds("when up", "b") == taken | {Kind.DELIVERY} | queues
+    assert kinds("when up", "b") == taken | {Kind.DELIVERY, Kind.BEST_EFFORT} | queues
 
 
 # ---- control messages

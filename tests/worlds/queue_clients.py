@@ -28,7 +28,7 @@ class QueueClient:
         self.confirmed: asyncio.Queue[frames.Sent] = asyncio.Queue()
         self.ended: asyncio.Queue[frames.Receiving] = asyncio.Queue()
         self.place = b""
-        self._task = asyncio.ensure_future(self._read())
+        self.reading = asyncio.ensure_future(self._read())
 
     def _put(self, message: Message) -> None:
         self._writer.write(frames.encode(message))
@@ -41,9 +41,15 @@ class QueueClient:
         return True
 
     async def _read(self) -> None:
-        while data := await self._reader.read(1 << 16):
+        while data := await self._data():
             for frame in self._splitter.feed(data):
                 self._take(frames.decode(frame))
+
+    async def _data(self) -> bytes:
+        try:
+            return await self._reader.read(1 << 16)
+        except OSError:
+            return b""
 
     def _take(self, message: Message) -> None:
         match message:
@@ -121,13 +127,13 @@ class QueueClient:
             answer = await future
         return answer.code if answer.code else json.loads(answer.body)
 
-    def source(self, name: str) -> Source:
-        return Source(self, name)
+    def source(self, name: str, session: bytes = b"") -> Source:
+        return Source(self, name, session)
 
     async def close(self) -> None:
-        self._task.cancel()
+        self.reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+            await self.reading
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
@@ -136,9 +142,9 @@ class QueueClient:
 class Source:
     """One session of an application: it remembers its ids, and can go on over another connection."""
 
-    def __init__(self, client: QueueClient, name: str) -> None:
+    def __init__(self, client: QueueClient, name: str, session: bytes = b"") -> None:
         self.client, self.name = client, name
-        self.session = secrets.token_bytes(8)
+        self.session = session or secrets.token_bytes(8)
         self.last = 0
         self.chain: dict[str, bytes] = {}
         self._after: dict[str, int] = {}

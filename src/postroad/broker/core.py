@@ -35,6 +35,7 @@ from postroad.wire import bounds
 from postroad.wire.datagrams import datagram_kind
 from postroad.wire.frames import (
     BATCH_KINDS,
+    CREDITED_KINDS,
     Credit,
     Kind,
     Message,
@@ -44,7 +45,13 @@ from postroad.wire.frames import (
     frame_kind,
 )
 
-COUNTERS: Final = ("bytes_in_total", "frames_in_total", "refused_frames_total", "turns_total")
+COUNTERS: Final = (
+    "bytes_in_total",
+    "frames_in_total",
+    "refused_frames_total",
+    "refused_datagrams_total",
+    "turns_total",
+)
 
 
 class Broker:
@@ -144,6 +151,7 @@ class Broker:
                 dialled=item.dialled,
                 certificate=item.certificate,
                 loopback=item.loopback,
+                host=item.host,
             )
         elif type(item) is Closed:
             lost = links.peer(item.connection) is not None  # nobody has said goodbye
@@ -170,8 +178,10 @@ class Broker:
         effects = self.handle([], now_us)
         turn = Turn(now_us, self._unanswered)
         self._rooms.close(turn)
-        for connection in self._peers:
-            self._rooms.links.refuse(turn, connection, UnavailableError(SHUTTING_DOWN))
+        elsewhere = self._rooms.discovery.elsewhere()
+        for connection, peer in self._peers.items():
+            go_to = elsewhere if peer.role == "client" else ()
+            self._rooms.links.refuse(turn, connection, UnavailableError(SHUTTING_DOWN), go_to)
         return effects + turn.effects
 
     # ---- connections
@@ -187,6 +197,8 @@ class Broker:
                 self._on_batch(turn, self._peers[connection], frame)
             else:
                 self._on_message(turn, connection, decode(frame))
+                if kind in CREDITED_KINDS:
+                    self._rooms.links.consumed(turn, connection, len(frame))
         except PeerError as error:
             self._refuse(turn, connection, error)
 
@@ -250,6 +262,8 @@ class Broker:
             self._rooms.delivery.credit(turn, connection)
             if self._rooms.subscribers is not None:
                 self._rooms.subscribers.credit(turn, connection)
+        elif peer is not None:
+            self._rooms.direct.credit(turn, peer.broker)
 
     # ---- events
 
@@ -258,6 +272,10 @@ class Broker:
         if frame_kind(frame) == Kind.PUBLISH:
             self._stirred |= batch.durable
             self._rooms.intake.add(peer.connection, batch)
+        elif frame_kind(frame) == Kind.BEST_EFFORT:
+            self._stirred = True
+            self._rooms.besteffort.frame(turn, peer, batch)
+            self._rooms.links.consumed(turn, peer.connection, len(frame))
         else:
             self._learned = True
             self._stirred |= not is_volatile(batch.pubend)
@@ -267,9 +285,14 @@ class Broker:
     def _on_datagram(self, turn: Turn, datagram: Datagram) -> None:
         """Anybody can send one. What no room handles costs no more than this look."""
         handler = self._board.datagrams.get(datagram_kind(datagram.data))
-        if handler is not None:
-            self._stirred = True
+        if handler is None:
+            return
+        self._stirred = True
+        try:
             handler(turn, datagram)
+        except PeerError:
+            # Its source may be forged: nobody is told, and a log that strangers fill helps nobody.
+            self._counters["refused_datagrams_total"] += 1
 
     # ---- inspection
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from postroad.besteffort.forwarding import Forwarding
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.quotas import Quotas
@@ -155,6 +156,18 @@ class Rooms:
             clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
             refuse=refuse,
         )
+        self.besteffort = Forwarding(
+            board,
+            me=me,
+            config=config.besteffort,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            publishers=publishers,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+        )
         self.releasing = Releasing(
             board,
             me=me,
@@ -281,6 +294,7 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.besteffort,
             self.discovery,
             self.ring,
             self.queues,

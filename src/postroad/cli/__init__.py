@@ -17,6 +17,7 @@ import typer
 
 from postroad.cli import (
     bench,
+    cache,
     demo,
     discover,
     inbox,
@@ -49,7 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: Final = (
-    *(up, pub, sub, subs, send, inbox, queues, trace, status, discover),
+    *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, discover),
     *(demo, plan, pipeline, sim, bench, lab),
 )
 for _group in _GROUPS:

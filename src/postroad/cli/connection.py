@@ -30,10 +30,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object per li
 DEFAULT_BROKER = "localhost:7420"
 
 
+def _certificates(ca: str | None, certificate: str | None, key: str | None) -> tuple[str, str, str] | None:
+    return (certificate, key or "", ca) if certificate and ca else None
+
+
 def client_for(
     broker: str, token: str | None, tls_ca: str | None, tls_cert: str | None, tls_key: str | None
 ) -> Client:
-    """A client not yet connected: `async with` it. Any of the TLS files means TLS."""
+    """A client not yet connected: `async with` it. Any of the TLS files means TLS.
+
+    Where no broker was named and none is at the default address, it looks for one, and says so.
+    """
     from postroad.client.addresses import tls
     from postroad.client.aio import connect
 
@@ -41,5 +48,7 @@ def client_for(
         raise UsageError("a TLS key needs its certificate: add --tls-cert")
     context = tls(ca=tls_ca, certificate=tls_cert, key=tls_key) if tls_ca or tls_cert else None
     client = connect(broker, token=token, tls=context)
+    if broker == DEFAULT_BROKER:
+        client.look_further(_certificates(tls_ca, tls_cert, tls_key))
     client._notice = lambda text: print(f"postroad: {text}", file=sys.stderr, flush=True)
     return client

@@ -54,6 +54,10 @@ def pub(
     durable: Annotated[
         bool, typer.Option("--durable", help="Keep it until durable readers have it.")
     ] = False,
+    best_effort: Annotated[
+        bool,
+        typer.Option("--best-effort", help="As datagrams that nobody keeps; `sub --repair` repairs them."),
+    ] = False,
     count: Annotated[int, typer.Option(min=1, help="Publish it this many times.")] = 1,
     rate: Annotated[float | None, typer.Option(min=0.001, help="At most this many a second.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="One event per line of standard input.")] = False,
@@ -64,15 +68,18 @@ def pub(
     tls_key: TlsKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish events and print their ids once the broker has accepted them."""
+    """Publish events and print their ids once the broker has accepted them, best-effort ones once they are
+    sent."""
     import uvloop
 
+    if durable and best_effort:
+        raise UsageError("an event is durable or best-effort, not both")
     if stdin and (payload is not None or count != 1):
         raise UsageError("--stdin takes the payloads from standard input: give no PAYLOAD and no --count")
     attributes = parse_attributes(attr or [], attr_text or [])
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
     source = lines() if stdin else repeat(os.fsencode(payload or ""), count)
-    mode = "durable" if durable else "plain"
+    mode = "durable" if durable else "best-effort" if best_effort else "plain"
     uvloop.run(_publish(client, topic, source, attributes, mode=mode, rate=rate, as_json=as_json))
 
 

@@ -28,6 +28,7 @@ from postroad.client.arguments import (
     check_event,
     check_many,
     check_mode,
+    check_repair,
     check_spent,
     check_subscription,
     check_timeout,
@@ -38,20 +39,29 @@ from postroad.client.arguments import (
 from postroad.client.clock import now_us
 from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
+from postroad.client.places import Choice
 from postroad.client.receipt import Receipt
+from postroad.client.repair.settings import RepairSettings
 from postroad.client.settings import ClientSettings, check_texts
 from postroad.client.subscription import Subscription
-from postroad.errors import PeerError, PostroadError, UnavailableError, UsageError
+from postroad.config import TlsConfig
+from postroad.discovery.sealing import CertificateSealer
+from postroad.discovery.selection import merit
+from postroad.discovery.settings import SearchSettings
+from postroad.errors import BugError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events import EventBatch, Gap, Value
 from postroad.ids import MessageId
 from postroad.net.datagrams import Datagrams, bind_anywhere
+from postroad.net.finding import OFF, Where, find, from_environment
 from postroad.net.log import complain
+from postroad.net.sealing import load_sealer
 from postroad.seam.datagrams import SendTo
 from postroad.seam.effects import Close, Dial, Send
 from postroad.tracking.query.verdict import TraceResult
 from postroad.units import SECOND_US, size
 
 CLOSE_S: Final = 2.0  # of a broker that does not answer
+LINGER_S: Final = 1.0  # who published best-effort events answers for them for this long before it goes
 
 Payload = bytes | str
 Attributes = Mapping[str, Value]
@@ -85,10 +95,66 @@ def connect(
     return Client(settings, tls=tls)
 
 
-class Client:
-    """A connection to the network. Made by `connect`."""
+def discover(
+    *,
+    bdn: str | Sequence[str] = (),
+    name: str = "",
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    certificates: tuple[str, str, str] | None = None,
+    interface: str = "",
+    timeout: float = 30.0,
+    search: float = 5.0,
+    review: float = 60.0,
+    window: int | str = "4 MiB",
+) -> Client:
+    """A client of the nearest, least busy broker there is. It is used as that of `connect`.
 
-    def __init__(self, settings: ClientSettings, *, tls: ssl.SSLContext | None = None) -> None:
+    It asks the discovery nodes in `bdn` (HOST:PORT; else those in the variable POSTROAD_BDN), or multicast
+    and the brokers of last time, for `search` seconds at most. When its broker dies or stops it goes to
+    another by itself, and every `review` seconds it looks whether another has become much better.
+    `certificates` are the files of a certificate, its key and the authority, where requests are to be signed
+    and encrypted; `interface` is the address of this machine by which multicast leaves, or "off".
+    """
+    check_timeout(timeout)
+    check_timeout(search)
+    check_timeout(review)
+    if not isinstance(tls, ssl.SSLContext | None):
+        raise UsageError(f"`tls` is what postroad.tls(...) makes, not {type(tls).__name__}")
+    settings = ClientSettings(
+        addresses=(),
+        name=name or f"client-{os.getpid()}",
+        token=token or "",
+        outage_us=round(timeout * SECOND_US),
+        window=size(window),
+        seeks=True,
+        review_us=round(review * SECOND_US),
+    )
+    where = Where(
+        nodes=parse_addresses(bdn) if isinstance(bdn, str) and bdn else tuple(bdn),
+        interface=interface,
+        token=token or "",
+        sealer=_sealer(certificates),
+        search=SearchSettings(timeout_us=round(search * SECOND_US)),
+    )
+    return Client(settings, tls=tls, where=from_environment(where))
+
+
+def _sealer(certificates: tuple[str, str, str] | None) -> CertificateSealer | None:
+    if certificates is None:
+        return None
+    certificate, key, ca = certificates
+    return load_sealer(TlsConfig(certificate=certificate, key=key, ca=ca))
+
+
+class Client:
+    """A connection to the network. Made by `connect` or `discover`."""
+
+    def __init__(
+        self, settings: ClientSettings, *, tls: ssl.SSLContext | None = None, where: Where | None = None
+    ) -> None:
+        self._where = where  # how it looks for brokers, if it does
+        self._seeking: asyncio.Task[None] | None = None
         self._core = ClientCore(settings, draw=secrets.randbelow)  # a program may have seeded `random`
         self._outbox = self._core.outbox
         self._tls = tls
@@ -115,6 +181,14 @@ class Client:
         self._notice: Callable[[str], None] | None = None  # tells people when the broker goes and comes
 
     # --- life
+
+    def look_further(self, certificates: tuple[str, str, str] | None = None) -> None:
+        """Before it is opened: look for a broker where none answers at its addresses."""
+        settings = self._core.settings
+        where = from_environment(Where(token=settings.token, sealer=_sealer(certificates)))
+        if where.interface != OFF or where.nodes:
+            self._where = where
+            self._core.look_further()
 
     @property
     def broker(self) -> str:
@@ -161,6 +235,9 @@ class Client:
         try:
             if self._outbox.unsettled or self._lost is not None:
                 await self.flush()
+            if self.connected and self._core.effort.finish(now_us()):
+                self._handle([])
+                await asyncio.sleep(LINGER_S)
             for subscription in self._subscriptions.values():
                 subscription._settle()
             await self._queues.close()
@@ -197,9 +274,10 @@ class Client:
             self._datagrams.close()
             self._datagrams = None
         self._end(self._failed)
-        if self._dialling is not None:
-            self._dialling.cancel()
-            await asyncio.wait([self._dialling])
+        for task in (self._dialling, self._seeking):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if connection is not None:
             await asyncio.wait([connection.over], timeout=CLOSE_S)
             if not connection.over.done():
@@ -236,12 +314,17 @@ class Client:
         With mode "durable" it returns when the event is synced to the log of the broker. Without a broker for
         `timeout` seconds it raises UnavailableError, and the event is not sent any more; one that was sent
         before may be published. Many can be under way at a time, as tasks: they share frames, and syncs.
+
+        With mode "best-effort" it goes out as a datagram that nobody keeps or acknowledges. Subscribers with
+        `repair` find out what they missed, and this client sends it again, for 30 s.
         """
         durable = mode == "durable"
         if mode != "plain":
             check_mode(mode)
         if type(payload) is not bytes:
             payload = encode_payload(payload)
+        if mode == "best-effort":
+            return await self._publish_best_effort(topic, payload, attributes)
         if self._lost is not None or not self._outbox.room:
             await self._wait_for_room()
         identity = self._core.publish(topic, payload, attributes, now_us(), durable=durable)
@@ -253,6 +336,21 @@ class Client:
             self._schedule_flush()
         if stored is not None:
             await self._until_stored([stored])
+        return Receipt(identity)
+
+    async def _publish_best_effort(
+        self, topic: str, payload: bytes, attributes: Attributes | None
+    ) -> Receipt:
+        if not self.connected:
+            await self._until(lambda: self.connected)
+        core = self._core
+        identity = core.publish_best_effort(topic, payload, attributes, now_us())
+        if core.effort.full:
+            self._handle([])
+            await asyncio.sleep(0)
+        elif not self._flush_scheduled:
+            self._schedule_flush()
+            self._arm()
         return Receipt(identity)
 
     def _storing_last(self) -> asyncio.Future[None]:
@@ -286,6 +384,13 @@ class Client:
         published under the same ids once something later was.
         """
         check_many(events, mode, ids)
+        if mode == "best-effort":
+            sent = 0
+            for event in events:
+                check_event(event)
+                await self.publish(event[0], event[1], event[2] if len(event) > 2 else None, mode=mode)
+                sent += 1
+            return sent
         own = None if ids is None else iter(ids)
         given = repeat(b"") if own is None else increasing(own)
         count = 0
@@ -344,7 +449,7 @@ class Client:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._perform(self._core.flush())
+        self._perform(self._core.flush(now_us()))
         self._perform(self._core.send_queued(now_us()))
         self._arm()
 
@@ -363,6 +468,8 @@ class Client:
         key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
+        repair: bool = False,
+        order: float = 0.0,
     ) -> Subscription:
         """Events by topic pattern (`+`, `#`; "" for any), by a condition over attributes, or both.
 
@@ -379,7 +486,12 @@ class Client:
         With `shared` all who subscribe under the name, at one broker, divide the events: each goes to one of
         them, and to another if that one goes without acknowledging it. Events with the same value of the
         attribute `key` are consumed in order.
+
+        With `repair`, best-effort events that were lost on the way are found out and asked for, of their
+        publisher first and then of other receivers; what cannot be had is a Gap, whose pubend is the
+        publisher. With `order`, seconds, those of one publisher come in order, where that takes no longer.
         """
+        check_repair(repair, order, durable)
         check_subscription(
             durable=durable,
             token=token,
@@ -401,7 +513,12 @@ class Client:
             since_us=since_us(since),
             shared=shared,
             key=key,
+            repair=RepairSettings(order_us=round(order * SECOND_US)) if repair else None,
         )
+
+    def _repairing(self, topic: str, where: str, settings: RepairSettings) -> Subscription:
+        """A repaired subscription with settings of its own, for nodes that only cache."""
+        return Subscription(self, topic=topic, where=where, overflow="drop", buffer=0, repair=settings)
 
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
         """The durable events between two checkpoint tokens, filtered; then it ends. Nothing is held for it,
@@ -579,11 +696,17 @@ class Client:
                 future = self._requests.get(number)
                 if future is not None and not future.done():
                     future.set_exception(error) if error is not None else future.set_result(body)
+            case fx.Seek():
+                if self._notice is not None and not self._broker:
+                    self._notice("no broker at the default address: looking for one (postroad discover)")
+                self._seeking = asyncio.get_running_loop().create_task(self._seek())
             case Dial(address=address):
                 self._dialling = asyncio.get_running_loop().create_task(self._dial(address))
             case fx.Up(broker=broker):
                 if self._notice is not None and self._broker:
                     self._notice(f"connected again, to {broker}")
+                elif self._notice is not None and self._seeking is not None:
+                    self._notice(f"found {broker}")
                 self._broker = broker
                 self._outage = None
                 self._wake()
@@ -617,6 +740,20 @@ class Client:
             future.set_exception(error)
             future.exception()  # one that nobody waits for any more is no concern of the loop
         self._wake()
+
+    async def _seek(self) -> None:
+        if self._where is None:
+            raise BugError("a client that cannot look for brokers was to")
+        try:
+            found = await find(self._where)
+        except PostroadError as error:
+            self._handle([fx.Found(reason=str(error))])
+        else:
+            weights = self._where.search.weights
+            choices = tuple(
+                Choice(address=one.address, weight=merit(one, weights)) for one in found.candidates
+            )
+            self._handle([fx.Found(choices=choices)])
 
     async def _dial(self, address: str) -> None:
         self._dialled += 1

@@ -376,7 +376,6 @@ class ApplicationInbox:
         self._consumer = secrets.token_bytes(SESSION_BYTES)
         self._number: int | None = None
         self._joined = False
-        self._queue: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
         self._error: PostroadError | None = None
@@ -417,7 +416,8 @@ class ApplicationInbox:
     async def __anext__(self) -> Message:
         if not self._joined:
             await self._open()
-        while not self._queue:
+        receiver = self._client._core.receiver
+        while self._number is None or (message := receiver.next(self._number)) is None:
             if self._over:
                 if self._error is not None:
                     raise self._error.with_traceback(None)
@@ -427,7 +427,7 @@ class ApplicationInbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._queue.popleft()
+        return Message(self, message)
 
     async def _settle(self, key: bytes, verdict: str, *, delay_us: int = 0, reason: str = "") -> None:
         client, queues = self._client, self._client._queues
@@ -457,15 +457,10 @@ class ApplicationInbox:
         self._joined = True
         self._client._wake()
 
-    def _put(self, messages: Iterable[QueueMessage]) -> None:
-        self._queue.extend(Message(self, message) for message in messages)
-        self._notify()
-
     def _end(self, error: PostroadError | None) -> None:
         if self._over:
             return
         self._over, self._error = True, error
-        self._queue.clear()
         self._application._inboxes.pop(self, None)
         self._notify()
         self._client._wake()
@@ -537,9 +532,9 @@ class Queues:
             case fx.Joined(number=number):
                 if (inbox := self.inboxes.get(number)) is not None:
                     inbox._join()
-            case fx.Arrived(number=number, messages=messages):
+            case fx.Arrived(number=number):
                 if (inbox := self.inboxes.get(number)) is not None:
-                    inbox._put(messages)
+                    inbox._notify()
                 return
             case fx.InboxEnded(number=number, error=error):
                 if (inbox := self.inboxes.pop(number, None)) is not None:

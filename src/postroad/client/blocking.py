@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self
@@ -39,7 +39,40 @@ def connect(
     window: int | str = "4 MiB",
 ) -> Client:
     """As `postroad.connect`, connected when it returns: `with postroad.sync.connect(...) as client`."""
-    client = aio.connect(address, name=name, token=token, tls=tls, timeout=timeout, window=window)
+    return _open(aio.connect(address, name=name, token=token, tls=tls, timeout=timeout, window=window))
+
+
+def discover(
+    *,
+    bdn: str | Sequence[str] = (),
+    name: str = "",
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    certificates: tuple[str, str, str] | None = None,
+    interface: str = "",
+    timeout: float = 30.0,
+    search: float = 5.0,
+    review: float = 60.0,
+    window: int | str = "4 MiB",
+) -> Client:
+    """As `postroad.discover`, connected when it returns."""
+    return _open(
+        aio.discover(
+            bdn=bdn,
+            name=name,
+            token=token,
+            tls=tls,
+            certificates=certificates,
+            interface=interface,
+            timeout=timeout,
+            search=search,
+            review=review,
+            window=window,
+        )
+    )
+
+
+def _open(client: aio.Client) -> Client:
     thread = LoopThread()
     try:
         thread.call(client._open)
@@ -50,7 +83,7 @@ def connect(
 
 
 class Client:
-    """A connection to the network, for any thread. Made by `connect`."""
+    """A connection to the network, for any thread. Made by `connect` or `discover`."""
 
     def __init__(self, client: aio.Client, thread: LoopThread) -> None:
         self._client = client
@@ -129,6 +162,8 @@ class Client:
         key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
+        repair: bool = False,
+        order: float = 0.0,
         timeout: float | None = None,
     ) -> Subscription:
         """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
@@ -145,6 +180,8 @@ class Client:
             key=key,
             overflow=overflow,
             buffer=buffer,
+            repair=repair,
+            order=order,
         )
         inner._call_soon = self._thread.call_soon
         self._thread.call(inner._open)

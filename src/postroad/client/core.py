@@ -2,10 +2,13 @@
 
 The driver reports what happened (`handle`), the application's calls come in as methods, and both return
 effects, for the driver and for the application (`effects`). One connection at a time: the addresses are
-tried in turn, with a backoff after each round, and a lost connection is dialled again at the same broker
-first, since only that one recognises retries of what it accepted without telling us. After a reconnect,
-unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`). Without a broker for
-`outage_us`, calls fail, and durable publishes are withdrawn.
+tried in turn (`places`), with a backoff after each round, and a lost connection is dialled again at the same
+broker first, since only that one recognises retries of what it accepted without telling us. After a
+reconnect, unaccepted publishes are sent again (`outbox`) and subscriptions begin again (`inbox`). Without a
+broker for `outage_us`, calls fail, and durable publishes are withdrawn.
+
+A core that `seeks` has its driver look for brokers (discovery) when it knows of none that answers, and from
+time to time while it is up, in case another has become much better. It goes where a broker that stops says.
 
 Clock skew (spec T5): ids carry our clock plus an adjustment, set from the broker's clock at connect and
 corrected by every pong, half the round trip taken off. A broker that finds our ids too far from its clock
@@ -15,30 +18,39 @@ back from a jump ahead: we measure, with a ping.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
 from postroad.client.effects import (
     Answered,
     Closed,
+    Delivered,
     DialFailed,
     Down,
     Effect,
     Failed,
+    Found,
     Heard,
     Input,
     Lost,
+    Missed,
     Opened,
     Outage,
     Progress,
     Received,
+    Seek,
     Stored,
     Up,
 )
 from postroad.client.inbox import Inbox
 from postroad.client.outbox import Outbox
+from postroad.client.places import MAX_PLACES, Places, Reviews
 from postroad.client.receiver import Receiver
+from postroad.client.repair.session import Item, Session
+from postroad.client.repair.settings import RepairSettings
 from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.errors import (
@@ -50,19 +62,26 @@ from postroad.errors import (
     UsageError,
     from_wire,
 )
-from postroad.events import Value
+from postroad.events import EventBatch, Gap, Value
+from postroad.ids import MessageId
 from postroad.links.handshake import check_welcome, printable, smaller
-from postroad.seam.datagrams import Endpoint
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Dial, Send
+from postroad.units import SECOND_US
 from postroad.wire import frames as wire
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
 
 MAX_REQUESTS: Final = 1024
 MAX_BUFFER: Final = (1 << 63) - 1
+GREET_US: Final = 5 * SECOND_US  # so often a broker is told that its datagrams are heard
+FIRST_GREET_US: Final = SECOND_US // 2  # until it says that it hears ours
+SILENT_US: Final = 3 * GREET_US
 
 
 class State(Enum):
     IDLE = "idle"  # nothing under way: before start, or waiting to dial again
+    SEEKING = "seeking"  # the driver looks for brokers
     DIALLING = "dialling"
     OPENING = "opening"  # HELLO sent, WELCOME awaited
     UP = "up"
@@ -83,14 +102,21 @@ class ClientCore:
         self.limits = CLIENT_LIMITS
         self._host = ""  # OPENING and UP: the broker's
         self._datagram_port = 0  # UP: the broker's; 0: it takes none
+        self._datagram_key = b""  # UP: of this connection; b"": no datagrams
+        self._greet_us = 0  # when the broker is greeted next
+        self._greeted_us: int | None = None  # UP: the last datagram of the broker
+        self._hears = False  # UP: it hears ours
+        self.effort = Session(draw=draw, subscribe=self._subscribe_own, unsubscribe=self._unsubscribe_own)
+        self._clock_ms = 0  # of the call under way, for ids of best-effort events
         self._draw = draw
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
         self._publisher = (0, b"")  # the last number that a broker gave us, and the key to it
-        self._publishers: dict[int, tuple[int, bytes]] = {}  # likewise, by index of the address
-        self._address = 0  # index of the one being dialled or in use
-        self._tried = 0  # addresses that failed since the last time we were up
-        self._failures: dict[str, str] = {}  # address -> why the last attempt failed
+        self._publishers: dict[str, tuple[int, bytes]] = {}  # likewise, by address, at most MAX_PLACES
+        self._places = Places(settings.addresses)
+        self._reviews = Reviews()
+        self._review_us: int | None = None  # UP, and it seeks: when to look for a better broker
+        self._reviewing = False  # UP: the driver looks for one
         self._backoff_us = 0
         self._dial_us: int | None = None  # IDLE: when to dial
         self._hello_us = 0
@@ -106,10 +132,15 @@ class ClientCore:
 
     # --- the driver's side
 
+    def look_further(self) -> None:
+        """Before the start: seek, where none of the addresses answers."""
+        self._need(State.IDLE)
+        self.settings = replace(self.settings, seeks=True, review_us=0)
+
     def start(self, now_us: int) -> list[Effect]:
         self._need(State.IDLE)
         self._down_us = now_us
-        self._dial()
+        self._set_out()
         return self._take()
 
     def handle(self, inputs: Sequence[Input], now_us: int) -> list[Effect]:
@@ -117,12 +148,13 @@ class ClientCore:
 
         What the table does not list is late, not wrong: it concerns a connection given up a moment ago.
         """
+        self._clock_ms = (now_us + self.skew_us) // 1000
         for item in inputs:
             handler = _TRANSITIONS.get((self.state, type(item)))
             if handler is not None:
                 handler(self, item, now_us)
         self._tick(now_us)
-        self._send_publishes()
+        self._send_publishes(now_us)
         self._send_queued(now_us)
         return self._take()
 
@@ -139,6 +171,9 @@ class ClientCore:
             again = self.inbox.next_deadline()
             if again is not None:
                 due.append(again)
+            if self._review_us is not None:
+                due.append(self._review_us)
+            due += self._effort_deadlines()
         if self._down_us is not None and not self._outage and self.state is not State.OVER:
             due.append(self._down_us + settings.outage_us)
         if self.state is not State.OVER:
@@ -157,16 +192,21 @@ class ClientCore:
     def _tick(self, now_us: int) -> None:
         settings = self.settings
         if self.state is State.IDLE and self._dial_us is not None and now_us >= self._dial_us:
-            self._dial()
+            self._set_out()
         elif self.state is State.OPENING and now_us >= self._hello_us + settings.handshake_us:
             self._drop(UnavailableError("the broker did not answer the handshake"), now_us)
         elif self.state is State.UP:
             self._send_all(self.inbox.tick(now_us))
+            self._tick_effort(now_us)
             if self._pinged_us is not None:
                 if now_us >= self._dead_at(self._pinged_us):
                     self._drop(UnavailableError("the broker fell silent"), now_us)
             elif now_us >= self._heard_us + settings.ping_us:
                 self._ping(now_us)
+            if self._review_us is not None and now_us >= self._review_us:
+                self._review_us = None
+                self._reviewing = True
+                self._out.append(Seek())
         if self.state is not State.OVER:
             self._out += self.sender.tick(now_us)
             again, told = self.receiver.tick(now_us)
@@ -196,10 +236,48 @@ class ClientCore:
 
     # --- connecting
 
+    def _set_out(self) -> None:
+        if self._places.addresses:
+            self._dial()
+        else:
+            self._seek()
+
     def _dial(self) -> None:
         self.state = State.DIALLING
         self._dial_us = None
-        self._out.append(Dial(self.settings.addresses[self._address]))
+        self._out.append(Dial(self._places.current))
+
+    def _seek(self) -> None:
+        self.state = State.SEEKING
+        self._dial_us = None
+        if not self._reviewing:  # else what it finds serves for this
+            self._out.append(Seek())
+        self._reviewing = False
+
+    def _on_found(self, item: Found, now_us: int) -> None:
+        if item.choices:
+            self._places.found([one.address for one in item.choices])
+            self._dial()
+        elif not self._welcomed:
+            where = f"{self._unreachable()}; " if self._places.addresses else ""
+            self._fail(UnavailableError(f"{where}{item.reason}"))
+        else:
+            self._pause(now_us)
+
+    def _on_reviewed(self, item: Found, now_us: int) -> None:
+        """There may be a better broker. While something is under way here the client stays."""
+        if not self._reviewing:
+            return
+        self._reviewing = False
+        self._review_us = now_us + self.settings.review_us
+        better = self._reviews(item.choices, self._places.current, self._draw(2))
+        if better and not self.outbox.unsettled and not self._requests:
+            self._places.move([one.address for one in item.choices])
+            better_one = UnavailableError("moving to a broker that is much better")
+            self._drop(better_one, now_us, go_elsewhere=True)
+
+    def _on_late_found(self, _item: Found, _now_us: int) -> None:
+        self._reviewing = False
 
     def _on_opened(self, item: Opened, now_us: int) -> None:
         self.state = State.OPENING
@@ -208,7 +286,7 @@ class ClientCore:
         self._hello_us = self._heard_us = now_us
         settings = self.settings
         # What was sent there and not answered is known by the number we had there, wherever we were since.
-        publisher, resume_key = self._publishers.get(self._address, self._publisher)
+        publisher, resume_key = self._publishers.get(self._places.current, self._publisher)
         self.inbox.opened()
         self._send(
             wire.Hello(
@@ -225,7 +303,7 @@ class ClientCore:
         )
 
     def _on_dial_failed(self, item: DialFailed, now_us: int) -> None:
-        self._failures[self.settings.addresses[self._address]] = item.reason
+        self._places.failed(item.reason)
         self._try_next(now_us)
 
     def _on_late_opened(self, item: Opened, _now_us: int) -> None:
@@ -237,19 +315,26 @@ class ClientCore:
         error = item.error or UnavailableError("the broker closed the connection")
         self._lost_connection(error, now_us)
 
-    def _drop(self, error: PostroadError, now_us: int, *, pause: bool = False) -> None:
+    def _drop(
+        self, error: PostroadError, now_us: int, *, pause: bool = False, go_elsewhere: bool = False
+    ) -> None:
         """Give the connection up on our own account."""
         if self._connection is None:
             raise BugError("no connection to drop")
         self._out.append(Close(self._connection, error))
-        self._lost_connection(error, now_us, pause=pause)
+        self._lost_connection(error, now_us, pause=pause, go_elsewhere=go_elsewhere)
 
-    def _lost_connection(self, error: PostroadError, now_us: int, *, pause: bool = False) -> None:
-        """Dial again; if it was up, the same broker, with `pause` not at once."""
+    def _lost_connection(
+        self, error: PostroadError, now_us: int, *, pause: bool = False, go_elsewhere: bool = False
+    ) -> None:
+        """Dial again; if it was up, the same broker, with `pause` not at once. To `go_elsewhere` the place is
+        another one already."""
         was_up = self.state is State.UP
         self._connection = None
         self._pinged_us = None
-        self._failures[self.settings.addresses[self._address]] = str(error)
+        self._review_us = None
+        if not go_elsewhere:
+            self._places.failed(str(error))
         if not was_up:
             self.inbox.stop_waiting()
             self._try_next(now_us)
@@ -270,7 +355,7 @@ class ClientCore:
             self._refused = False
         if pause:
             self._pause(now_us)
-        elif held:
+        elif held or go_elsewhere:
             self._dial()  # the same broker first, at once: it recognises what it accepted already
         else:
             self._try_next(now_us)  # a broker that takes us and drops us is as good as none
@@ -280,10 +365,11 @@ class ClientCore:
         return now_us - self._up_us >= self.settings.ping_us
 
     def _try_next(self, now_us: int) -> None:
-        self._tried += 1
-        self._address = (self._address + 1) % len(self.settings.addresses)
-        if self._tried % len(self.settings.addresses):
+        if self._places.go_on():
             self._dial()
+            return
+        if self.settings.seeks:
+            self._seek()
             return
         if not self._welcomed:
             self._fail(self._unreachable())
@@ -300,9 +386,8 @@ class ClientCore:
         self._dial_us = now_us + self._backoff_us // 2 + self._draw(self._backoff_us // 2 + 1)
 
     def _unreachable(self) -> UnavailableError:
-        addresses = self.settings.addresses
-        reasons = "; ".join(dict.fromkeys(self._failures.values()))
-        where = " or ".join(addresses)
+        reasons = "; ".join(dict.fromkeys(self._places.failures.values()))
+        where = " or ".join(self._places.addresses) or "any address"
         return UnavailableError(
             f"no broker at {where}{f' ({reasons})' if reasons else ''}: "
             "start one with `postroad up`, or name another HOST:PORT"
@@ -328,6 +413,11 @@ class ClientCore:
             if kind == Kind.DELIVERY and self.state is State.UP:
                 self._on_delivery(item.frame, now_us)
                 return
+            if kind == Kind.BEST_EFFORT and self.state is State.UP:
+                self._on_best_effort(item.frame, now_us)
+                self.inbox.received(len(item.frame))
+                self._give_credit()
+                return
             message = wire.decode(item.frame)
             handler = _MESSAGES.get((self.state, type(message)))
             if handler is None:
@@ -340,17 +430,26 @@ class ClientCore:
     def _on_welcome(self, message: wire.Welcome, now_us: int) -> None:
         check_welcome(message)
         self._adjust_clock(self._hello_us, message.time_us, now_us)
-        self._publisher = self._publishers[self._address] = (message.publisher, message.resume_key)
+        self._publisher = (message.publisher, message.resume_key)
+        self._publishers.pop(self._places.current, None)
+        self._publishers[self._places.current] = self._publisher
+        if len(self._publishers) > MAX_PLACES:
+            del self._publishers[next(iter(self._publishers))]
         self.limits = smaller(CLIENT_LIMITS, message.limits)
         error = self.outbox.opened(
             publisher=message.publisher, broker=message.broker, limits=self.limits, credit=message.window
         )
         self.state = State.UP
         self._datagram_port = message.datagrams
+        self._datagram_key = message.datagram_key
+        self._greet_us, self._greeted_us, self._hears = now_us, None, False
+        prefix = bytes(MessageId(message.publisher, message.broker, 0, 0))[:8]
+        self.effort.opened(prefix, self.limits, lambda: self.outbox.next_id(self._clock_ms))
         self._welcomed = True
         self._up_us = now_us
-        self._tried = 0
-        self._failures.clear()
+        self._places.arrived()
+        if self.settings.seeks and self.settings.review_us:
+            self._review_us = now_us + self.settings.review_us
         self._down_us = None
         self._outage = False
         self._send_all(self.inbox.welcomed())
@@ -380,7 +479,10 @@ class ClientCore:
                 self._out.append(Close(self._connection, error))
             self._fail(error)
         else:
-            self._drop(error, now_us, pause=isinstance(error, PeerError))
+            moves = bool(message.go_to) and self.settings.seeks and self.state is State.UP
+            if moves:
+                self._places.move(message.go_to[:MAX_PLACES])
+            self._drop(error, now_us, pause=isinstance(error, PeerError), go_elsewhere=moves)
             self._refused = isinstance(error, PeerError) and not isinstance(error, DamagedError)
 
     def _on_ping(self, message: wire.Ping, now_us: int) -> None:
@@ -426,6 +528,7 @@ class ClientCore:
         self._send_all(say_again)
 
     def _on_ended(self, message: wire.Ended, now_us: int) -> None:
+        self.effort.end(message.number)
         self._out += self.inbox.ended(message, now_us)
 
     def _on_acked(self, message: wire.Acked, _now_us: int) -> None:
@@ -454,7 +557,81 @@ class ClientCore:
         self._out += self.inbox.delivered(frame, self.limits, now_us + self.skew_us)
         self._give_credit()
 
+    # --- best effort
+
+    def _on_best_effort(self, frame: bytes, now_us: int) -> None:
+        batch = EventBatch.parse(frame, self.limits, expect=Kind.BEST_EFFORT)
+        if self.effort.is_own(batch.channel) or batch.channel in self.inbox:
+            self._hand_out(self.effort.received(batch, self.limits, now_us, self.skew_us))
+
+    def _hand_out(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item.content, Gap):
+                self._out.append(Missed(number=item.number, gap=item.content))
+            else:
+                self._out.append(Delivered(number=item.number, batch=item.content, size=0))
+
+    def _on_datagram(self, item: Datagram, now_us: int) -> None:
+        """What is not sealed with this connection's key, or cannot be read, is dropped: UDP has no sender."""
+        if not self._datagram_key:
+            return
+        body = unseal(item.data, self._datagram_key, dialled=False)
+        if body is None:
+            return
+        self._greeted_us = now_us
+        if datagram_kind(item.data) == GREETING:
+            self._hears = body == b"\x01"
+        elif datagram_kind(item.data) == BEST_EFFORT:
+            with contextlib.suppress(PeerError):
+                self._on_best_effort(body, now_us)
+
+    def _passes(self, now_us: int) -> bool:
+        """Whether datagrams do, in both directions."""
+        return self._hears and self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+
+    def _greets(self) -> bool:
+        return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
+
+    def _effort_deadlines(self) -> list[int]:
+        due = self.effort.next_deadline()
+        found = [] if due is None else [due]
+        return [*found, self._greet_us] if self._greets() else found
+
+    def _tick_effort(self, now_us: int) -> None:
+        self._hand_out(self.effort.tick(now_us, self.skew_us))
+        endpoint = self.datagrams
+        if endpoint is not None and self._greets() and now_us >= self._greet_us:
+            heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+            self._greet_us = now_us + (GREET_US if self._hears else FIRST_GREET_US)
+            body = b"\x01" if heard else b"\x00"
+            self._out.append(SendTo(endpoint, seal(GREETING, self._datagram_key, body, dialled=True)))
+
+    def _send_best_effort(self, now_us: int) -> None:
+        """By datagram where they pass, else over the connection; without credit there it is dropped."""
+        endpoint = self.datagrams if self._passes(now_us) else None
+        for frame in self.effort.take():
+            if endpoint is not None:
+                sealed = seal(BEST_EFFORT, self._datagram_key, frame, dialled=True)
+                self._out.append(SendTo(endpoint, sealed))
+            elif self._connection is not None and self.outbox.spend(len(frame)):
+                self._out.append(Send(self._connection, frame))
+
+    def _subscribe_own(self, topic: str, where: str) -> int:
+        number, effects = self.subscribe(topic=topic, where=where, overflow="drop", buffer=0)
+        self._out += effects
+        return number
+
+    def _unsubscribe_own(self, number: int) -> None:
+        self._out += self.unsubscribe(number)
+
     # --- the application's side
+
+    def publish_best_effort(
+        self, topic: str, payload: bytes, attributes: Mapping[str, Value] | None, now_us: int
+    ) -> bytes:
+        """Queue one event that nobody keeps and nobody acknowledges; its id."""
+        self._clock_ms = (now_us + self.skew_us) // 1000
+        return self.effort.publish(topic, payload, attributes or {}, now_us)
 
     def publish(
         self,
@@ -470,14 +647,15 @@ class ClientCore:
         now_ms = (now_us + self.skew_us) // 1000
         return self.outbox.add(topic, attributes, payload, now_ms, durable=durable, identity=identity)
 
-    def flush(self) -> list[Effect]:
+    def flush(self, now_us: int = 0) -> list[Effect]:
         """Send what was published since the last time; also the credit that is due."""
-        self._send_publishes()
+        self._send_publishes(now_us)
         return self._take()
 
-    def _send_publishes(self) -> None:
+    def _send_publishes(self, now_us: int) -> None:
         if self.state is not State.UP or self._connection is None:
             return
+        self._send_best_effort(now_us)
         for frame in self.outbox.take():
             self._out.append(Send(self._connection, frame))
 
@@ -495,8 +673,11 @@ class ClientCore:
         shared: bool = False,
         key: str = "",
         until: str = "",
+        repair: RepairSettings | None = None,
+        now_us: int = 0,
     ) -> tuple[int, list[Effect]]:
-        """A new subscription's number; Began or Ended follows."""
+        """A new subscription's number; Began or Ended follows. With `repair`, begun at `now_us`, what is lost
+        of best-effort events is found out and asked for."""
         if len(self.inbox) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
         check_texts("subscription", topic, where, overflow, durable, token, ack, key, until)
@@ -520,9 +701,13 @@ class ClientCore:
         )
         if self.state is State.UP:
             self._send(request)
-        return request.number, self._take()
+        effects = self._take()
+        if repair is not None:
+            self.effort.repair(request.number, topic, where, repair, now_us + self.skew_us)
+        return request.number, effects + self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:
+        self.effort.end(number)
         tell, told = self.inbox.remove(number)
         self._out += told
         if tell and self.state is State.UP:
@@ -641,6 +826,7 @@ class ClientCore:
         self.inbox.check()
         self.sender.check()
         self.receiver.check()
+        self.effort.check()
 
     # --- helpers
 
@@ -664,12 +850,18 @@ class ClientCore:
 
 # What may happen in which state, and what it does.
 _TRANSITIONS: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]]] = {
+    (State.SEEKING, Found): ClientCore._on_found,
+    (State.IDLE, Found): ClientCore._on_late_found,
+    (State.DIALLING, Found): ClientCore._on_late_found,
+    (State.OPENING, Found): ClientCore._on_late_found,
+    (State.UP, Found): ClientCore._on_reviewed,
     (State.DIALLING, Opened): ClientCore._on_opened,
     (State.DIALLING, DialFailed): ClientCore._on_dial_failed,
     (State.OPENING, Received): ClientCore._on_received,
     (State.OPENING, Closed): ClientCore._on_closed,
     (State.UP, Received): ClientCore._on_received,
     (State.UP, Closed): ClientCore._on_closed,
+    (State.UP, Datagram): ClientCore._on_datagram,
     (State.OVER, Opened): ClientCore._on_late_opened,
 }
 # Which control message a broker may send when; anything else breaks the protocol.

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from postroad.client.places import Choice
 from postroad.errors import PostroadError
 from postroad.events import EventBatch, Gap
 from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.effects import Close, Dial, Send
-from postroad.wire.frames import QueueMessage
 
 # --- what the driver reports
 
@@ -45,7 +45,20 @@ class Closed:
     error: PostroadError | None = None
 
 
-Input = Opened | DialFailed | Received | Closed | Datagram
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What came of a Seek: brokers, the best first; none, and the reason."""
+
+    choices: tuple[Choice, ...] = ()
+    reason: str = ""
+
+
+Input = Opened | DialFailed | Received | Closed | Datagram | Found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seek:
+    """Look for brokers; Found follows."""
 
 
 # --- what the application is told
@@ -199,10 +212,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Messages for an inbox, none that the application has or had accepted."""
+    """There may be messages for an inbox, to be asked for one by one (`receiver.next`)."""
 
     number: int
-    messages: tuple[QueueMessage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +239,7 @@ Effect = (
     | SendTo
     | Close
     | Dial
+    | Seek
     | Up
     | Down
     | Outage

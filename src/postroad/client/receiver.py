@@ -5,11 +5,13 @@ identity, and says every verdict again that was not answered. It refuses what co
 it has seen: a broker that was replaced. A message that the application has or that is being settled is not
 handed out again; one that it accepted is not either, but accepted again, since the first accept was lost on
 the way. For that the last accepted id of each source is remembered, and of messages without order the last
-keys. Work counts only when a verdict is answered; `taken` means that it counts for somebody else.
+keys. What came behind a transactional message that was rejected waits here until that one comes again. Work
+counts only when a verdict is answered; `taken` means that it counts for somebody else.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -60,6 +62,8 @@ class Consumer:
     held: dict[bytes, wire.QueueMessage] = field(
         default_factory=dict
     )  # with the application, or being settled
+    ready: deque[wire.QueueMessage] = field(default_factory=deque)  # of them, those to be handed out
+    retried: dict[tuple[str, bytes], int] = field(default_factory=dict)  # id that a session goes on with
     settling: dict[int, Settlement] = field(default_factory=dict)  # by ticket on the wire
     fresh: list[Settlement] = field(default_factory=list)  # not said yet
     last: dict[tuple[str, bytes], int] = field(default_factory=dict)  # the last accepted id of a session
@@ -125,6 +129,9 @@ class Receiver:
         consumer = self._consumers.get(number)
         if consumer is None or key not in consumer.held:
             raise UsageError("this message is settled, or its inbox is closed")
+        message = consumer.held[key]
+        if verdict == "again" and message.form == "transactional":
+            consumer.retried[message.source, message.session] = message.id
         self._last_verdict += 1
         self._settle(consumer, key, verdict, now_us, self._last_verdict, delay_us, reason)
         return self._last_verdict
@@ -149,6 +156,21 @@ class Receiver:
             last.tickets.append(ticket)
         else:
             consumer.fresh.append(Settlement(verdict, delay_us, reason, [key], [ticket], now_us))
+
+    def next(self, number: int) -> wire.QueueMessage | None:
+        """The next message for the application, which is its own from then on; None: there is none now."""
+        consumer = self._consumers.get(number)
+        if consumer is None:
+            return None
+        for place, message in enumerate(consumer.ready):
+            session = (message.source, message.session)
+            if message.form == "transactional" and message.id > consumer.retried.get(session, message.id):
+                continue
+            if message.form == "transactional":
+                consumer.retried.pop(session, None)
+            del consumer.ready[place]
+            return message
+        return None
 
     def take(self, now_us: int) -> list[wire.Message]:
         """Verdicts that are to be said now."""
@@ -212,7 +234,7 @@ class Receiver:
         if consumer is None or message.place < consumer.place:
             return []
         consumer.place = message.place
-        arrived: list[wire.QueueMessage] = []
+        arrived = False
         for each in message.messages:
             if len(each.key) > MAX_KEY_BYTES:
                 raise PeerError(f"a key of {len(each.key)} bytes, at most {MAX_KEY_BYTES} are possible")
@@ -227,8 +249,9 @@ class Receiver:
             elif not _readable(each.attributes):
                 self._settle(consumer, each.key, "dead", now_us, 0, reason=_UNREADABLE)
             else:
-                arrived.append(each)
-        return [Arrived(number=message.number, messages=tuple(arrived))] if arrived else []
+                consumer.ready.append(each)
+                arrived = True
+        return [Arrived(number=message.number)] if arrived else []
 
     @staticmethod
     def _was_accepted(consumer: Consumer, message: wire.QueueMessage) -> bool:
@@ -275,9 +298,20 @@ class Receiver:
                 consumer.held.pop(key, None)
             if outcome == "accepted" and message is not None:
                 self._remember(consumer, message)
+            if outcome != "again" and message is not None:
+                self._go_on(consumer, message)
             if waiting:
                 told.append(Verdict(ticket=waiting, outcome=outcome, error=error))
+        if consumer.ready:
+            told.append(Arrived(number=consumer.receive.number))
         return told
+
+    @staticmethod
+    def _go_on(consumer: Consumer, message: wire.QueueMessage) -> None:
+        """It does not come again: what is behind it need not wait."""
+        session = (message.source, message.session)
+        if consumer.retried.get(session) == message.id:
+            del consumer.retried[session]
 
     @staticmethod
     def _remember(consumer: Consumer, message: wire.QueueMessage) -> None:
@@ -332,6 +366,8 @@ class Receiver:
             settling += [key for each in consumer.fresh for key in each.keys]
             if not consumer.held.keys() >= set(settling):
                 raise BugError("a message is being settled that nobody has")
+            if not consumer.held.keys() >= {message.key for message in consumer.ready}:
+                raise BugError("a message is ready that is settled")
             if (consumer.joined or consumer.asked) and not self.open:
                 raise BugError("a consumer has joined without a connection")
 

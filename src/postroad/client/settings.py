@@ -28,7 +28,7 @@ CLIENT_LIMITS: Final = Limits(
 class ClientSettings:
     """How a client behaves. Times in microseconds, sizes in bytes."""
 
-    addresses: tuple[str, ...]  # HOST:PORT each, tried in this order
+    addresses: tuple[str, ...]  # HOST:PORT each, tried in this order; there may be none for one that seeks
     name: str
     token: str = ""
     window: int = 4 * MIB  # of deliveries that the application has not consumed, all subscriptions together
@@ -40,9 +40,11 @@ class ClientSettings:
     dead_us: int = 15 * SECOND_US
     backoff_us: int = 200 * MILLISECOND_US
     max_backoff_us: int = 3 * SECOND_US
+    seeks: bool = False  # look for brokers where none of the addresses answers
+    review_us: int = 60 * SECOND_US  # and this often for a better one; 0: never
 
     def __post_init__(self) -> None:
-        if not self.addresses:
+        if not self.addresses and not self.seeks:
             raise UsageError("no address to connect to")
         if not MIN_WINDOW <= self.window <= MAX_WINDOW:
             raise UsageError(f"a window is between {MIN_WINDOW} and {MAX_WINDOW} bytes")

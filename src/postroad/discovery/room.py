@@ -67,6 +67,7 @@ RETRY_US: Final = SECOND_US  # of an advertisement that is not confirmed
 SEARCH_FIRST_US: Final = 5 * SECOND_US  # before looking for brokers to link with again
 SEARCH_LAST_US: Final = 60 * SECOND_US
 PRIVATE_LIFE_US: Final = 120 * SECOND_US  # of a private discovery node that no longer announces itself
+MAX_ELSEWHERE: Final = 8  # brokers that clients of one that stops are told of
 TRANSPORTS: Final = ("tcp", "udp")
 COUNTERS: Final = (
     "requests",
@@ -490,6 +491,13 @@ class Discovery:
         for endpoint, node in self._nodes.items():
             if node.cookie is not None:
                 self._advertise(turn, endpoint, node, node.cookie, lifetime_s=0)
+
+    def elsewhere(self) -> tuple[str, ...]:
+        """Where clients may go when this broker stops: the nearest others."""
+        topology = self._topology
+        others = [one for one in topology.reachable() if one != self._me.number and topology.address(one)]
+        others.sort(key=lambda one: (topology.distance(one), one))
+        return tuple(topology.address(one) for one in others[:MAX_ELSEWHERE])
 
     # ---- inspection
 

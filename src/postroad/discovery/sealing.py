@@ -11,6 +11,7 @@ A datagram is small, so certificates are of elliptic curves: P-256, P-384 or Ed2
 from __future__ import annotations
 
 from collections import OrderedDict
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -63,6 +64,12 @@ class CertificateSealer:
     @property
     def public_key(self) -> bytes:
         return self._public
+
+    def afresh(self) -> CertificateSealer:
+        """The same, without the memory of certificates that were checked."""
+        other = copy(self)
+        other._checked = OrderedDict()
+        return other
 
     # ---- sealing
 

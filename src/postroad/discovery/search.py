@@ -43,11 +43,13 @@ from postroad.wire.discovery import (
 
 MAX_CONTACTS: Final = 256  # nodes and brokers that are asked by one search
 MAX_KNOWN: Final = 32  # brokers of last time that are asked
+PERSISTENT: Final = 3  # attempts, before those who should answer and do not are given up
 QUIET_US: Final = 2 * MILLISECOND_US  # at least, without news before nobody else is expected
 PING_EVERY_US: Final = MILLISECOND_US
 MORE_ROUNDS: Final = 6  # of pings, for those who did not answer the first ones
 SILENT_ROUND_US: Final = 150 * MILLISECOND_US  # between rounds while nobody has answered
-CLOCK_ERROR_US: Final = 20 * MILLISECOND_US  # of an estimated delay (spec V9)
+DOUBT_SHARE: Final = 0.2  # of an estimated delay: clocks and paths are not what they seem
+DOUBT_US: Final = 2 * MILLISECOND_US  # and that
 TRANSPORTS: Final = ("tcp", "udp")
 
 
@@ -113,6 +115,8 @@ class Search:
         self._targets: list[Candidate] = []
         self._pinged: dict[int, dict[int, int]] = {}  # broker -> when pings were sent, each to 1 if answered
         self._attempt = 0
+        self._asked_us: list[int] = []  # when each attempt began, at most MAX_ATTEMPTS
+        self._slowest_us = 0  # of the responses, since their attempts began
         self._rounds = 0  # of pings
         self._started_us = self._attempt_us = self._news_us = self._round_us = self._ticked_us = 0
         self._marks: dict[str, int] = {}  # phase -> when it was over
@@ -177,6 +181,7 @@ class Search:
         """The next attempt."""
         self._attempt += 1
         self._attempt_us = now_us
+        self._asked_us.append(now_us)
         answered = any(contact.cookie for contact in self._contacts.values())
         if not answered and (self._attempt > 1 or not self._contacts):
             for endpoint in self._known:
@@ -202,10 +207,10 @@ class Search:
         return self._envelopes.pack(request, contact.key)
 
     def _repeat_us(self) -> int:
-        """When the request is to be repeated; later and later, never too often."""
+        """When the request is to be repeated; after some attempts later and later."""
         if self._attempt >= MAX_ATTEMPTS:
             return self._started_us + self._settings.timeout_us
-        return self._attempt_us + self._settings.retransmit_us * ((self._attempt + 1) // 2)
+        return self._attempt_us + self._settings.retransmit_us * max(1, self._attempt - PERSISTENT)
 
     # ---- what comes
 
@@ -248,6 +253,8 @@ class Search:
             before.delay_us = min(before.delay_us, delay_us)
         elif len(self._candidates) < self._settings.responses and self.stage is Stage.GATHERING:
             self._news_us = now_us
+            began_us = self._asked_us[min(message.attempt, self._attempt) - 1]
+            self._slowest_us = max(self._slowest_us, now_us - began_us)
             host, port = source
             self._candidates[message.broker] = Candidate(
                 response=message,
@@ -272,11 +279,11 @@ class Search:
         acknowledged = any(contact.acknowledged for contact in self._contacts.values())
         if count >= max(self._expected, sum(networks.values())):
             return acknowledged or now_us >= self._quiet_us()
-        return self._attempt > 1 and now_us >= self._quiet_us()
+        return self._attempt > PERSISTENT and now_us >= self._quiet_us()
 
     def _quiet_us(self) -> int:
         """When everybody who is going to answer this attempt should have."""
-        return self._news_us + max(QUIET_US, self._news_us - self._attempt_us)
+        return max(self._news_us, self._attempt_us) + max(QUIET_US, self._slowest_us)
 
     def _nobody(self) -> str:
         asked = [f"{host}:{port}" for (host, port) in self._contacts]
@@ -344,7 +351,8 @@ class Search:
         best_us = self._best_us()
         if one.round_trips_us:
             return False
-        return best_us is None or 2 * (one.delay_us - CLOCK_ERROR_US) <= near_limit_us(best_us)
+        least_us = one.delay_us * (1 - DOUBT_SHARE) - DOUBT_US
+        return best_us is None or 2 * least_us <= near_limit_us(best_us)
 
     def _decide(self, now_us: int) -> None:
         self.stage = Stage.OVER

@@ -54,6 +54,12 @@ def weigh(usage: Usage, delay_us: int, weights: Weights) -> float:
     return usage_weight(usage, weights) + max(0, delay_us) / MILLISECOND_US * weights.delay_ms
 
 
+def merit(one: Candidate, weights: Weights) -> float:
+    """The weight with what a ping measured in place of the estimate."""
+    trip_us = one.round_trip_us
+    return one.weight if trip_us is None else weigh(one.response.usage, trip_us // 2, weights)
+
+
 def shortlist(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     """The target set: the heaviest ones, the nearest of equals first."""
     return sorted(candidates, key=lambda one: (-one.weight, one.delay_us, one.response.broker))[:size]

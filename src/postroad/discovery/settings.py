@@ -36,7 +36,7 @@ class SearchSettings:
     """How a requester goes about it (spec V7)."""
 
     timeout_us: int = 5 * SECOND_US  # after which there is a choice, or there is none
-    gather_us: int = 1500 * MILLISECOND_US  # responses are waited for, once there is one
+    gather_us: int = 2 * SECOND_US  # responses are waited for, once there is one
     responses: int = 100  # after which no more are waited for
     targets: int = 10  # that are pinged
     pings: int = 3  # to each of them
@@ -57,6 +57,7 @@ class DiscoveryConfig:
 
     enabled: bool = True  # whether anything at all is answered
     nodes: tuple[str, ...] = ()  # HOST:PORT of discovery nodes to advertise to
+    multicast: bool = True  # whether the driver is to name a group
     group: str = ""  # HOST:PORT of the multicast group; "": none
     known: tuple[str, ...] = ()  # HOST:PORT of brokers to ask where there is no discovery node
     mdns: bool = False  # announce it by mDNS/DNS-SD, too

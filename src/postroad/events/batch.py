@@ -116,6 +116,33 @@ def frame_ids(frame: bytes, count: int) -> bytes:
     return kernel.packed_ids(frame, count)
 
 
+def encode_row(
+    id: bytes, topic: str, attributes: Mapping[str, Value], payload: bytes, limits: Limits, *, tick: int
+) -> tuple[bytes, bytes]:
+    """One event by itself: its header, and its part of the heap."""
+    name, number = encode_topic(topic, limits.topic_bytes, limits.topic_depth)
+    encoded = encode_attributes(attributes, limits) if attributes else b""
+    header = EVENT_HEADER.pack(id, tick, number, len(name), len(encoded), len(payload), 0, len(attributes), 0)
+    return header, b"".join((name, encoded, payload))
+
+
+def best_effort_frame(rows: Sequence[tuple[bytes, bytes]], *, channel: int) -> bytes:
+    """A whole frame of encoded rows."""
+    headers, heaps = zip(*rows, strict=True)
+    length = FRAME_HEADER_BYTES + sum(map(len, headers)) + sum(map(len, heaps))
+    header = _header(
+        length=length,
+        kind=Kind.BEST_EFFORT,
+        flags=0,
+        count=len(rows),
+        pubend=0,
+        start=0,
+        end=0,
+        channel=channel,
+    )
+    return b"".join((header, *headers, *heaps))
+
+
 @final
 class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An immutable view of one checked batch frame.
@@ -260,7 +287,8 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def _events(self, first: int, after: int) -> list[Event]:
         pubend = self.pubend
-        durable = None if self.data[4] == Kind.PUBLISH or is_volatile(pubend) else pubend_text(pubend)
+        streamed = self.data[4] not in (Kind.PUBLISH, Kind.BEST_EFFORT) and not is_volatile(pubend)
+        durable = pubend_text(pubend) if streamed else None
         return [
             Event(
                 id=MessageId(publisher, broker, time_ms, counter),

@@ -31,13 +31,17 @@ _END_S: Final = 10.0
 class Broker:
     """One broker process, which can be killed and started again on its data."""
 
-    def __init__(self, name: str, folder: Path, link: tuple[str, int] | None) -> None:
+    def __init__(
+        self, name: str, folder: Path, link: tuple[str, int] | None, settings_text: str | None = None
+    ) -> None:
         self.name = name
         self.address = ("127.0.0.1", free_port())
         self._folder = folder
         self._log = folder / f"{name}.log"
         settings = folder / f"{name}.toml"
-        settings.write_text("" if link else f"[durable]\npubends = {PUBENDS}\n")
+        if settings_text is None:
+            settings_text = "" if link else f"[durable]\npubends = {PUBENDS}\n"
+        settings.write_text(settings_text)
         listen = f"{self.address[0]}:{self.address[1]}"
         self._command = [sys.executable, "-m", "postroad", "up", "--name", name, "--listen", listen]
         self._command += ["--data", str(folder / name), "--metrics", "off", "--config", str(settings)]

@@ -9,12 +9,16 @@ from typing import Final
 
 from postroad.errors import UsageError
 from postroad.lab import (
+    discovery_multicast,
+    discovery_security,
+    discovery_topologies,
     durable_autoack,
     durable_crash,
     durable_disconnect,
     durable_pfs,
     durable_scaling,
     queues_delivery,
+    repair,
     tracking_table2,
 )
 
@@ -107,6 +111,41 @@ EXPERIMENTS: Final = {
             seconds=queues_delivery.SECONDS,
             run=queues_delivery.run_many,
             notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="discovery-topologies",
+            about="Pallickara et al., 9: five brokers unconnected, in a star, in a line; figures 2 to 11",
+            seconds=discovery_topologies.SECONDS,
+            run=discovery_topologies.run,
+            notes=discovery_topologies.NOTES,
+        ),
+        Experiment(
+            name="discovery-multicast",
+            about="Pallickara et al., 9: discovery by multicast only; figure 12",
+            seconds=discovery_multicast.SECONDS,
+            run=discovery_multicast.run,
+            notes=discovery_multicast.NOTES,
+        ),
+        Experiment(
+            name="discovery-security",
+            about="Pallickara et al., 9.1: checking certificates, signing, encrypting; figures 13 and 14",
+            seconds=discovery_security.SECONDS,
+            run=discovery_security.run,
+            notes=discovery_security.NOTES,
+        ),
+        Experiment(
+            name="repair-12",
+            about="Malekpour et al., section 4: 12 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_small,
+            notes=repair.NOTES,
+        ),
+        Experiment(
+            name="repair-46",
+            about="Malekpour et al., section 4: 46 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_large,
+            notes=repair.NOTES,
         ),
     )
 }

@@ -34,8 +34,8 @@ ENVELOPE_BYTES: Final = 116 + 16  # headers of a datagram with one event, and a 
 NAME_BYTES: Final = 20  # of an attribute that names a receiver
 BIT_BYTES: Final = 7  # of an attribute that names a bit
 CLIENTS_PER_BROKER: Final = 5
-# Half of the messages are of kinds that many want, each of which has 1 in 40. The other half is of kinds that few
-# want.
+# Half of the messages are of kinds that many want, each of which has 1 in 40. The other half is of kinds
+# that few want.
 KINDS: Final = 20
 POPULAR: Final = 0.5
 RARE_KINDS: Final = 100
@@ -212,7 +212,7 @@ class Network:
             receiver.heard(source, message)
         else:
             publisher = next(one for one in self.publishers if one.number == target)
-            publisher.heard(source, message)
+            publisher.heard(message)
 
     def matching(self, kind: str) -> list[int]:
         return self._by_kind.get(kind, [])
@@ -274,9 +274,9 @@ class Publisher:
         network.truth[self.key, sequence] = (sent_us, frozenset(receivers), bits)
         self._go_on()
 
-    def heard(self, source: int, message: Any) -> None:
+    def heard(self, message: Any) -> None:
         if self.core is not None and not self._dead and isinstance(message, Request):
-            self.core.request(source.to_bytes(8, "big"), message, self.network.now_us)
+            self.core.request(message, self.network.now_us)
             self._go_on()
 
     def _go_on(self) -> None:
@@ -311,9 +311,9 @@ class Subscriber:
         self.neighbours: Neighbours | None = None
         self._timer_us: int | None = None
         if network.settings is not None:
-            self.core = Receiver(self.masks, network.settings, 0)
+            self.core = Receiver(self.key, self.masks, network.settings, 0)
             draw = random.Random(number).randrange
-            self.neighbours = Neighbours(network.settings, draw=draw)
+            self.neighbours = Neighbours(self.key, network.settings, draw=draw)
 
     def message(
         self, publisher: bytes, sequence: int, sent_us: int, bits: int, record: tuple[int, ...]
@@ -339,7 +339,7 @@ class Subscriber:
         elif isinstance(message, Gone):
             core.gone(message, now)
         elif isinstance(message, Ask):
-            neighbours.heard_ask(source.to_bytes(8, "big"), message, now)
+            neighbours.heard_ask(message, now)
         elif isinstance(message, Repair):
             neighbours.heard_repair(message.publisher, message.sequence, now)
             _, wanted, bits = self.network.truth[message.publisher, message.sequence]
@@ -349,7 +349,7 @@ class Subscriber:
                 neighbours.cache.put(message.publisher, message.sequence, b"", bits)
                 self._deliver(out, repair=True)
             else:
-                core.message(message.publisher, message.sequence, None, now, repair=True)
+                core.false_repair(message.publisher, message.sequence, now)
                 self.network.counts.false_repairs += 1
         self._go_on()
 
@@ -417,10 +417,7 @@ def _rare_kind(chance: random.Random) -> str:
 
 def _some_message(chance: random.Random, publisher: int) -> tuple[str, int]:
     """Its kind and its bits: ten attributes, of which seven differ from message to message."""
-    if chance.random() < POPULAR:
-        kind = f"k{chance.randrange(KINDS)}"
-    else:
-        kind = _rare_kind(chance)
+    kind = f"k{chance.randrange(KINDS)}" if chance.random() < POPULAR else _rare_kind(chance)
     attributes: dict[str, Any] = {"kind": kind, "area": f"a{kind}", "source": publisher}
     for name in ("price", "size", "host", "user", "zone", "code", "unit"):
         attributes[name] = chance.randrange(1_000)

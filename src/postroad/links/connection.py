@@ -82,10 +82,11 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
     Phase.DIALLED: frozenset({Kind.WELCOME, Kind.REFUSE}),
     Phase.ACCEPTED: frozenset({Kind.HELLO}),
     Phase.CLIENT: _UPKEEP
-    | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST}
+    | {Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST}
     | {Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE},
     Phase.BROKER: _UPKEEP
     | {
+        Kind.BEST_EFFORT,
         Kind.KNOWLEDGE,
         Kind.SILENCE,
         Kind.ATTACH,
@@ -115,6 +116,7 @@ class Connection:
     phase: Phase
     opened_us: int
     heard_us: int
+    host: str = ""  # the peer's; "": not known
     timer_us: int = 0  # when its entry in the heap of timers is due
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)

@@ -14,6 +14,7 @@ from postroad.errors import PeerError
 from postroad.ids import MAX_COST, MAX_NAME, NODE_BYTES, check_name, name_fits
 from postroad.seam.peers import Role
 from postroad.units import KIB, MIB
+from postroad.wire.datagrams import DATAGRAM_KEY_BYTES
 from postroad.wire.frames import MAX_PORT, PROTOCOL_VERSION, Hello, Limits, Welcome, check_address
 
 MIN_WINDOW: Final = 64 * KIB
@@ -71,6 +72,10 @@ def _check_reach(message: Hello | Welcome) -> None:
     if not 0 <= message.datagrams <= MAX_PORT:
         raise PeerError(f"a UDP port of {message.datagrams}; it is between 1 and {MAX_PORT}, or 0 for none")
     check_address(message.address)
+    if isinstance(message, Welcome) and len(message.datagram_key) not in (0, DATAGRAM_KEY_BYTES):
+        raise PeerError(
+            f"a key of {len(message.datagram_key)} bytes for datagrams; it has {DATAGRAM_KEY_BYTES}, or none"
+        )
 
 
 def check_hello(hello: Hello) -> Role:

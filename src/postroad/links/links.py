@@ -49,9 +49,10 @@ from postroad.seam.peers import Peer, Role
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.datagrams import DATAGRAM_KEY_BYTES
 from postroad.wire.frames import (
-    BATCH_KINDS,
     CONTROL,
+    CREDITED_KINDS,
     PROTOCOL_VERSION,
     Credit,
     Hello,
@@ -134,6 +135,12 @@ class Links:
     def _new_key(self) -> bytes:
         return self._draw(1 << 128).to_bytes(16, "big")
 
+    def _new_datagram_key(self) -> bytes:
+        """For one connection; none where this broker takes no datagrams."""
+        if not self._settings.datagrams:
+            return b""
+        return self._draw(1 << 8 * DATAGRAM_KEY_BYTES).to_bytes(DATAGRAM_KEY_BYTES, "big")
+
     # -- addresses to keep linked ------------------------------------------------------------------
 
     def dial(self, address: str, now_us: int) -> None:
@@ -179,7 +186,14 @@ class Links:
     # -- connections come and go -------------------------------------------------------------------
 
     def opened(
-        self, turn: Turn, connection: int, *, dialled: str | None, certificate: str | None, loopback: bool
+        self,
+        turn: Turn,
+        connection: int,
+        *,
+        dialled: str | None,
+        certificate: str | None,
+        loopback: bool,
+        host: str = "",
     ) -> None:
         if connection in self._connections:
             raise BugError(f"connection {connection} opened twice")
@@ -188,6 +202,7 @@ class Links:
             dialled=dialled,
             certificate=certificate,
             loopback=loopback,
+            host=host,
             phase=Phase.ACCEPTED if dialled is None else Phase.DIALLED,
             opened_us=turn.now_us,
             heard_us=turn.now_us,
@@ -239,7 +254,7 @@ class Links:
             )
         return None if state.superseded else peer
 
-    def refuse(self, turn: Turn, connection: int, error: PostroadError) -> None:
+    def refuse(self, turn: Turn, connection: int, error: PostroadError, go_to: tuple[str, ...] = ()) -> None:
         """Tell the peer why, and close. `closed` follows when the driver has done it."""
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
@@ -247,7 +262,7 @@ class Links:
         state.phase = Phase.CLOSING
         if isinstance(error, RedundantError):
             state.redundant = True
-        turn.send(connection, encode(Refuse(code=error.code, reason=printable(str(error)))))
+        turn.send(connection, encode(Refuse(code=error.code, reason=printable(str(error)), go_to=go_to)))
         turn.close(connection, error)
         turn.note(level_of(error), f"closed {self._describe(state)}: {error}")
 
@@ -276,14 +291,13 @@ class Links:
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
             return False  # it was on its way when we closed
-        if kind not in TAKES[state.phase]:
-            raise PeerError(
-                f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
-            )
+        _check_kind(state, kind)
         state.heard_us, state.asked_us = now_us, None
-        if kind in BATCH_KINDS:
+        if kind in CREDITED_KINDS:
             if state.credit_in <= 0:
-                raise PeerError(f"a batch frame of {size} bytes beyond the window of {state.window_in} bytes")
+                raise PeerError(
+                    f"a {_NAMES[kind]} frame of {size} bytes beyond the window of {state.window_in} bytes"
+                )
             state.credit_in -= size
             state.held += size
         return True
@@ -298,7 +312,7 @@ class Links:
             return None, True
         try:
             kind = _KIND_OF[type(message)]
-            self.admit(connection, kind, 0, turn.now_us)
+            _check_kind(state, kind)
             if kind not in OWN_KINDS:
                 return None, False
             return self._act(turn, state, message), True
@@ -367,6 +381,8 @@ class Links:
             dialled=None,
             resumed=resumed,
             replaces=self._resuming.opened(number, state.number),
+            host=state.host,
+            datagram_key=self._new_datagram_key(),
         )
         self._welcomes(turn, state, peer, self._settings.client_window)
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
@@ -393,6 +409,9 @@ class Links:
             limits=smaller(self._limits, hello.limits),
             dialled=None,
             replaces=self._rival(hello.broker, hello.node, rank, role),
+            host=state.host,
+            datagrams=hello.datagrams,
+            datagram_key=self._new_datagram_key(),
         )
         state.rank = rank
         state.clock.heard(hello.time_us, turn.now_us)
@@ -426,6 +445,9 @@ class Links:
             limits=smaller(self._limits, welcome.limits),
             dialled=state.dialled,
             replaces=self._rival(welcome.broker, welcome.node, rank, role),
+            host=state.host,
+            datagrams=welcome.datagrams,
+            datagram_key=welcome.datagram_key,
         )
         state.rank = rank
         state.clock.measured(state.hello_us, welcome.time_us, turn.now_us)
@@ -462,6 +484,7 @@ class Links:
             resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
             datagrams=self._settings.datagrams,
             address=self._settings.address,
+            datagram_key=peer.datagram_key,
         )
         turn.send(state.number, encode(welcome))
 
@@ -475,6 +498,8 @@ class Links:
         if peer.role == "broker":
             self._brokers[peer.node] = state.number
             turn.note("info", f"linked with broker {peer.name!r} (connection {state.number})")
+            if peer.dialled is None:  # who dialled knows our clock by the handshake
+                turn.send(state.number, encode(Ping(time_us=state.pinged_us)))
         if peer.replaces is not None:
             old = self._connections[peer.replaces]
             old.superseded = old.redundant = True
@@ -662,3 +687,10 @@ class Links:
                 raise BugError(f"credit of connection {state.number} does not add up")
             if state.credit_out > state.window_out:
                 raise BugError(f"connection {state.number} has more credit than its window")
+
+
+def _check_kind(state: Connection, kind: int) -> None:
+    if kind not in TAKES[state.phase]:
+        raise PeerError(
+            f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
+        )

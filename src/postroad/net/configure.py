@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast, get_args
 
 from postroad.config import BrokerConfig, NodeConfig, TlsConfig, format_address, parse_address
-from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig, Weights
+from postroad.discovery.settings import DiscoveryConfig, Weights
 from postroad.errors import UsageError, shorten
 from postroad.ids import MAX_NAME, name_fits
 from postroad.links.access import Action, AuthConfig, Rule, hash_token
@@ -223,7 +223,8 @@ def _discovery(table: _Table) -> DiscoveryConfig:
     discovery = DiscoveryConfig(
         enabled=table.take("enabled", _boolean, True),
         nodes=table.take("nodes", _addresses, _NONE),
-        group=MULTICAST_GROUP if table.take("multicast", _boolean, True) else "",
+        multicast=table.take("multicast", _boolean, True),
+        group=table.take("group", _reached, ""),
         mdns=table.take("mdns", _boolean, False),
         join=table.take("join", _boolean, False),
         links=table.take("links", _count, defaults.links),

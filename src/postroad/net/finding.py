@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +28,12 @@ from postroad.net.datagrams import Datagrams
 from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.units import SECOND_US
 
-INTERFACE_VARIABLE: Final = "POSTROAD_INTERFACE"  # the address of the interface for multicast
+INTERFACE_VARIABLE: Final = "POSTROAD_INTERFACE"  # the address of the interface for multicast, or "off"
 NODES_VARIABLE: Final = "POSTROAD_BDN"  # discovery nodes, separated by commas
 LOOPBACK: Final = "127.0.0.1"
+ANY: Final = "0.0.0.0"
+OFF: Final = "off"
+DEFAULT_GROUP: Final = parse_address(MULTICAST_GROUP)
 MAX_FILE_BYTES: Final = 64 << 10
 
 
@@ -39,8 +42,8 @@ class Where:
     """Whom to ask, and as whom."""
 
     nodes: tuple[str, ...] = ()  # HOST:PORT of discovery nodes
-    interface: str = ""  # a numeric address of this machine; "": as the module's docstring says
-    multicast: bool = True
+    interface: str = ""  # a numeric address of this machine, or "off" for no multicast
+    group: Endpoint = DEFAULT_GROUP
     remember: bool = True  # ask the brokers of last time, and remember those of this time
     token: str = ""
     sealer: Sealer | None = None
@@ -50,15 +53,8 @@ class Where:
 def from_environment(where: Where) -> Where:
     """What is not said is taken from the environment."""
     nodes = tuple(one for one in os.environ.get(NODES_VARIABLE, "").split(",") if one)
-    return Where(
-        nodes=where.nodes or nodes,
-        interface=where.interface or os.environ.get(INTERFACE_VARIABLE, ""),
-        multicast=where.multicast,
-        remember=where.remember,
-        token=where.token,
-        sealer=where.sealer,
-        search=where.search,
-    )
+    interface = where.interface or os.environ.get(INTERFACE_VARIABLE, "")
+    return replace(where, nodes=where.nodes or nodes, interface=interface)
 
 
 async def find(where: Where) -> Found:
@@ -67,13 +63,13 @@ async def find(where: Where) -> Found:
     search = Search(
         where.search,
         nodes=await resolve(where.nodes),
-        group=parse_address(MULTICAST_GROUP) if where.multicast else None,
+        group=None if where.interface == OFF else where.group,
         known=await resolve(known, must=False),
         draw=secrets.randbelow,
         envelopes=Envelopes(where.sealer),
         token=where.token,
     )
-    found = await _Run(search, where.interface).result()
+    found = await _Run(search, where.interface if where.interface != OFF else ANY).result()
     if where.remember:
         remember(one.address for one in found.candidates)
     return found
@@ -89,7 +85,7 @@ class _Run:
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._heard_by: dict[Endpoint, Datagrams] = {}  # who was heard by which socket
-        hosts = [interface] if interface else ["0.0.0.0", LOOPBACK]
+        hosts = [interface] if interface else [ANY, LOOPBACK]
         self._sockets: list[Datagrams] = []
         for host in hosts:
             self._open(host)

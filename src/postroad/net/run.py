@@ -19,7 +19,7 @@ from postroad import kernel
 from postroad.broker.core import Broker
 from postroad.config import NodeConfig, format_address, parse_address
 from postroad.discovery.sealing import CertificateSealer
-from postroad.discovery.settings import DiscoveryConfig
+from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
 from postroad.durable.publisher.pubend_rows import read_facts, refuse_lower_limits
 from postroad.errors import UsageError
@@ -146,7 +146,8 @@ async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | 
     config = node.config
     asked = config.broker.discovery
     # A broker on loopback uses the loopback interface only, and that has no multicast for IPv6.
-    group = "" if ":" in parse_address(node.sockets.address)[0] else asked.group
+    over_ipv6 = ":" in parse_address(node.sockets.address)[0]
+    group = (asked.group or MULTICAST_GROUP) if asked.multicast and not over_ipv6 else ""
     nodes = await resolve(asked.nodes)
     discovery = replace(asked, group=group, nodes=tuple(format_address(*one) for one in nodes))
     if not config.tls.require_client_certificate:

@@ -292,7 +292,11 @@ class Server:
             self._fail("handle", inputs)
             return
         self._inputs_handled += len(inputs)
-        self._perform(effects)
+        try:
+            self._perform(effects)
+        except Exception:
+            self._fail("perform", inputs)
+            return
         took_us = (time.perf_counter_ns() - began_ns) // 1000
         self._turns.observe(took_us)
         if shared:
@@ -400,7 +404,14 @@ class Server:
 
     def _write(self, connection: Connection, data: bytes | list[bytes]) -> None:
         if connection.translator is not None:
-            data = _translated(connection.translator, data)
+            try:
+                data = _translated(connection.translator, data)
+            except Exception:  # of a translator, which concerns its own connection alone
+                LOGGER.exception(
+                    "connection %d %s could not be translated for", connection.number, connection.peer
+                )
+                connection.transport.abort()
+                return
         if isinstance(data, bytes):
             self._bytes_out += len(data)
             connection.transport.write(data)

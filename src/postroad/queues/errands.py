@@ -99,6 +99,7 @@ class Errands:
     def _send(self, turn: Turn, arc: int, route: _Route, errand: _Errand) -> None:
         view = self._arcs.view(arc)
         if view is None or view.stage != STARTED:
+            errand.sent_us = None
             self._search(turn, arc, route)
             return
         task = errand.task
@@ -215,6 +216,15 @@ class Errands:
                 errand.gapped = False
                 self._send(turn, arc, route, errand)
 
+    def interrupted(self, turn: Turn, node: Node) -> None:
+        """Something that was said to that broker may be lost."""
+        for arc, route in list(self._routes.items()):
+            view = self._arcs.view(arc)
+            if view is not None and view.responsible == node:
+                for errand in list(route.errands.values()):
+                    if errand.number in route.errands:
+                        self._send(turn, arc, route, errand)
+
     def unreached(self, turn: Turn, node: Node) -> None:
         for arc, route in list(self._routes.items()):
             view = self._arcs.view(arc)
@@ -241,8 +251,8 @@ class Errands:
                 if view is not None and view.stage == STARTED:
                     # Whoever is asked and not responsible says so; it may be the same broker as before.
                     self._send_again(turn, arc, route, now_us)
-            first = next(iter(route.errands.values()))
-            if first.sent_us is not None and first.sent_us + RESEND_US <= now_us:
+            first = next(iter(route.errands.values()), None)
+            if first is not None and first.sent_us is not None and first.sent_us + RESEND_US <= now_us:
                 self._send_again(turn, arc, route, now_us)
                 self._search(turn, arc, route)
 

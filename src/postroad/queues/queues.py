@@ -216,7 +216,7 @@ class Queues:
         board.from_client(Settle, self._settle)
         board.from_client(Unreceive, self._unreceive)
         board.peers("client", down=self._client_down)
-        board.from_direct(ROOM, self._received, self._unreached)
+        board.from_direct(ROOM, self._received, self._unreached, self._interrupted)
 
     # ---- brokers
 
@@ -267,10 +267,21 @@ class Queues:
             return
         self.errands.unreached(turn, node)
         self.serving.unreached(turn, node)
-        for receiver in self._receivers.values():
+        self._join_again(turn, node)
+
+    def _join_again(self, turn: Turn, node: Node) -> None:
+        """That broker may have lost sight of the consumers here."""
+        for receiver in list(self._receivers.values()):
             view = self.arcs.view(receiver.arc)
             if view is not None and view.responsible == node:
                 self._join(turn, receiver)
+
+    def _interrupted(self, turn: Turn, broker: int) -> None:
+        node = self._ring.node(broker)
+        if node is not None:
+            self.errands.interrupted(turn, node)
+            self.serving.interrupted(turn, node)
+            self._join_again(turn, node)
 
     def ring_changed(self, turn: Turn) -> None:
         """The closest brokers are others: arcs hear of it at the end of the turn."""
@@ -580,7 +591,7 @@ class Queues:
     def _removed(self, turn: Turn, said: Removed) -> None:
         receiver = self._receivers.get((said.inbox, said.consumer))
         if receiver is not None:
-            self._drop(turn, receiver, UnavailableError(said.reason))
+            self._join(turn, receiver)
 
     def _leave(self, turn: Turn, receiver: _Receiver, *, lost: bool) -> None:
         self._forget_receiver(receiver)

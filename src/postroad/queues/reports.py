@@ -77,13 +77,16 @@ class Reports:
             raise UnavailableError(f"{MAX_OPEN} requests about queues are under way at this broker")
         self._last_number += 1
         number = self._last_number
-        nodes = {
-            node for broker in self._topology.reachable() if (node := self._ring.node(broker)) is not None
-        } | {self._me}
+        nodes = self._others() | {self._me}
         survey = _Survey(peer.connection, request.number, turn.now_us + WAIT_US, nodes)
         self._surveys[number] = survey
         for node in sorted(nodes):
             self._say(turn, node, AskQueues(number, ""))
+
+    def _others(self) -> set[Node]:
+        """Whoever the overlay reaches, or the ring where the overlay is cut."""
+        overlay = {self._ring.node(broker) for broker in self._topology.reachable()}
+        return {node for node in overlay if node is not None} | set(self._ring.known)
 
     def asked(self, turn: Turn, sender: Node, said: AskQueues) -> None:
         rows: list[QueueRow] = []
@@ -227,9 +230,7 @@ class Reports:
 
     def _rescue(self, turn: Turn, peer: Peer, request: Request) -> None:
         """Arcs that have lost a majority of their electors begin anew with what the reached brokers hold."""
-        alive = {
-            node for broker in self._topology.reachable() if (node := self._ring.node(broker)) is not None
-        } | {self._me}
+        alive = self._others() | {self._me}
         confirmed = request.arguments.get("confirm", "") == "yes"
         rows: list[dict[str, object]] = []
         for index, arc in list(self._arcs.hosted()):

@@ -63,6 +63,7 @@ from postroad.queues.talk import (
     LeaveTask,
     MessageKey,
     PutTask,
+    Removed,
     ResolveTask,
     ReviveTask,
     SettleTask,
@@ -172,6 +173,16 @@ class Serving:
                 for seat in seats.values():
                     if seat.entry == node and seat.until_us is None:
                         seat.until_us = turn.now_us + self._rejoin_us
+
+    def interrupted(self, turn: Turn, node: Node) -> None:
+        """Messages on their way to that broker may be lost: its consumers get again what is not settled."""
+        for arc, served in list(self._served.items()):
+            for name, seats in served.seats.items():
+                for seat in seats.values():
+                    if seat.entry == node:
+                        self._give_back_express(served, name, seat)
+                        seat.held.clear()
+                self._pump(turn, arc, served, name)
 
     # ---- tasks
 
@@ -544,6 +555,7 @@ class Serving:
             for consumer, seat in list(seats.items()):
                 if seat.until_us is not None and seat.until_us <= turn.now_us:
                     self._unseat(turn, arc, served, name, consumer)
+                    self._say(turn, seat.entry, Removed(name, consumer))
 
     def _look_at_times(self, turn: Turn, arc: int, served: _Served) -> None:
         """What was delayed may be ready, what expires may be dead."""
@@ -592,7 +604,9 @@ class Serving:
 
     def next_deadline(self) -> int | None:
         times: list[int] = []
-        for served in self._served.values():
+        for arc, served in self._served.items():
+            if not self._arcs.serves(arc):
+                continue  # it hears of that soon
             times.append(served.sweep_us)
             if served.look_us is not None:
                 times.append(served.look_us)

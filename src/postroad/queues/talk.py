@@ -172,13 +172,10 @@ class Deliver(_Said, frozen=True, tag=25):
 
 
 class Removed(_Said, frozen=True, tag=26):
-    """The consumer is no longer one."""
+    """The consumer was taken for lost. If it is still there, it joins again."""
 
-    arc: int
     inbox: str
     consumer: str
-    code: str
-    reason: str
 
 
 class Locate(_Said, frozen=True, tag=27):

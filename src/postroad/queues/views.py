@@ -330,7 +330,10 @@ class Arc:
 
     def next_deadline(self) -> int | None:
         """When `tick` is due; 0 is at once."""
-        times = [self.resend_at, self.reading.until_us if self.reading and not self.reading.source else None]
+        times = [self.resend_at]
+        reading = self.reading
+        if reading is not None and reading.source is None and reading.until_us > self.now_us:
+            times.append(reading.until_us)  # only once: whoever is still awaited then is so for good
         if self.proposal is not None:
             times.append(self.proposal.until_us)
         elif self._has_reason():

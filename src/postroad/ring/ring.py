@@ -79,9 +79,9 @@ class Ring:
         return node.hex()[:8] if number is None else self._topology.name(number)
 
     @property
-    def neighbours(self) -> list[NodeId]:
-        """The nodes that are linked in the overlay."""
-        return sorted(self._linked)
+    def known(self) -> list[NodeId]:
+        """The nodes that have a place somewhere here: they answered of late."""
+        return sorted(self._core.peers)
 
     # ---- what happens
 

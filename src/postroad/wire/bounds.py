@@ -163,8 +163,8 @@ _QUEUED: Final[dict[str, Bound]] = {
 BOUNDS: Final[Mapping[type, Mapping[str, Bound]]] = {
     frames.Limits: dict.fromkeys(frames.Limits.__struct_fields__, ANY),
     frames.Hello: {**_GREETING, "role": WORD, "token": Text(4_096)},
-    frames.Welcome: _GREETING,
-    frames.Refuse: _OUTCOME,
+    frames.Welcome: {**_GREETING, "datagram_key": KEY},
+    frames.Refuse: {**_OUTCOME, "go_to": Items(64, ADDRESS)},
     frames.Ping: {"time_us": ANY},
     frames.Pong: {"time_us": ANY, "at_us": ANY},
     frames.Credit: {"size": ANY},

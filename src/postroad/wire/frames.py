@@ -92,6 +92,7 @@ class Kind(IntEnum):
 
 
 BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.BEST_EFFORT, Kind.KNOWLEDGE})
+CREDITED_KINDS: Final = BATCH_KINDS | {Kind.DIRECT}  # what takes credit of a connection's window
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -157,6 +158,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     resume_key: bytes = b""
     datagrams: int = 0  # the broker's UDP port, at the host that this connection leads to; 0: it has none
     address: str = ""  # HOST:PORT where others reach it; "" if it does not know
+    datagram_key: bytes = b""  # of the datagrams that go with this connection; b"": there are none
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -164,6 +166,7 @@ class Refuse(Message, frozen=True, kw_only=True):
 
     code: str
     reason: str
+    go_to: tuple[str, ...] = ()  # a broker that stops: HOST:PORT of others, the nearest first
 
 
 class Ping(Message, frozen=True, kw_only=True):

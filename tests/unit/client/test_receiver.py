@@ -47,7 +47,14 @@ class Store(Script):
 
     def come(self, *messages: QueueMessage, place: bytes = b"1") -> list[int]:
         self.say(wire.Messages(number=self.number, place=place, messages=messages))
-        return [each.id for arrived in self.take(fx.Arrived) for each in arrived.messages]
+        return self.next()
+
+    def next(self) -> list[int]:
+        """All that the application is handed now."""
+        found = []
+        while (each := self.core.receiver.next(self.number)) is not None:
+            found.append(each.id)
+        return found
 
     def settle(self, number: int, verdict: str = "accept", **more: Any) -> int:
         return self.core.receiver.settle(self.number, b"key%d" % number, verdict, self.now, **more)
@@ -148,6 +155,35 @@ def test_what_was_rejected_comes_again() -> None:
     (settle,) = store.said()
     store.answer(settle, "again")
     assert store.come(message(1, attempt=2)) == [1]
+
+
+def test_what_came_behind_a_rejected_message_waits_until_that_one_is_here_again() -> None:
+    """Q7: one that was rejected holds up those behind it; other senders go on."""
+    store = Store()
+    other = message(7, session=b"o" * 8)
+    store.say(wire.Messages(number=store.number, place=b"1", messages=(message(1), message(2), other)))
+    receiver = store.core.receiver
+    first = receiver.next(store.number)
+    assert first is not None
+    store.settle(first.id, "again")
+    assert store.next() == [7]
+    (settle,) = store.said()
+    store.answer(settle, "again")
+    assert store.next() == []
+    assert store.come(message(1, attempt=2)) == [1, 2]
+
+
+def test_what_came_behind_a_rejected_message_goes_on_when_that_one_is_dead() -> None:
+    store = Store()
+    store.say(wire.Messages(number=store.number, place=b"1", messages=(message(1), message(2))))
+    store.core.receiver.next(store.number)
+    store.settle(1, "again")
+    (settle,) = store.said()
+    assert store.next() == []
+    store.take(fx.Arrived)
+    store.answer(settle, "dead")
+    assert store.take(fx.Arrived) == [fx.Arrived(number=store.number)]
+    assert store.next() == [2]
 
 
 def test_who_accepts_too_early_still_has_the_message() -> None:

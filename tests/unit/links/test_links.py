@@ -213,7 +213,7 @@ def test_a_hello_out_of_bounds_is_refused(fields: dict[str, object], reason: str
 def test_a_welcome_out_of_bounds_is_refused(fields: dict[str, object]) -> None:
     a, b = make(1), make(2)
     effects, _ = accept(b, 5, dial(a, 5))
-    (welcome,) = sent(effects)
+    welcome, _ping = sent(effects)
     effects, peer, _ = a.received(5, msgspec.structs.replace(welcome, **fields), NOW)
     assert peer is None
     assert refusal(effects)[0] == "protocol"
@@ -282,10 +282,11 @@ def test_a_broker_that_says_no_is_asked_again_later() -> None:
 # -- who may send what -----------------------------------------------------------------------------
 
 CLIENTS_SEND = {
-    *(Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST),
+    *(Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST),
     *(Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE),
 }
 BROKERS_SEND = {
+    Kind.BEST_EFFORT,
     *(Kind.KNOWLEDGE, Kind.SILENCE, Kind.ATTACH, Kind.DETACH, Kind.NACK, Kind.STAMP, Kind.RELEASE),
     *(Kind.TOPOLOGY, Kind.DIGEST, Kind.INTEREST, Kind.INTEREST_PULL),
     *(Kind.QUERY, Kind.ANSWER, Kind.DISCOVER),

@@ -51,6 +51,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """To a publisher: these messages, and summaries of these ranges (first and last) are missing."""
 
+    receiver: bytes
     wanted: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -58,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """To all who may have cached it (spec B5): one message, by its bits and its id."""
 
+    receiver: bytes
     publisher: bytes
     sequence: int
     bits: int
@@ -90,7 +92,7 @@ def encode(message: Message) -> bytes:
             _put(out, number)
         return bytes(out + encode_entries(message.entries))
     if isinstance(message, Request):
-        out = bytearray((REQUEST,))
+        out = bytearray((REQUEST,)) + message.receiver
         _put_increasing(out, message.wanted)
         _put(out, len(message.ranges))
         for first, last in message.ranges:
@@ -98,7 +100,7 @@ def encode(message: Message) -> bytes:
             _put(out, last - first)
         return bytes(out)
     if isinstance(message, Ask):
-        out = bytearray((ASK,)) + message.publisher
+        out = bytearray((ASK,)) + message.receiver + message.publisher
         for number in (message.sequence, message.sent_us, message.wait_us):
             _put(out, number)
         return bytes(out + encode_entries((message.bits,)))
@@ -123,16 +125,21 @@ def decode(data: bytes) -> Message:
         fresh_first = first + len(entries) - fresh
         message: Message = Summary(first=first, fresh=fresh_first, since_ms=since_ms, entries=entries)
     elif kind == REQUEST:
-        wanted = reader.increasing(MAX_WANTED)
-        message = Request(wanted=wanted, ranges=reader.ranges())
+        receiver, wanted = reader.take(PREFIX_BYTES), reader.increasing(MAX_WANTED)
+        message = Request(receiver=receiver, wanted=wanted, ranges=reader.ranges())
     elif kind == ASK:
-        publisher = reader.take(PREFIX_BYTES)
+        receiver, publisher = reader.take(PREFIX_BYTES), reader.take(PREFIX_BYTES)
         sequence, sent_us, wait_us = reader.number(), reader.number(), reader.number()
         entries = reader.entries()
         if len(entries) != 1:
             raise PeerError(f"an ask for {len(entries)} messages; it is for one")
         message = Ask(
-            publisher=publisher, sequence=sequence, bits=entries[0], sent_us=sent_us, wait_us=wait_us
+            receiver=receiver,
+            publisher=publisher,
+            sequence=sequence,
+            bits=entries[0],
+            sent_us=sent_us,
+            wait_us=wait_us,
         )
     elif kind == REPAIR:
         publisher, sequence = reader.take(PREFIX_BYTES), reader.number()

@@ -91,7 +91,8 @@ class _Offered:
 class Neighbours:
     """`draw(n)` gives a random number in 0..n-1."""
 
-    def __init__(self, settings: RepairSettings, *, draw: Callable[[int], int]) -> None:
+    def __init__(self, me: bytes, settings: RepairSettings, *, draw: Callable[[int], int]) -> None:
+        self._me = me
         self._settings = settings
         self._draw = draw
         self.cache = Cache(least=settings.cache_min, most=settings.cache_max, hit_ratio=settings.hit_ratio)
@@ -135,7 +136,7 @@ class Neighbours:
     def _wait_us(self, tuned: Tuned, delay_us: int) -> int:
         return int(tuned.first * delay_us) + self._draw(int(tuned.spread * delay_us) + 1)
 
-    def heard_ask(self, asker: bytes, ask: Ask, now_us: int) -> None:
+    def heard_ask(self, ask: Ask, now_us: int) -> None:
         key = (ask.publisher, ask.sequence)
         wanted = self._wanted.get(key)
         if wanted is not None:
@@ -156,7 +157,7 @@ class Neighbours:
         if self._held_off.get(key, 0) > now_us:
             return
         due_us = now_us + self._wait_us(self.repairing, delay_us)
-        self._offered[key] = _Offered(*found, asker, now_us, due_us, delay_us)
+        self._offered[key] = _Offered(*found, ask.receiver, now_us, due_us, delay_us)
         self._wake(due_us)
 
     def heard_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:
@@ -225,7 +226,12 @@ class Neighbours:
         self.asks += 1
         wait = (self.asking.first + self.asking.spread / 2) * self.delay_us(publisher)
         ask = Ask(
-            publisher=publisher, sequence=sequence, bits=wanted.bits, sent_us=now_sent_us, wait_us=int(wait)
+            receiver=self._me,
+            publisher=publisher,
+            sequence=sequence,
+            bits=wanted.bits,
+            sent_us=now_sent_us,
+            wait_us=int(wait),
         )
         return [Named((), ask, wanted.bits)]
 

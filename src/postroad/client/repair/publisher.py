@@ -103,8 +103,9 @@ class PublisherSide:
 
     # --- requests
 
-    def request(self, receiver: bytes, request: Request, now_us: int) -> None:
+    def request(self, request: Request, now_us: int) -> None:
         self.requests += 1
+        receiver = request.receiver
         for sequence in request.wanted:
             if self.kept(sequence) is None:
                 self.misses += 1
@@ -199,6 +200,13 @@ class PublisherSide:
         return out
 
     # --- time
+
+    def finish(self, now_us: int) -> bool:
+        """No more will be published: a summary of the last is due now, if they were not told twice."""
+        if not self._settings.summaries or self._before > self.sequence:
+            return False
+        self._summary_us = now_us
+        return True
 
     def next_deadline(self) -> int | None:
         due = [at for at in (self._summary_us, self._gathered_us) if at is not None]

@@ -29,6 +29,7 @@ MAX_SOURCES: Final = 4_096  # publishers remembered
 MAX_LOST: Final = 4_096  # losses of one publisher that are being repaired
 MAX_SEEN: Final = 16_384  # messages of one publisher remembered as received
 MAX_HELD: Final = 16_384  # messages of one publisher held back for order
+MAX_FALSE: Final = 64  # repairs that were not wanted, before masks that cause them are doubted
 MAX_BEFORE: Final = 64  # messages before the first word of a publisher that are asked about
 MAX_FRESH: Final = 1 << 20  # a summary that jumps further is a publisher gone wrong
 _BACKOFF: Final = (5, 4)  # a request that failed waits this much longer
@@ -74,11 +75,13 @@ class _Source:
 class Receiver:
     """All publishers as one subscriber sees them. `masks` are those of its subscription."""
 
-    def __init__(self, masks: tuple[Mask, ...], settings: RepairSettings, started_us: int) -> None:
+    def __init__(self, me: bytes, masks: tuple[Mask, ...], settings: RepairSettings, started_us: int) -> None:
+        self.me = me
         self.masks = masks
         self._settings = settings
         self._started_us = started_us
         self._sources: OrderedDict[bytes, _Source] = OrderedDict()  # heard of last comes last
+        self.false_repairs = 0
         self.detected = self.recovered = self.requests = self.duplicates = self.given_up = 0
         self.recovery_us: list[int] = []  # of the latest recoveries, from the detection on
         self._content: list[tuple[bytes, int, int]] = []  # to be asked of others: publisher, number, bits
@@ -163,6 +166,14 @@ class Receiver:
             if loss is not None and not loss.content:
                 loss.silent = self._settings.publisher_tries
                 source.due_us = now_us
+
+    def false_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:
+        """It did not match after all. Masks that do not tell well enough what matches are given up."""
+        self.message(publisher, sequence, None, now_us, repair=True)
+        self.false_repairs += 1
+        self.recovered -= 1
+        if self.false_repairs > MAX_FALSE and self.false_repairs > self.recovered:
+            self.masks = tuple(mask for mask in self.masks if mask.exact)
 
     # --- what is known of a publisher
 
@@ -261,7 +272,7 @@ class Receiver:
         if not settings.publisher_first:
             return None
         self.requests += 1
-        return Request(wanted=tuple(sorted(wanted)), ranges=tuple(source.unknown))
+        return Request(receiver=self.me, wanted=tuple(sorted(wanted)), ranges=tuple(source.unknown))
 
     def _give_up(self, publisher: bytes, source: _Source) -> list[Lost]:
         """What was asked for often enough."""

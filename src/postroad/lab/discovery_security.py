@@ -1,0 +1,157 @@
+"""What certificates cost discovery (Pallickara et al., section 9.1, figures 13 and 14).
+
+Certificates of P-256, made for the experiment. Figure 13: a certificate that was never seen is checked.
+Figure 14: a request is signed and encrypted, and then opened, its signature verified, by who it was for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from postroad.discovery.envelopes import Envelopes
+from postroad.discovery.sealing import CertificateSealer
+from postroad.errors import BugError
+from postroad.lab.discovery_figures import draw_pairs
+from postroad.wire.discovery import Request
+
+SECONDS: Final = 3.0  # of each figure
+STRANGERS: Final = 200  # certificates to check
+MOST: Final = 5_000
+PAPER: Final = {
+    "validate.mean_ms": 6.6104,
+    "validate.deviation_ms": 3.7214,
+    "validate.max_ms": 20.51,
+    "validate.min_ms": 4.039,
+    "request.mean_ms": 25.9497,
+    "request.deviation_ms": 2.7311,
+}
+NOTES: Final = (
+    "The paper: Java 1.4 on a Pentium M of 2 GHz, RSA certificates. `request` is signing, encrypting,"
+    " decrypting and verifying one request; its parts are `sign_encrypt` and `decrypt_verify`. The paper's"
+    " table of figure 14 has its greatest and least exchanged; they are left out.",
+)
+
+Figures = dict[str, float]
+_Authority = tuple[ec.EllipticCurvePrivateKey, x509.Name, bytes]
+
+
+def run(seconds: float, out: Path | None, progress: Callable[[str], None]) -> tuple[Figures, Figures]:
+    authority = _authority()
+    progress("making certificates")
+    alice, bob = (_sealer(authority, name) for name in ("alice", "bob"))
+    measured = {**_validate(authority, bob, seconds), **_seal(alice, bob, seconds)}
+    if out is not None:
+        names = ("validate.mean_ms", "request.mean_ms")
+        draw_pairs(measured, PAPER, names, "Figures 13 and 14. What security costs", out, "figure13-14")
+    return measured, dict(PAPER)
+
+
+def _validate(authority: _Authority, bob: CertificateSealer, seconds: float) -> Figures:
+    strangers = [_issue(authority, f"stranger {number}")[0] for number in range(STRANGERS)]
+    ders = [x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER) for pem in strangers]
+    now_us = time.time_ns() // 1000
+    took: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and len(took) < MOST:
+        fresh = bob.afresh()
+        for der in ders:
+            began = time.perf_counter()
+            fresh.check(der, now_us)
+            took.append((time.perf_counter() - began) * 1000)
+    return _figures("validate", took)
+
+
+def _seal(alice: CertificateSealer, bob: CertificateSealer, seconds: float) -> Figures:
+    sender, receiver = Envelopes(alice), Envelopes(bob)
+    now_us = time.time_ns() // 1000
+    request = Request(
+        uuid=bytes(16),
+        attempt=1,
+        sent_us=now_us,
+        cookie=bytes(24),
+        credential=bytes(24),
+        key=alice.public_key,
+    )
+    whole: list[float] = []
+    sealing: list[float] = []
+    opening: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and len(whole) < MOST:
+        began = time.perf_counter()
+        data = sender.pack(request, bob.public_key)
+        sealed = time.perf_counter()
+        opened = receiver.unpack(data, now_us)
+        ended = time.perf_counter()
+        if opened.message != request or opened.certificate != "alice":
+            raise BugError("what was sealed is not what was opened")
+        sealing.append((sealed - began) * 1000)
+        opening.append((ended - sealed) * 1000)
+        whole.append((ended - began) * 1000)
+    return {
+        **_figures("request", whole),
+        **_figures("sign_encrypt", sealing),
+        **_figures("decrypt_verify", opening),
+    }
+
+
+def _figures(name: str, took: list[float]) -> Figures:
+    return {
+        f"{name}.mean_ms": fmean(took),
+        f"{name}.median_ms": median(took),
+        f"{name}.deviation_ms": stdev(took),
+        f"{name}.max_ms": max(took),
+        f"{name}.min_ms": min(took),
+    }
+
+
+# ---- certificates
+
+
+def _authority() -> _Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+    built = _builder(name, name, key.public_key()).add_extension(
+        x509.BasicConstraints(ca=True, path_length=None), critical=True
+    )
+    return key, name, built.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def _issue(authority: _Authority, name: str) -> tuple[bytes, bytes]:
+    """A certificate and its key, as PEM."""
+    signing, issuer, _ = authority
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    certificate = _builder(subject, issuer, key.public_key()).sign(signing, hashes.SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return certificate.public_bytes(Encoding.PEM), private
+
+
+def _sealer(authority: _Authority, name: str) -> CertificateSealer:
+    certificate, key = _issue(authority, name)
+    return CertificateSealer(certificate, key, authority[2])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+    )

@@ -1,0 +1,195 @@
+"""Discovery in the simulated world: brokers, discovery nodes and requesters with distances between them.
+
+Brokers and discovery nodes are the product's own cores in simulated processes; a requester runs the product's
+own search. What a search finds and how long it takes is in virtual time, so it is of the protocol and of the
+distances, not of a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig, parse_address
+from postroad.discovery.envelopes import Envelopes
+from postroad.discovery.node import DiscoveryNode, NodeSettings
+from postroad.discovery.search import Search, Stage
+from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig, SearchSettings
+from postroad.errors import PeerError
+from postroad.ids import Identity
+from postroad.links.connection import LinkSettings
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
+from postroad.sim.machine.network import Network, Quality
+from postroad.sim.machine.process import Core, Process
+from postroad.sim.machine.world import Clock, Timer, World
+from postroad.units import SECOND_US
+
+BROKER_PORT: Final = 7420
+NODE_PORT: Final = 7419
+REQUESTER_PORT: Final = 40_000
+SETTLE_US: Final = 5 * SECOND_US
+
+
+class Requester:
+    """One search at a site, with a clock of its own."""
+
+    def __init__(self, world: World, network: Network, name: str, search: Search, offset_us: int = 0) -> None:
+        self.name = name
+        self.alive = True
+        self.search = search
+        self.endpoint: Endpoint = (name, REQUESTER_PORT)
+        self.started_us = self.ended_us = 0
+        self._clock = Clock(world, offset_us)
+        self._world = world
+        self._network = network
+        self._timer: Timer | None = None
+        network.bind(self.endpoint, self)
+
+    def start(self) -> None:
+        self.started_us = self._world.now_us
+        self._perform(self.search.start(self._clock.now_us()))
+
+    def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None:
+        try:
+            datagram = Datagram(source, data, group)
+            self._perform(self.search.datagram(datagram, self._clock.now_us()))
+        except PeerError as error:
+            self._world.note(self.name, f"drops a datagram: {error}")
+
+    def _perform(self, datagrams: Sequence[SendTo]) -> None:
+        for one in datagrams:
+            self._network.send_datagram(self, self.endpoint, one.endpoint, one.data)
+        self.search.check()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.search.stage is Stage.OVER:
+            self.ended_us = self.ended_us or self._world.now_us
+            return
+        deadline_us = self.search.next_deadline()
+        if deadline_us is not None:
+            self._timer = self._world.at(self._clock.true_us(deadline_us), self._tick)
+
+    def _tick(self) -> None:
+        self._perform(self.search.tick(self._clock.now_us()))
+
+    def opened(self, connection: int, dialled: str | None) -> None: ...
+    def received(self, connection: int, frame: bytes) -> None: ...
+    def closed(self, connection: int) -> None: ...
+    def dial_failed(self, address: str) -> None: ...
+
+
+class DiscoveryWorld:
+    """`distance(a, b)` is the one-way delay between two nodes in microseconds."""
+
+    def __init__(
+        self, seed: int, distance: Callable[[str, str], int], *, quality: Quality | None = None
+    ) -> None:
+        self.world = World(seed)
+        self.network = Network(self.world)
+        self.brokers: dict[str, Process] = {}
+        self.nodes: dict[str, Process] = {}
+        self.requesters: list[Requester] = []
+        self._distance = distance
+        self._quality = quality or Quality(jitter_us=100)
+        self._names: list[str] = []
+
+    def _place(self, name: str) -> None:
+        for other in self._names:
+            latency_us = self._distance(name, other)
+            self.network.shape(name, other, replace(self._quality, latency_us=latency_us))
+        self._names.append(name)
+
+    def broker(
+        self,
+        name: str,
+        *,
+        links: Sequence[str] = (),
+        nodes: Sequence[str] = (),
+        offset_us: int = 0,
+        config: DiscoveryConfig | None = None,
+        broker: BrokerConfig | None = None,
+    ) -> Process:
+        """A broker that starts now, linked with others, known to discovery nodes."""
+        self._place(name)
+        number = len(self.brokers) + 1
+        discovery = replace(
+            config or DiscoveryConfig(),
+            nodes=tuple(f"{node}:{NODE_PORT}" for node in nodes),
+            group=MULTICAST_GROUP,
+        )
+        address = f"{name}:{BROKER_PORT}"
+        settings = replace(
+            broker or BrokerConfig(),
+            discovery=discovery,
+            links=LinkSettings(address=address),
+            dial=tuple(f"{link}:{BROKER_PORT}" for link in links),
+        )
+
+        def build(process: Process) -> tuple[Core, int]:
+            boot = len(process.boots) + 1
+            identity = Identity(
+                number=number, node=number.to_bytes(16, "big"), name=name, boot=boot, starts=boot
+            )
+            draw = self.world.random(f"draws/{name}").randrange
+            return Broker(settings, identity, draw=draw, now_us=process.clock.now_us()), boot
+
+        clock = Clock(self.world, offset_us)
+        process = Process(self.world, self.network, name=name, address=address, build=build, clock=clock)
+        self.brokers[name] = process
+        process.start()
+        return process
+
+    def node(self, name: str, *, settings: NodeSettings | None = None, offset_us: int = 0) -> Process:
+        self._place(name)
+
+        def build(process: Process) -> tuple[Core, int]:
+            draw = self.world.random(f"draws/{name}").randrange
+            return DiscoveryNode(settings or NodeSettings(name=name), draw=draw), len(process.boots) + 1
+
+        address = f"{name}:{NODE_PORT}"
+        clock = Clock(self.world, offset_us)
+        process = Process(self.world, self.network, name=name, address=address, build=build, clock=clock)
+        self.nodes[name] = process
+        process.start()
+        return process
+
+    def requester(
+        self,
+        name: str,
+        *,
+        nodes: Sequence[str] = (),
+        multicast: bool = False,
+        known: Sequence[str] = (),
+        settings: SearchSettings | None = None,
+        token: str = "",
+        offset_us: int = 0,
+    ) -> Requester:
+        """A search that begins now."""
+        self._place(name)
+        search = Search(
+            settings or SearchSettings(),
+            nodes=[(node, NODE_PORT) for node in nodes],
+            group=parse_address(MULTICAST_GROUP) if multicast else None,
+            known=[(one, BROKER_PORT) for one in known],
+            draw=self.world.random(f"draws/{name}").randrange,
+            envelopes=Envelopes(None),
+            token=token,
+        )
+        requester = Requester(self.world, self.network, name, search, offset_us)
+        self.requesters.append(requester)
+        requester.start()
+        return requester
+
+    def run(self, us: int) -> None:
+        self.world.run(self.world.now_us + us)
+
+    def finish(self, requester: Requester) -> None:
+        """Until its search is over."""
+        while requester.search.stage is not Stage.OVER:
+            self.run(SECOND_US // 10)
+
+    def distances(self, requester: str) -> Mapping[str, int]:
+        """How far each broker that runs is from a requester, one way."""
+        return {name: self._distance(requester, name) for name, one in self.brokers.items() if one.running}

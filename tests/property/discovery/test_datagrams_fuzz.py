@@ -1,0 +1,218 @@
+"""Hostile datagrams never crash a node, a broker or a search, nor leave anything behind in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
+from postroad.discovery.envelopes import Envelopes
+from postroad.discovery.node import DiscoveryNode, NodeSettings
+from postroad.discovery.search import Search, Stage
+from postroad.discovery.settings import DiscoveryConfig, SearchSettings
+from postroad.errors import PeerError
+from postroad.ids import Identity
+from postroad.seam.datagrams import Datagram, SendTo
+from postroad.wire.datagrams import MAX_DATAGRAM_BYTES, is_ours, pack
+from postroad.wire.discovery import (
+    MESSAGES,
+    Acknowledge,
+    Advertise,
+    Advertised,
+    Announce,
+    Cookie,
+    Inject,
+    Message,
+    Ping,
+    Pong,
+    Request,
+    Response,
+    Sealed,
+    Usage,
+    decode,
+    encode,
+)
+
+NOW_US = 1_700_000_000_000_000
+FEW, MANY = 20_000, 1_000_000
+SAMPLES: list[Message] = [
+    Request(uuid=bytes(16), attempt=1, sent_us=NOW_US, cookie=bytes(24), credential=bytes(24)),
+    Cookie(uuid=bytes(16), cookie=bytes(24), sent_us=1, time_us=2),
+    Acknowledge(uuid=bytes(16), attempt=1, brokers=3),
+    Inject(
+        secret=bytes(16),
+        uuid=bytes(16),
+        attempt=1,
+        host="192.0.2.1",
+        port=5,
+        offset_us=0,
+        cookie=b"",
+        credential=b"",
+        key=b"",
+        name="",
+    ),
+    Response(
+        uuid=bytes(16),
+        attempt=1,
+        sent_us=NOW_US,
+        broker=5,
+        name="b",
+        address="b:7420",
+        transports=("tcp",),
+        ping_key=bytes(24),
+        usage=Usage(connections=3, links=1, cpu_share=0.5, memory_total_bytes=9, memory_free_bytes=4),
+        network=1,
+        members=2,
+    ),
+    Ping(key=bytes(24), sent_us=1),
+    Pong(key=bytes(24), sent_us=1, time_us=2),
+    Advertise(
+        uuid=bytes(16),
+        broker=5,
+        name="b",
+        address="b:7420",
+        transports=("tcp",),
+        geography="eu",
+        institution="",
+        secret=bytes(16),
+        network=1,
+        members=1,
+        lifetime_s=60,
+        sent_us=1,
+    ),
+    Advertised(uuid=bytes(16), time_us=1),
+    Announce(uuid=bytes(16), name="n", sent_us=1),
+    Sealed(certificate=b"c", ephemeral=bytes(32), signature=b"s", kind=32, body=b"b"),
+]
+
+
+def test_every_message_is_here_and_comes_back_as_it_was() -> None:
+    assert [type(one) for one in SAMPLES] == list(MESSAGES.values())
+    for one in SAMPLES:
+        assert decode(encode(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("uuid", bytes(15)),
+        ("name", "x" * 129),
+        ("name", "a\nb"),
+        ("address", "nonsense"),
+        ("transports", ("t",) * 9),
+        ("transports", ("t" * 33,)),
+        ("ping_key", b""),
+        ("broker", 0),
+        ("broker", 1 << 32),
+        ("members", 0),
+        ("sent_us", 1 << 63),
+        ("usage", Usage(cpu_share=float("nan"))),
+        ("usage", Usage(cpu_share=1.5)),
+        ("usage", Usage(connections=-1)),
+    ],
+)
+def test_what_is_out_of_bounds_is_its_senders_error(field: str, value: object) -> None:
+    response = SAMPLES[4]
+    bad = msgspec.structs.replace(response, **{field: value})
+    with pytest.raises(PeerError):
+        decode(encode(bad))
+
+
+class Targets:
+    """One of each that takes datagrams, with time that goes on."""
+
+    def __init__(self) -> None:
+        draw = Random(1).randrange
+        self.node = DiscoveryNode(NodeSettings(name="n"), draw=draw)
+        identity = Identity(number=1, node=bytes(15) + b"1", name="b", boot=1, starts=1)
+        config = BrokerConfig(
+            discovery=DiscoveryConfig(
+                nodes=("192.0.2.9:7419",), join=True, private_nodes=True, group="239.0.0.1:1"
+            )
+        )
+        self.broker = Broker(config, identity, draw=draw, now_us=NOW_US)
+        self.now_us = NOW_US
+        self.search = self._new_search()
+
+    def _new_search(self) -> Search:
+        search = Search(
+            SearchSettings(),
+            nodes=[("192.0.2.9", 7419)],
+            group=("239.0.0.1", 1),
+            known=[("192.0.2.8", 7420)],
+            draw=Random(2).randrange,
+            envelopes=Envelopes(None),
+        )
+        search.start(self.now_us)
+        return search
+
+    def give(self, data: bytes, host: int) -> None:
+        self.now_us += 200
+        datagram = Datagram((f"192.0.2.{host}", 7419 + host % 2), data)
+        for core in (self.node, self.broker):
+            sent = [one for one in core.handle([datagram], self.now_us) if isinstance(one, SendTo)]
+            for one in sent:
+                if one.endpoint == datagram.source:  # no amplifier
+                    assert len(one.data) <= max(len(data), 120)
+        with contextlib.suppress(PeerError):
+            self.search.datagram(datagram, self.now_us)
+        if self.search.stage is Stage.OVER:
+            self.search = self._new_search()
+
+    def check(self) -> None:
+        self.node.check()
+        self.broker.check()
+        self.search.check()
+
+
+def mutated(random: Random) -> bytes:
+    """A message of ours with some bytes changed, a field replaced, or nonsense behind our mark."""
+    data = bytearray(encode(random.choice(SAMPLES)))
+    match random.randrange(4):
+        case 0:
+            return pack(random.randrange(30, 45), random.randbytes(random.randrange(200)))
+        case 1:
+            del data[random.randrange(4, len(data)) :]
+        case 2:
+            data += random.randbytes(random.randrange(60))
+        case _:
+            for _ in range(random.randrange(1, 6)):
+                data[random.randrange(4, len(data))] = random.randrange(256)
+    return bytes(data)
+
+
+def batter(count: int, seed: int) -> None:
+    random = Random(seed)
+    targets = Targets()
+    for number in range(count):
+        data = mutated(random)
+        if is_ours(data):
+            targets.give(data, random.randrange(1, 12))
+        if number % 1000 == 0:
+            targets.check()
+    targets.check()
+
+
+def test_hostile_datagrams_hurt_nobody() -> None:
+    batter(FEW, seed=1)
+
+
+@pytest.mark.soak
+def test_a_million_hostile_datagrams_hurt_nobody() -> None:
+    batter(MANY, seed=int.from_bytes(os.urandom(4), "big"))
+
+
+@given(st.binary(max_size=MAX_DATAGRAM_BYTES - 4), st.integers(0, 255))
+def test_any_bytes_are_a_message_or_a_peers_error(body: bytes, kind: int) -> None:
+    try:
+        message = decode(pack(kind, body))
+    except PeerError:
+        return
+    assert isinstance(message, Message)
