@@ -262,7 +262,11 @@ class Rooms:
         self.ring = Ring(
             board,
             me=identity.node,
-            settings=RingSettings(heartbeat_us=config.queues.heartbeat_us, silent_us=config.queues.silent_us),
+            settings=RingSettings(
+                heartbeat_us=config.queues.heartbeat_us,
+                silent_us=config.queues.silent_us,
+                gone_us=2 * config.queues.silent_us,
+            ),
             topology=self.topology,
             direct=self.direct,
             draw=draw,

@@ -162,10 +162,13 @@ class Serving:
         return served
 
     def stopped(self, turn: Turn, arc: int) -> None:
-        """What is not kept has an unknown outcome: whoever asked asks the next one."""
-        self._served.pop(arc, None)
+        """What is not kept has an unknown outcome: whoever asked asks the next one, and so do consumers."""
+        served = self._served.pop(arc, None)
         self._stirred.discard(arc)
-        del turn
+        if served is not None:
+            for name, seats in served.seats.items():
+                for consumer, seat in seats.items():
+                    self._say(turn, seat.entry, Removed(name, consumer))
 
     def unreached(self, turn: Turn, node: Node) -> None:
         for served in self._served.values():
