@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from tests.worlds.process_clients import cli, publish, reachable, run, take
-from tests.worlds.processes import SOURCE
+from tests.worlds.processes import SOURCE, configured
 
 import postroad
 from postroad.client.subscription import TURN_S
@@ -511,3 +511,32 @@ def test_shared_from_the_command_line(brokers: Any) -> None:
     shown = cli(one.address, "subs", "g").stdout
     assert "g  t  away" in shown
     assert "shared by key k: 0 events wait, 0 are with consumers, 4 were given to another" in shown
+
+
+def test_a_publisher_stays_in_order_across_restarts_with_several_pubends(
+    brokers: Any, tmp_path: Path
+) -> None:
+    """docs/client.md: also with `pubends = 4`, where the broker gives it another number at each start."""
+
+    async def test() -> None:
+        b1 = brokers.start("b1", extra=configured(tmp_path, "[durable]\npubends = 4\n"))
+        async with (
+            postroad.connect(b1.address, timeout=60) as reader,
+            reader.subscribe("t", durable="s", token="") as events,
+            postroad.connect(b1.address, timeout=60) as first,
+            postroad.connect(b1.address, timeout=60) as second,
+        ):
+            streams: dict[int, set[str | None]] = {0: set(), 1: set()}
+            for start in range(4):
+                if start:
+                    b1.kill()
+                    b1.start()
+                for who, publisher in enumerate((first, second)):
+                    await publisher.publish("t", str(who).encode(), mode="durable")
+                for _ in range(2):
+                    event = await anext(aiter(events))
+                    assert isinstance(event, postroad.Event)
+                    streams[int(event.payload)].add(event.pubend)
+            assert [len(found) for found in streams.values()] == [1, 1], streams
+
+    run(test())

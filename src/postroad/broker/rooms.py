@@ -85,6 +85,7 @@ class Rooms:
             settings=config.links,
             auth=config.auth,
             new_publisher=publishers.new_number,
+            pubends=config.durable.pubends,
             draw=draw,
             conflict=self.topology.conflict,
         )

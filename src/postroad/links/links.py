@@ -104,6 +104,7 @@ class Links:
         settings: LinkSettings,
         auth: AuthConfig,
         new_publisher: Callable[[], int],
+        pubends: int = 1,
         draw: Callable[[int], int],
         conflict: Callable[[int, bytes], bool],
     ) -> None:
@@ -113,7 +114,7 @@ class Links:
         self._access = Access(auth)
         self._conflict = conflict
         self._draw = draw
-        self._resuming = Resuming(new_number=new_publisher, new_key=self._new_key)
+        self._resuming = Resuming(new_number=new_publisher, new_key=self._new_key, pubends=pubends)
         self._dialler = Dialler(
             first_us=settings.redial_first_us,
             last_us=settings.redial_last_us,

@@ -17,12 +17,17 @@ MAX_PUBLISHERS: Final = 100_000  # numbers and keys remembered for clients that 
 
 
 class Resuming:
-    """The publisher numbers that clients have, or had. `new_number` gives each of many in turn."""
+    """The publisher numbers that clients have, or had. `new_number` gives each of many in turn.
 
-    __slots__ = ("_live", "_new_key", "_new_number", "_publishers")
+    A publisher's durable events go to the pubend that is its number modulo `pubends`. One that had a number
+    at an earlier start gets a new one that leads to the same pubend, so that its events stay in order.
+    """
 
-    def __init__(self, *, new_number: Callable[[], int], new_key: Callable[[], bytes]) -> None:
+    __slots__ = ("_live", "_new_key", "_new_number", "_pubends", "_publishers")
+
+    def __init__(self, *, new_number: Callable[[], int], new_key: Callable[[], bytes], pubends: int) -> None:
         self._new_number, self._new_key = new_number, new_key
+        self._pubends = max(1, pubends)
         # publisher number -> key and principal, the longest unused first, at most MAX_PUBLISHERS
         self._publishers: dict[int, tuple[bytes, str]] = {}
         self._live: dict[int, int] = {}  # publisher number -> its connection, while there is one
@@ -33,9 +38,12 @@ class Resuming:
         if known is not None and known[1] == principal and hmac.compare_digest(known[0], hello.resume_key):
             self._publishers[hello.publisher] = self._publishers.pop(hello.publisher)
             return hello.publisher, True
-        for _ in range(len(self._publishers) + len(self._live) + 1):  # one of so many is free
+        lane = hello.publisher % self._pubends if hello.publisher else None
+        tries = self._pubends * (len(self._publishers) + len(self._live) + 2)
+        for _ in range(tries):  # one of so many is free
             number = self._new_number()
-            if number not in self._publishers and number not in self._live:
+            fits = lane is None or number % self._pubends == lane
+            if fits and number not in self._publishers and number not in self._live:
                 break
         else:
             raise BugError("no new publisher number is to be had")

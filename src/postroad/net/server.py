@@ -535,9 +535,8 @@ class Server:
 
     def _forget(self, connection: Connection) -> None:
         connection.live = False
-        self._shares.forget(connection)
         del self._live[connection.number]
-        self.queue([Closed(connection=connection.number)])
+        self.queue([*self._shares.forget(connection), Closed(connection=connection.number)])
 
     # -- dialling
 

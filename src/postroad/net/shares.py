@@ -90,7 +90,10 @@ class Shares:
         else:
             self._share = min(MAX_SHARE, self._share + max(1, self._share // 4))
 
-    def forget(self, connection: Connection) -> None:
-        """It is closed: nothing of it is handled any more."""
-        self._lines.pop(connection, None)
+    def forget(self, connection: Connection) -> list[Received]:
+        """It is closed: what it asked for is not answered; what it said besides, such as an ACK, counts."""
         self._paused.discard(connection)
+        line = self._lines.pop(connection, ())
+        return [
+            Received(connection=connection.number, frame=frame) for frame in line if frame[4] not in ASKING
+        ]

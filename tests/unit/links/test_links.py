@@ -734,7 +734,7 @@ def test_the_number_of_a_client_that_stays_is_kept_however_many_come_and_go(
 def test_numbers_that_come_round_again_pass_over_those_in_use() -> None:
     """There are four million in one start of a broker; those who came first may still be there."""
     numbers = itertools.cycle(range(1, 202))
-    resuming = module.Resuming(new_number=lambda: next(numbers), new_key=lambda: b"key")
+    resuming = module.Resuming(new_number=lambda: next(numbers), new_key=lambda: b"key", pubends=1)
     for connection in range(1, 201):
         number, resumed = resuming.number(hello(), "anonymous")
         resuming.opened(number, connection)

@@ -1,0 +1,110 @@
+"""Shares of a turn: who is served how much, who is not read from, and what remains of one that is gone.
+
+A connection is its number and its transport here; `tests/process/test_shares.py` has real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from postroad.net.shares import LONG_LINE, MAX_SHARE, SHORT_LINE, TURN_US, UNREAD_BYTES, Shares
+from postroad.wire.frames import Ack, Request, encode
+
+ASK = encode(Request(number=1, what="status"))
+SAY = encode(Ack(number=1, token=""))
+
+
+@dataclass(eq=False)
+class Transport:
+    unread: int = 0
+    reading: bool = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+
+@dataclass(eq=False)
+class Line:
+    number: int
+    transport: Transport = field(default_factory=Transport)
+
+    def add(self, shares: Shares, *frames: bytes) -> bool:
+        return shares.add(cast(Any, self), frames)
+
+    def forget(self, shares: Shares) -> list[bytes]:
+        return [item.frame for item in shares.forget(cast(Any, self))]
+
+
+def served(shares: Shares) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for item in shares.take():
+        counts[item.connection] = counts.get(item.connection, 0) + 1
+    return counts
+
+
+def test_only_those_that_ask_wait_and_what_they_send_after_it_stays_behind_it() -> None:
+    shares, one, other = Shares(), Line(1), Line(2)
+    assert not one.add(shares, SAY)
+    assert other.add(shares, SAY, ASK)
+    assert other.add(shares, SAY)
+    assert [item.frame for item in shares.take()] == [SAY, ASK, SAY]
+    assert not other.add(shares, SAY), "its line is empty"
+
+
+def test_a_turn_is_divided_among_all_and_a_slow_one_takes_less() -> None:
+    shares, greedy, modest = Shares(), Line(1), Line(2)
+    greedy.add(shares, *[ASK] * 10_000)
+    modest.add(shares, ASK)
+    assert served(shares) == {1: MAX_SHARE // 2, 2: 1}
+    shares.took(TURN_US + 1)
+    assert served(shares) == {1: MAX_SHARE // 2}
+    for _ in range(20):
+        shares.took(TURN_US + 1)
+    assert served(shares) == {1: 1}, "never nothing"
+    late = Line(3)
+    late.add(shares, ASK)
+    assert served(shares) == {1: 1}
+    assert served(shares) == {3: 1}, "each in its turn"
+    for _ in range(100):
+        shares.took(0)
+    assert served(shares) == {1: MAX_SHARE}
+
+
+def test_a_long_line_is_not_read_from_until_it_is_short() -> None:
+    shares, line = Shares(), Line(1)
+    line.add(shares, *[ASK] * (LONG_LINE + 1))
+    assert not line.transport.reading
+    while shares.frames > SHORT_LINE:
+        assert not line.transport.reading
+        shares.take()
+    assert line.transport.reading
+
+
+def test_who_does_not_read_its_replies_is_asked_nothing() -> None:
+    shares, deaf, other = Shares(), Line(1), Line(2)
+    deaf.add(shares, *[ASK] * 10)
+    deaf.transport.unread = UNREAD_BYTES + 1
+    assert served(shares) == {}
+    assert shares.stalled
+    other.add(shares, ASK, ASK)
+    assert served(shares) == {2: 2}
+    deaf.transport.unread = 0
+    assert served(shares) == {1: 10}
+    assert not shares.stalled
+
+
+def test_of_one_that_is_gone_what_it_said_counts_and_what_it_asked_does_not() -> None:
+    shares, line = Shares(), Line(1)
+    line.add(shares, SAY, ASK, SAY)
+    assert line.forget(shares) == [SAY, SAY]
+    assert not shares
+    assert line.forget(shares) == []
