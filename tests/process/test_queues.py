@@ -229,6 +229,68 @@ def test_a_broker_that_joins_takes_its_share(brokers: Brokers) -> None:
     run(test())
 
 
+def test_an_administrator_rescues_what_is_left_when_a_majority_is_gone_for_good(brokers: Brokers) -> None:
+    """Spec, responsibility 8: it says first what may be lost."""
+    network = mesh(brokers, 3)
+
+    async def test() -> None:
+        await linked(*network)
+        load = Load([broker.address for broker in network])
+        sender = asyncio.ensure_future(load.send())
+        await at_least(load, 20)
+        await until_replicated(network[0].address, "stock", 3)
+        await at_least(load, len(load.kept) + 20)
+        load.stopped = True
+        await sender
+        for broker in network[1:]:
+            broker.kill()
+        async with queue_client(network[0].address) as client:
+            async with asyncio.timeout(60):
+                while not (said := await client.request("queues.rescue"))["arcs"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            assert said["done"] is False
+            assert {name for row in said["arcs"] for name in row["gone"]} == {"b2", "b3"}
+            assert (await client.request("queues.rescue", confirm="yes"))["done"] is True
+        await until_replicated(network[0].address, "stock", 1)
+        load.addresses = [network[0].address]
+        await load.consume()
+        load.check()
+
+    run(test())
+
+
+def test_two_networks_that_are_linked_later_become_one(brokers: Brokers) -> None:
+    """Spec, responsibility 9: one chain goes on and takes the other's messages in, once each."""
+    one, other = brokers.start("b1"), brokers.start("b2")
+
+    async def test() -> None:
+        async with queue_client(one.address) as near, queue_client(other.address) as far:
+            for client, text in ((near, b"near"), (far, b"far")):
+                source = client.source("shop")
+                for n in range(3):
+                    assert await source.send("stock", b"%s %d" % (text, n)) == "kept"
+        bridge = brokers.start("b3", one.address, other.address)
+        await linked(one, other, bridge)
+        row = await until_replicated(bridge.address, "stock", 3)
+        async with asyncio.timeout(60), queue_client(bridge.address) as client:
+            while row["depth"] != 6:
+                await asyncio.sleep(0.1)
+                row = await until_replicated(bridge.address, "stock", 3)
+            number, joined = await client.receive("stock")
+            assert joined.code == ""
+            got = [await client.take() for _ in range(6)]
+            assert (await client.settle(number, *[each.key for each in got])).outcomes == ("accepted",) * 6
+            by_session: dict[bytes, list[bytes]] = {}
+            for each in got:
+                by_session.setdefault(each.session, []).append(each.payload)
+            assert sorted(by_session.values()) == [
+                [b"far 0", b"far 1", b"far 2"],
+                [b"near 0", b"near 1", b"near 2"],
+            ]
+
+    run(test())
+
+
 def mesh(brokers: Brokers, count: int) -> list[BrokerProcess]:
     """Every broker is linked with every other, so that the overlay is whole whoever dies."""
     network: list[BrokerProcess] = []

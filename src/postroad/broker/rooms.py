@@ -35,7 +35,7 @@ from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
 from postroad.queues.queues import Queues
 from postroad.ring.pastry import Settings as RingSettings
-from postroad.ring.ring import Ring
+from postroad.ring.ring import Ring, ring_id
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import TrackingEffect
@@ -223,10 +223,17 @@ class Rooms:
             forget=self._forget,
             restored=self._restored,
         )
+        volatile = config.queues.memory_only or streams is None
+        node = ring_id(identity.node, identity.boot, volatile=volatile)
         self.ring = Ring(
             board,
-            me=identity.node,
-            settings=RingSettings(heartbeat_us=config.queues.heartbeat_us, silent_us=config.queues.silent_us),
+            me=node,
+            volatile=volatile,
+            settings=RingSettings(
+                heartbeat_us=config.queues.heartbeat_us,
+                silent_us=config.queues.silent_us,
+                gone_us=2 * config.queues.silent_us,
+            ),
             topology=self.topology,
             direct=self.direct,
             draw=draw,
@@ -234,7 +241,7 @@ class Rooms:
         )
         self.queues = Queues(
             board,
-            me=identity.node,
+            me=node,
             boot=identity.boot,
             config=config.queues,
             streams=streams,
@@ -267,6 +274,7 @@ class Rooms:
 
     def close(self, turn: Turn) -> None:
         """The process ends: everybody saves what waits for it."""
+        self.ring.leave(turn)
         if self.subscribers is not None:
             self.subscribers.close(turn)
         self.releasing.close(turn)

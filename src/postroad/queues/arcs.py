@@ -55,6 +55,7 @@ FOUNDER: Final = b"founder"  # the row that says that this broker founds
 PIECE_BYTES: Final = 4 * MIB  # of a record of the log
 READ_BYTES: Final = 16 * MIB
 RETRY_US: Final = SECOND_US  # after which a disk that failed is tried again
+MAX_REMEMBERED: Final = 10_000  # names whose arc is known without a hash
 MAX_STEPS: Final = 64  # of one arc in one turn, before others have theirs
 _DRAWS: Final = 1 << 32
 _KEY_BITS: Final = 128
@@ -122,6 +123,7 @@ class Arcs:
         self._say, self._kept, self._moved, self._stopped = say, kept, moved, stopped
         self._disk = streams is not None
         self._hosted: dict[int, _Hosted] = {}
+        self._indices: dict[str, int] = {}  # what `index` answered
         self._loading: dict[int, _Loading] = {}
         self._candidates: Callable[[bytes], list[Node]] | None = None
         self._stirred: set[int] = set()  # arcs whose deadline is to be looked up
@@ -138,7 +140,12 @@ class Arcs:
 
     def index(self, name: str) -> int:
         """The arc of an application."""
-        return int.from_bytes(key_of(name), "big") * self.count >> _KEY_BITS
+        found = self._indices.get(name)
+        if found is None:
+            if len(self._indices) >= MAX_REMEMBERED:
+                self._indices.clear()
+            found = self._indices[name] = int.from_bytes(key_of(name), "big") * self.count >> _KEY_BITS
+        return found
 
     def key(self, index: int) -> bytes:
         """The middle of an arc."""

@@ -241,6 +241,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     each: tuple[Answer, ...] = ()  # of a put that is not together
 
 
+KEPT: Final = Answer("kept")
+
+
 class Source(msgspec.Struct):
     """What outlives the messages of one source in one inbox."""
 
@@ -440,7 +443,7 @@ class Inboxes:
                 mine.ended |= record.ended
             for _, message in saved.messages:
                 if _key(message) not in inbox.numbers:
-                    self._insert(inbox, message)
+                    self._insert(inbox, message, inbox.sources[message.chain, message.source])
             for key, consumer in saved.accepts:
                 _remember(inbox, key, consumer)
             inbox.dead += saved.dead
@@ -515,10 +518,15 @@ class Inboxes:
 
     def _put_one(self, message: Message, now_us: int) -> Answer:
         inbox = self.inboxes.get(message.inbox)
+        owner = (message.chain, message.source)
+        source = None if inbox is None else inbox.sources.get(owner)
+        if inbox is not None and source is not None and self._follows(inbox, source, message):
+            source.touched_us, source.ended, source.last = now_us, False, message.id
+            self._insert(inbox, message, source)
+            return KEPT
         answer = self._outcome(inbox, message)
         if answer.outcome != "kept":
             return answer
-        owner = (message.chain, message.source)
         new = {message.inbox: {owner}} if inbox is None or owner not in inbox.sources else {}
         if self._is_full({message.inbox: (1, message.size)}, new):
             return Answer("full")
@@ -526,6 +534,18 @@ class Inboxes:
             inbox = self.inboxes[message.inbox] = Inbox()
         self._keep(inbox, message, now_us)
         return answer
+
+    def _follows(self, inbox: Inbox, source: Source, message: Message) -> bool:
+        """Most messages are the next one of a known source, and there is room: that is seen at once."""
+        limits, size = self.limits, message.size
+        return (
+            message.ordered
+            and message.after <= source.last < message.id
+            and not source.staged
+            and len(inbox.messages) < limits.inbox_messages
+            and inbox.bytes + size <= limits.inbox_bytes
+            and self.bytes + size <= limits.arc_bytes
+        )
 
     def _admit(self, messages: tuple[Message, ...]) -> Answer:
         """What becomes of all of them. Those before a message in the same put count as kept."""
@@ -589,17 +609,16 @@ class Inboxes:
         source.ended = False
         if message.ordered:
             source.last = message.id
-        self._insert(inbox, message)
+        self._insert(inbox, message, source)
 
-    def _insert(self, inbox: Inbox, message: Message) -> None:
-        number = inbox.next_number
-        inbox.next_number += 1
+    def _insert(self, inbox: Inbox, message: Message, source: Source) -> None:
+        number, size = inbox.next_number, message.size
+        inbox.next_number = number + 1
         inbox.messages[number] = message
-        inbox.numbers[_key(message)] = number
+        inbox.numbers[message.chain, message.source, message.id] = number
         inbox.lanes.setdefault(message.priority, {})[number] = None
-        inbox.bytes += message.size
-        self.bytes += message.size
-        source = inbox.sources[message.chain, message.source]
+        inbox.bytes += size
+        self.bytes += size
         if message.ordered:
             source.waiting.append(number)
         else:
@@ -768,9 +787,9 @@ class Inboxes:
             for message in chosen:
                 if _key(message) in inbox.numbers:
                     continue  # its source sent it again meanwhile
-                inbox.sources.setdefault((message.chain, message.source), Source())
+                source = inbox.sources.setdefault((message.chain, message.source), Source())
                 fresh = replace(message, ordered=False, attempts=0, expires_us=0, not_before_us=0, reason="")
-                self._insert(inbox, fresh)
+                self._insert(inbox, fresh, source)
         return Answer("revived", len(chosen))
 
     # Transactions over several arcs

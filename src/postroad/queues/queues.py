@@ -107,6 +107,7 @@ MAX_SESSION_INBOXES: Final = 10_000
 MAX_REASON: Final = 1_000
 MAX_KEY_BYTES: Final = 1_024
 MAX_CHAIN_BYTES: Final = 64
+FRAME_OVERHEAD_BYTES: Final = 192  # of a message: its numbers and its chain
 
 
 @dataclass(slots=True)
@@ -321,8 +322,11 @@ class Queues:
         _check_send(message)
         client = self._client(peer)
         try:
-            messages = [self._message(turn, peer, message, posting) for posting in message.messages]
+            for inbox in {posting.inbox for posting in message.messages}:
+                if not self._links.may_send(peer.connection, inbox):
+                    raise DeniedError(f"an access rule forbids sending to {inbox!r}")
             source = source_of(message.session, message.source)
+            messages = [_message(turn, message, source, posting) for posting in message.messages]
             size = sum(each.size for each in messages)
             if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:
                 raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
@@ -333,28 +337,6 @@ class Queues:
                 self._send_each(turn, peer.connection, message, messages)
         except (UsageError, UnavailableError) as error:
             self._refuse_send(turn, peer.connection, message.number, (), error)
-
-    def _message(self, turn: Turn, peer: Peer, message: Send, posting: Posting) -> Message:
-        if not self._links.may_send(peer.connection, posting.inbox):
-            raise DeniedError(f"an access rule forbids sending to {posting.inbox!r}")
-        size = len(posting.payload) + len(posting.attributes)
-        if size > MAX_PAYLOAD_BYTES:
-            raise TooLargeError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
-        ordered = message.form == "transactional"
-        return Message(
-            inbox=posting.inbox,
-            chain=decode_chain(posting.chain),
-            source=source_of(message.session, message.source),
-            id=posting.id,
-            ordered=ordered,
-            payload=posting.payload,
-            after=posting.after if ordered else 0,
-            priority=posting.priority,
-            not_before_us=turn.now_us + posting.delay_us if posting.delay_us else 0,
-            expires_us=turn.now_us + posting.expires_us if posting.expires_us else 0,
-            attributes=posting.attributes,
-            sent_us=turn.now_us,
-        )
 
     @staticmethod
     def _remember_session(client: _Client, source: str, messages: list[Message]) -> None:
@@ -707,6 +689,27 @@ def _ignore(_turn: Turn, _done: Done, _task: object) -> None:
     """Nobody waits for it."""
 
 
+def _message(turn: Turn, message: Send, source: str, posting: Posting) -> Message:
+    size = len(posting.payload) + len(posting.attributes)
+    if size > MAX_PAYLOAD_BYTES:
+        raise TooLargeError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
+    ordered = message.form == "transactional"
+    return Message(
+        inbox=posting.inbox,
+        chain=decode_chain(posting.chain),
+        source=source,
+        id=posting.id,
+        ordered=ordered,
+        payload=posting.payload,
+        after=posting.after if ordered else 0,
+        priority=posting.priority,
+        not_before_us=turn.now_us + posting.delay_us if posting.delay_us else 0,
+        expires_us=turn.now_us + posting.expires_us if posting.expires_us else 0,
+        attributes=posting.attributes,
+        sent_us=turn.now_us,
+    )
+
+
 def _state_of(answer: Answer) -> str:
     """What the sender is told of an outcome. What was kept before is kept."""
     return "kept" if answer.outcome == "known" else answer.outcome
@@ -723,7 +726,7 @@ def _error_of(state: str) -> PostroadError:
 def _frame_bytes(message: Message) -> int:
     """What it takes in a frame, at most."""
     names = len(message.inbox.encode()) + len(message.source.encode())
-    return len(message.payload) + len(message.attributes) + names + 192
+    return len(message.payload) + len(message.attributes) + names + FRAME_OVERHEAD_BYTES
 
 
 def _split(places: list[int], messages: list[Message]) -> list[list[int]]:

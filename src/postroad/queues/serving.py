@@ -104,6 +104,7 @@ class _Seat:
     """A consumer that is here by way of an entry broker."""
 
     entry: Node
+    join: int  # the number of the task by which it came
     window: int
     held: dict[Key, int] = field(default_factory=dict)  # what it has and did not settle -> which attempt
     until_us: int | None = None  # it was lost, and may come back until then
@@ -162,10 +163,13 @@ class Serving:
         return served
 
     def stopped(self, turn: Turn, arc: int) -> None:
-        """What is not kept has an unknown outcome: whoever asked asks the next one."""
-        self._served.pop(arc, None)
+        """What is not kept has an unknown outcome: whoever asked asks the next one, and so do consumers."""
+        served = self._served.pop(arc, None)
         self._stirred.discard(arc)
-        del turn
+        if served is not None:
+            for name, seats in served.seats.items():
+                for consumer, seat in seats.items():
+                    self._say(turn, seat.entry, Removed(name, consumer))
 
     def unreached(self, turn: Turn, node: Node) -> None:
         for served in self._served.values():
@@ -201,7 +205,7 @@ class Serving:
         if isinstance(task, PutTask):
             self._put(turn, arc, served, sender, number, task)
         elif isinstance(task, JoinTask):
-            self._join(turn, arc, served, sender, task, answer)
+            self._join(turn, arc, served, sender, number, task, answer)
         elif isinstance(task, SettleTask):
             self._settle(turn, arc, served, task, answer)
         elif isinstance(task, LeaveTask):
@@ -239,6 +243,8 @@ class Serving:
             each = tuple([self._put_express(served, message) for message in task.messages])
             self._confirm(turn, arc, served, sender, number, task)
             self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
+            if any(message.not_before_us for message in task.messages):
+                served.look_us = turn.now_us
             for name in dict.fromkeys(message.inbox for message in task.messages):
                 self._pump(turn, arc, served, name)
             return
@@ -281,19 +287,27 @@ class Serving:
     # ---- receiving
 
     def _join(
-        self, turn: Turn, arc: int, served: _Served, sender: Node, task: JoinTask, answer: Then
+        self,
+        turn: Turn,
+        arc: int,
+        served: _Served,
+        sender: Node,
+        number: int,
+        task: JoinTask,
+        answer: Then,
     ) -> None:
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
         first = inbox is None or not inbox.owner
 
         def joined(turn: Turn, answers: tuple[Answer, ...]) -> None:
-            if answers[0].outcome == "joined":
+            seats = served.seats.setdefault(task.inbox, {})
+            old = seats.get(task.consumer)
+            repeated = old is not None and (old.entry, old.join, old.until_us) == (sender, number, None)
+            if answers[0].outcome == "joined" and not repeated:
                 served.absent.pop((task.inbox, task.consumer), None)
-                seats = served.seats.setdefault(task.inbox, {})
-                old = seats.get(task.consumer)
                 if old is not None:
                     self._give_back_express(served, task.inbox, old)
-                seats[task.consumer] = _Seat(sender, task.window)
+                seats[task.consumer] = _Seat(sender, number, task.window)
             answer(turn, answers)
             self._pump(turn, arc, served, task.inbox)
 

@@ -110,6 +110,7 @@ MAX_PENDING_BYTES: Final = 64 * MIB
 MAX_WRITE_BYTES: Final = 960 * KIB  # so that it fits a frame
 MAX_STATE_BYTES: Final = 4 * GIB
 MAX_ROUND: Final = 1 << 60
+CALM_DOUBLINGS: Final = 5  # of the wait of an elector that would have others in a view that is served
 _DRAWS: Final = 1 << 32
 
 
@@ -671,16 +672,18 @@ class Arc:
         return nodes[0], frozenset(nodes[: limits.replicas]), frozenset(nodes[: limits.electors])
 
     def _wait_us(self, draw: int) -> int:
-        """The responsible broker begins at once, and who would be it; the others at random, so that one is
-        first."""
+        """The responsible broker begins at once, and if it is gone, who would be it; others at random."""
         view = self.view
         assert view is not None
-        first = self.candidates[:1] == (self.me,)
-        if self.attempts == 0 and (view.responsible == self.me or first):
+        leads, first = view.responsible == self.me, self.candidates[:1] == (self.me,)
+        if self.attempts == 0 and (leads or (first and view.responsible not in self.candidates)):
             return 0
         # A view that took too long to fill is given twice the time when it is tried in the next epoch.
         unfilled = view.epoch - view.base.epoch - 1 if view.stage == NEW else 0
-        doublings = min(self.attempts + unfilled, 32)
+        # Brokers may see different ones alive: who is in the view is first of all for its responsible broker.
+        calm = view.stage == STARTED and view.responsible in self.candidates and not leads
+        patience = CALM_DOUBLINGS if calm and self.vote is None and self.rival is None else 0
+        doublings = min(self.attempts + unfilled + patience, 32)
         wait_us = min(self.settings.retry_us << doublings, self.settings.longest_us)
         return wait_us // 2 + wait_us * (draw % _DRAWS) // (2 * _DRAWS)
 

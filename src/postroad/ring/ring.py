@@ -1,18 +1,20 @@
 """The ring of brokers in a broker: Pastry (spec Q1; queues paper, section 2.1) over direct peers.
 
 Every broker is in the ring. It joins through a neighbour of the overlay, and through each new one that it
-does not know from the ring yet: so two networks that are linked become one ring. A node of the ring is a
-broker's node id; where it is reached, the overlay knows. A connection that closes says that a node has failed
-before any heartbeat does.
+does not know from the ring yet: so two networks that are linked become one ring. A node of the ring has its
+broker's node id; where nothing is on disk, another one at every start, since nothing that this node said
+before is remembered (spec, responsibility 2). Where a broker is reached, the overlay knows. A connection that
+closes says that a node has failed before any heartbeat does.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from postroad.links.direct import DirectPeers
 from postroad.overlay.topology import Topology
-from postroad.ring.pastry import Changed, NodeId, Pastry, Settings, decode, encode
+from postroad.ring.pastry import ID_BYTES, Changed, NodeId, Pastry, Settings, decode, encode
 from postroad.seam.peers import Peer
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
@@ -21,14 +23,22 @@ ROOM = "ring"
 _DRAWS = 1 << 32
 
 
+def ring_id(node: bytes, boot: int, *, volatile: bool) -> NodeId:
+    if not volatile:
+        return node
+    return hashlib.blake2b(node + boot.to_bytes(4, "big"), digest_size=ID_BYTES).digest()
+
+
 class Ring:
-    """`changed` is told when the closest nodes are others; `draw` is random."""
+    """`changed` is told when the closest nodes are others; `draw` is random. `volatile`: brokers of this
+    network keep nothing on disk."""
 
     def __init__(
         self,
         board: Switchboard,
         *,
         me: NodeId,
+        volatile: bool,
         settings: Settings,
         topology: Topology,
         direct: DirectPeers,
@@ -36,12 +46,13 @@ class Ring:
         changed: Callable[[Turn], None],
     ) -> None:
         self.me = me
+        self._volatile = volatile
         self._topology = topology
         self._direct = direct
         self._draw = draw
         self._changed = changed
         self._core = Pastry(me, settings)
-        self._linked: dict[NodeId, int] = {}  # neighbours of the overlay -> how many links, one or none
+        self._linked: dict[NodeId, int] = {}  # neighbours of the overlay -> their numbers
         self._numbers: dict[NodeId, int] = {}  # node -> broker, as the topology had it at `_generation`
         self._generation = 0
         self._sent = 0
@@ -64,14 +75,18 @@ class Ring:
         """The broker with that node id."""
         if self._generation != self._topology.generation:
             self._generation = self._topology.generation
-            self._numbers = {ad.node: ad.broker for ad in self._topology.advertisements()}
+            self._numbers = {
+                ring_id(ad.node, ad.boot, volatile=self._volatile): ad.broker
+                for ad in self._topology.advertisements()
+            }
         return self._numbers.get(node)
 
     def node(self, broker: int) -> NodeId | None:
-        return self._topology.node(broker)
+        ad = self._topology.advertised(broker)
+        return None if ad is None else ring_id(ad.node, ad.boot, volatile=self._volatile)
 
     def node_of(self, peer: Peer) -> NodeId:
-        return peer.node
+        return ring_id(peer.node, peer.boot, volatile=self._volatile)
 
     def name(self, node: NodeId) -> str:
         """Of the broker, for people."""
@@ -90,14 +105,16 @@ class Ring:
         self._perform(turn)
 
     def _link_up(self, turn: Turn, peer: Peer) -> None:
-        self._linked[peer.node] = peer.broker
-        if peer.node not in self._core.peers:
-            self._core.join(peer.node, turn.now_us)
+        node = self.node_of(peer)
+        self._linked[node] = peer.broker
+        if node not in self._core.peers:
+            self._core.join(node, turn.now_us)
             self._perform(turn)
 
     def _link_down(self, turn: Turn, peer: Peer) -> None:
-        self._linked.pop(peer.node, None)
-        if self._core.joining == peer.node:
+        node = self.node_of(peer)
+        self._linked.pop(node, None)
+        if self._core.joining == node:
             self._join_elsewhere(turn)
 
     def _join_elsewhere(self, turn: Turn) -> None:
@@ -109,11 +126,11 @@ class Ring:
         self._perform(turn)
 
     def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
-        self._core.receive(peer.node, decode(body), turn.now_us)
+        self._core.receive(self.node_of(peer), decode(body), turn.now_us)
         self._perform(turn)
 
     def _unreached(self, turn: Turn, broker: int) -> None:
-        node = self._topology.node(broker)
+        node = self.node(broker)
         if node is not None and node in self._core.peers:
             self._core.failed(node, turn.now_us)
             self._perform(turn)

@@ -19,7 +19,7 @@ from postroad.ids import Identity
 from postroad.links.connection import LinkSettings
 from postroad.queues.settings import QueueConfig
 from postroad.sim.durable_life import stored_in
-from postroad.sim.judge.queues import QueueLedger, check_one_responsible, check_whole
+from postroad.sim.judge.queues import QueueLedger, check_one_responsible, check_whole, cores_of
 from postroad.sim.judge.violation import Violation
 from postroad.sim.machine.disk import CrashStyle
 from postroad.sim.machine.network import Network
@@ -30,7 +30,7 @@ from postroad.units import MILLISECOND_US, SECOND_US
 
 LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
 SETTLE_US: Final = 90 * SECOND_US
-CALM_US: Final = 5 * SECOND_US  # after which a broker that joined is counted on
+LEAST_ELECTORS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,7 @@ class QueueScenario:
         self.faults: Counter[str] = Counter()
         self._harming = True
         self._addresses = [f"b{at}:7420" for at in range(self._count)]
+        self._last = self._count - 1
         late = chance.randrange(self._count) if chance.random() < 0.4 else 0
         for at in range(self._count):
             process = self._process(at)
@@ -107,7 +108,7 @@ class QueueScenario:
             identity = Identity(number=number, node=node, name=name, boot=boot, starts=boot)
             config = BrokerConfig(
                 links=LinkSettings(address=process.address),
-                dial=tuple(self._addresses[:at]),
+                dial=tuple(self._addresses[: min(at, self._count)]),
                 queues=self.config,
             )
             draw = self.world.random(f"draws/{name}").randrange
@@ -239,22 +240,30 @@ class QueueScenario:
                 self.network.stall(name, other, until_us)
 
     def _lose_disk(self, chance: Random) -> None:
-        """A broker comes back with nothing, as another one. Only while no replica is missing anywhere."""
+        """A broker is gone for good, and another one comes. Only while no replica is missing anywhere."""
         if self._count <= self.config.replicas or self.config.replicas < 2:
             return
         try:
             check_whole(self.brokers(), range(self.config.arcs), self.config.replicas)
         except Violation:
             return
-        # The last one: whoever was told of nobody would found once more.
-        name = f"b{self._count - 1}"
-        process = self.processes[name]
-        if not process.running:
+        if not self._has_electors():
+            return
+        # Never the first: it was told of nobody, and would found once more.
+        name = chance.choice(list(self.processes)[1:])
+        if not self.processes[name].running:
             return
         self.faults["disk"] += 1
-        process.crash(silently=chance.random() < 0.3, style=CrashStyle())
-        for file in process.disk.files():
-            process.disk.shorten(file, 0)
-        drawn = self.world.random(f"identity/{name}")
-        self._identities[name] = (drawn.randrange(1, 1 << 31), drawn.randbytes(16))
+        self.processes.pop(name).crash(silently=chance.random() < 0.3, style=CrashStyle())
+        self._last += 1
+        self._addresses.append(f"b{self._last}:7420")
+        process = self._process(self._last)
         self.world.after(chance.randrange(SECOND_US, 12 * SECOND_US), lambda: self._start(process))
+
+    def _has_electors(self) -> bool:
+        """Whether a majority of every arc's electors is left without any one of them."""
+        for arc in range(self.config.arcs):
+            for _, core in cores_of(self.brokers(), arc):
+                if core.serving and core.view is not None and len(core.view.electors) < LEAST_ELECTORS:
+                    return False
+        return True

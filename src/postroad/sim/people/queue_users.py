@@ -199,7 +199,6 @@ class QueueConsumer(_User):
 
     def welcomed(self) -> None:
         self._number += 1
-        self._open.clear()
         self._join()
 
     def _join(self) -> None:
@@ -213,6 +212,11 @@ class QueueConsumer(_User):
                 self.later(self._join)
             elif message.code:
                 self._ledger.wrong(f"{self.name} may not receive: {message}")
+            else:
+                # What it said and heard no answer to, it says again: it may count already.
+                unanswered, self._open = list(self._open.values()), {}
+                for key, what in unanswered:
+                    self._settle(key, what)
         elif isinstance(message, frames.Messages) and message.place >= self._place:
             self._place = message.place
             for each in message.messages:
