@@ -17,7 +17,7 @@ import numpy as np
 from postroad.bench.amqp import CONSUMER, EXCHANGE, NO_TABLE, Amqp, method, short
 from postroad.bench.native import Native
 from postroad.bench.sessions import Mqtt, Nats, Template, mqtt_packet, mqtt_text
-from postroad.errors import PeerError
+from postroad.errors import PeerError, UnavailableError
 from postroad.events.token import CheckpointToken
 from postroad.kernel.layout import FLAG_DURABLE
 from postroad.wire import frames
@@ -265,6 +265,8 @@ class AmqpDurable(Amqp):
         position = 0
         while len(held) - position >= _CONFIRMATION.size:
             kind, _, _, group, number, tag, several, _ = _CONFIRMATION.unpack_from(held, position)
+            if (kind, group, number) == (1, 60, 120):
+                raise UnavailableError("RabbitMQ took a message and could not keep it")
             if (kind, group, number) != (1, 60, 80):
                 raise PeerError(f"AMQP: expected a confirmation, got {held[position : position + 60]!r}")
             position += _CONFIRMATION.size
