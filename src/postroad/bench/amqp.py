@@ -32,7 +32,7 @@ def method(channel: int, group: int, number: int, arguments: bytes) -> bytes:
     return _frame(_METHOD, channel, struct.pack(">HH", group, number) + arguments)
 
 
-def _content(payload: bytes, properties: bytes) -> bytes:
+def content(payload: bytes, properties: bytes) -> bytes:
     header = struct.pack(">HHQ", 60, 0, len(payload)) + properties
     return _frame(_HEADER, 1, header) + _frame(_BODY, 1, payload)
 
@@ -52,9 +52,9 @@ class Amqp(FixedSession):
         channels, frame_max, _ = struct.unpack(">HIH", tune)
         # Heartbeat 0: the stream must hold nothing but deliveries.
         self.socket.sendall(method(0, 10, 31, struct.pack(">HIH", channels, frame_max, 0)))
-        self._call(0, 10, 40, short(b"/") + b"\x00\x00", 41)
-        self._call(1, 20, 10, b"\x00", 11)
-        self._call(
+        self.call(0, 10, 40, short(b"/") + b"\x00\x00", 41)
+        self.call(1, 20, 10, b"\x00", 11)
+        self.call(
             1, 40, 10, b"\x00\x00" + short(EXCHANGE) + short(b"direct") + self.exchange_bits + NO_TABLE, 11
         )
 
@@ -65,18 +65,18 @@ class Amqp(FixedSession):
             raise PeerError(f"AMQP: expected method {group}.{number}, got {body[:60]!r}")
         return body[4:]
 
-    def _call(self, channel: int, group: int, number: int, arguments: bytes, answer: int) -> bytes:
+    def call(self, channel: int, group: int, number: int, arguments: bytes, answer: int) -> bytes:
         self.socket.sendall(method(channel, group, number, arguments))
         return self._answer(group, answer)
 
     def _subscribe(self, topics: Sequence[str]) -> None:
         if not self.subscriptions:
             # An empty name asks for a new one; bits: exclusive and auto-delete.
-            declared = self._call(1, 50, 10, b"\x00\x00" + short(b"") + b"\x0c" + NO_TABLE, 11)
+            declared = self.call(1, 50, 10, b"\x00\x00" + short(b"") + b"\x0c" + NO_TABLE, 11)
             self._queue = declared[1 : 1 + declared[0]]
             # Bits: no-ack.
             consume = b"\x00\x00" + short(self._queue) + short(CONSUMER) + b"\x02" + NO_TABLE
-            self._call(1, 60, 20, consume, 21)
+            self.call(1, 60, 20, consume, 21)
         for position, topic in enumerate(topics):
             last = position == len(topics) - 1
             arguments = (
@@ -88,12 +88,12 @@ class Amqp(FixedSession):
 
     def template(self, topic: str, payload: bytes, count: int) -> Template:
         publish = method(1, 60, 40, b"\x00\x00" + short(EXCHANGE) + short(topic.encode()) + b"\x00")
-        packet = publish + _content(payload, self.properties)
+        packet = publish + content(payload, self.properties)
         return Template(bytearray(packet * count), len(packet) - 1 - len(payload), count)
 
     def expect(self, topic: str, size: int) -> None:
         arguments = short(CONSUMER) + bytes(9) + short(EXCHANGE) + short(topic.encode())
         deliver = method(1, 60, 60, arguments)
-        packet = deliver + _content(bytes(size), self.properties)
+        packet = deliver + content(bytes(size), self.properties)
         # The delivery tag follows the consumer's; up to there all bytes are the same every time.
         self._expect(deliver[: 7 + 4 + 1 + len(CONSUMER)], len(packet), len(packet) - 1 - size)

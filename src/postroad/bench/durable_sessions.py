@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from postroad.bench.amqp import CONSUMER, EXCHANGE, NO_TABLE, Amqp, method, short
 from postroad.bench.native import Native
 from postroad.bench.sessions import Mqtt, Nats, Template, mqtt_packet, mqtt_text
-from postroad.errors import PeerError
+from postroad.errors import PeerError, UnavailableError
 from postroad.events.token import CheckpointToken
 from postroad.kernel.layout import FLAG_DURABLE
 from postroad.wire import frames
@@ -82,13 +82,19 @@ class JetStream(Nats):
         self._round_trip()
 
     def request(self, subject: str, body: object) -> None:
-        data = msgspec.json.encode(body)
+        self.ask(subject, body)
+
+    def ask(self, subject: str, body: object = None) -> dict[str, Any]:
+        data = b"" if body is None else msgspec.json.encode(body)
         self.socket.sendall(b"PUB $JS.API.%s %s %d\r\n" % (subject.encode(), self._inbox.encode(), len(data)))
         self.socket.sendall(data + b"\r\n")
-        head = self._take_line()
+        while (head := self._take_line()) == b"PING\r\n":  # once, soon after the connection was made
+            self.socket.sendall(b"PONG\r\n")
         answer = self._take(int(head.split()[-1]) + 2)
         if b'"error"' in answer:
             raise PeerError(f"JetStream says {answer[:200].decode(errors='replace')}")
+        found: dict[str, Any] = msgspec.json.decode(answer)
+        return found
 
     def create_stream(self) -> None:
         config = {"name": STREAM, "subjects": ["bench.>"], "storage": "file", "retention": "limits"}
@@ -225,15 +231,15 @@ class AmqpDurable(Amqp):
         super()._greet()
         self._received = self._said = 0
         self._confirmed: set[int] = set()  # beyond the first that is not confirmed
-        self._call(1, 85, 10, b"\x00", 11)
+        self.call(1, 85, 10, b"\x00", 11)
 
     def _subscribe(self, topics: Sequence[str]) -> None:
         name = short(self.name.encode())
-        self._call(1, 50, 10, b"\x00\x00" + name + b"\x02" + NO_TABLE, 11)
+        self.call(1, 50, 10, b"\x00\x00" + name + b"\x02" + NO_TABLE, 11)
         for topic in topics:
             arguments = b"\x00\x00" + name + short(EXCHANGE) + short(topic.encode()) + b"\x00" + NO_TABLE
-            self._call(1, 50, 20, arguments, 21)
-        self._call(1, 60, 20, b"\x00\x00" + name + short(CONSUMER) + b"\x00" + NO_TABLE, 21)
+            self.call(1, 50, 20, arguments, 21)
+        self.call(1, 60, 20, b"\x00\x00" + name + short(CONSUMER) + b"\x00" + NO_TABLE, 21)
 
     def feed(self, data: memoryview) -> int:
         if not self._head:
@@ -252,13 +258,15 @@ class AmqpDurable(Amqp):
 
     def _say_goodbye(self) -> None:
         """RabbitMQ ends a channel whose connection is gone before it has handled all its acknowledgements."""
-        self._call(1, 20, 40, struct.pack(">H", 200) + short(b"") + bytes(4), 41)
+        self.call(1, 20, 40, struct.pack(">H", 200) + short(b"") + bytes(4), 41)
 
     def _confirmations(self, data: memoryview) -> None:
         held = self._carry + bytes(data)
         position = 0
         while len(held) - position >= _CONFIRMATION.size:
             kind, _, _, group, number, tag, several, _ = _CONFIRMATION.unpack_from(held, position)
+            if (kind, group, number) == (1, 60, 120):
+                raise UnavailableError("RabbitMQ took a message and could not keep it")
             if (kind, group, number) != (1, 60, 80):
                 raise PeerError(f"AMQP: expected a confirmation, got {held[position : position + 60]!r}")
             position += _CONFIRMATION.size

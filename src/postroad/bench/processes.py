@@ -150,6 +150,14 @@ class Running:
     def pids(self) -> list[int]:
         return descendants(process.pid for process in self.measured)
 
+    def kill(self, broker: int) -> None:
+        """kill -9 of one of those that are measured, by its place; it is not looked after any more."""
+        process = self.measured.pop(broker)
+        _signal_group(process, signal.SIGKILL)
+        process.wait()
+        place = self.processes.index(process)
+        del self.processes[place], self.logs[place]
+
     def stop(self) -> None:
         """Each group is asked to end, later ones first, and made to when it does not."""
         for process in reversed(self.processes):

@@ -118,11 +118,12 @@ def alternate(cases: Sequence[Case], rounds: int, tell: Callable[[str], None]) -
     for number, case in enumerate(cases):
         row: Row = {"system": case.system.name, "workload": case.workload}
         row |= {"error": errors[number]} if number in errors else summary(figures[number])
-        row["version"] = case.system.version()
-        row["settings"] = case.system.settings
-        row["syncs"] = case.system.syncs
-        rows.append(row)
+        rows.append(row | described(case.system))
     return rows
+
+
+def described(system: System) -> Row:
+    return {"version": system.version(), "settings": system.settings, "syncs": system.syncs}
 
 
 def cases(name: str, names: str, seconds: float) -> tuple[list[Case], Row]:

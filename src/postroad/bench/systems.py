@@ -116,8 +116,8 @@ def _start_nats(running: Running, folder: Path, brokers: int) -> None:
 
 
 def start_rabbit(running: Running, folder: Path, brokers: int) -> None:
-    del brokers
-    port, names_port = free_port(), free_port()
+    """More than one form a cluster, each joining those before it while it starts."""
+    names_port = free_port()
     # Erlang's name server would stay behind as a daemon; started here it ends with the rest.
     names = running.spawn(
         [found("epmd"), "-port", str(names_port), "-address", "127.0.0.1"], folder, measured=False
@@ -126,21 +126,31 @@ def start_rabbit(running: Running, folder: Path, brokers: int) -> None:
     running.addresses.clear()
     plugins = folder / "enabled_plugins"
     plugins.write_text("[].\n")
-    environment = {
-        "HOME": str(folder),
-        "ERL_EPMD_PORT": str(names_port),
-        "RABBITMQ_NODENAME": f"bench{port}@localhost",
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()),
-        "RABBITMQ_MNESIA_BASE": str(folder),
-        "RABBITMQ_LOG_BASE": str(folder),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
-        "RABBITMQ_CONFIG_FILE": str(folder / "none"),
-        "RABBITMQ_CONF_ENV_FILE": str(folder / "none-env"),
-        "LC_ALL": "C.UTF-8",
-    }
-    running.wait_port(port, running.spawn([_RABBIT], folder, environment=environment))
+    ports = [free_port() for _ in range(brokers)]
+    config = folder / "rabbitmq.conf"
+    if brokers > 1:
+        nodes = [
+            f"cluster_formation.classic_config.nodes.{number} = bench{port}@localhost"
+            for number, port in enumerate(ports, 1)
+        ]
+        nodes.insert(0, "cluster_formation.peer_discovery_backend = classic_config")
+        config.write_text("\n".join([*nodes, ""]))
+    for port in ports:
+        environment = {
+            "HOME": str(folder),
+            "ERL_EPMD_PORT": str(names_port),
+            "RABBITMQ_NODENAME": f"bench{port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(folder),
+            "RABBITMQ_LOG_BASE": str(folder),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+            "RABBITMQ_CONFIG_FILE": str(config) if brokers > 1 else str(folder / "none"),
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "none-env"),
+            "LC_ALL": "C.UTF-8",
+        }
+        running.wait_port(port, running.spawn([_RABBIT], folder, environment=environment))
 
 
 SYSTEMS: Final = {

@@ -64,6 +64,31 @@ def durable(
     _run("durable", rounds, seconds, systems, as_json)
 
 
+def queues(
+    rounds: Rounds = 3,
+    seconds: Seconds = 3.0,
+    systems: Annotated[
+        str,
+        typer.Option(help="Some of postroad, jetstream, jetstream-always, rabbitmq, separated by commas."),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Three brokers, three copies of each message: messages a second, latency, CPU; then kill -9."""
+    import signal
+
+    from rich.console import Console
+
+    from postroad.bench.queue_senders import PAYLOAD
+    from postroad.bench.queues import BROKERS, run
+
+    # Being told to end must unwind like an interrupt does, or the servers under test would stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with Console(stderr=True).status("starting") as status:
+        rows = run(rounds, seconds, systems, status.update)
+    settings = {"payload_bytes": len(PAYLOAD), "brokers": BROKERS, "seconds": seconds, "rounds": rounds}
+    _finish("queues", rows, settings, as_json=as_json)
+
+
 def latency(rounds: Rounds = 3, seconds: Seconds = 5.0, systems: Systems = "", as_json: Json = False) -> None:
     """How long an event takes at 5,000 a second, one at a time; ours also through 3 and 5 brokers."""
     _run("latency", rounds, seconds, systems, as_json)
@@ -172,6 +197,6 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(
         help="Benchmarks: ours and the peers installed here, in one run.", no_args_is_help=True
     )
-    for command in (fanout, durable, latency, topics, memory, besteffort, match, tracking, pipeline):
+    for command in (fanout, durable, queues, latency, topics, memory, besteffort, match, tracking, pipeline):
         bench.command()(command)
     app.add_typer(bench, name="bench")
