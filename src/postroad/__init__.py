@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     import postroad.sync as sync
     from postroad.client.addresses import tls
     from postroad.client.aio import Client, connect, discover
+    from postroad.client.application import Application, Message, SendReceipt
     from postroad.client.receipt import Receipt
     from postroad.client.subscription import Subscription
     from postroad.errors import (
         BugError,
         DeniedError,
+        FullError,
         PeerError,
         PostroadError,
         SelectorError,
         SlowConsumerError,
         StorageError,
+        TakenError,
         TooLargeError,
         UnavailableError,
         UsageError,
@@ -40,20 +43,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Application",
     "BugError",
     "Client",
     "DeniedError",
     "Event",
     "EventBatch",
+    "FullError",
     "Gap",
+    "Message",
     "MessageId",
     "PeerError",
     "PostroadError",
     "Receipt",
     "SelectorError",
+    "SendReceipt",
     "SlowConsumerError",
     "StorageError",
     "Subscription",
+    "TakenError",
     "TooLargeError",
     "UnavailableError",
     "UsageError",
@@ -64,6 +72,9 @@ __all__ = [
 ]
 
 _HOME = {
+    "Application": "postroad.client.application",
+    "Message": "postroad.client.application",
+    "SendReceipt": "postroad.client.application",
     "Client": "postroad.client.aio",
     "Subscription": "postroad.client.subscription",
     "connect": "postroad.client.aio",

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postroad.besteffort.settings import BestEffortConfig
 from postroad.discovery.settings import DiscoveryConfig
 from postroad.durable.settings import DurableConfig
 from postroad.errors import UsageError, shorten
-from postroad.links.access import AuthConfig
+from postroad.links.access import AuthConfig, QuotaConfig
 from postroad.links.connection import LinkSettings
+from postroad.queues.settings import QueueConfig
 from postroad.streams.settings import DeliveryConfig, StreamConfig
 from postroad.tracking.settings import TrackingConfig
 from postroad.wire.frames import DEFAULT_LIMITS, Limits
@@ -32,8 +34,11 @@ class BrokerConfig:
     durable: DurableConfig = field(default_factory=DurableConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
     links: LinkSettings = field(default_factory=LinkSettings)
+    besteffort: BestEffortConfig = field(default_factory=BestEffortConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
+    queues: QueueConfig = field(default_factory=QueueConfig)
     dial: tuple[str, ...] = ()  # addresses of brokers to stay linked to
     about: tuple[tuple[str, str], ...] = ()  # what only the driver knows (addresses, version), for status
 

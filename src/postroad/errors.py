@@ -85,6 +85,12 @@ class PeerError(PostroadError):
     code = "protocol"
 
 
+class DamagedError(PeerError):
+    """Bytes changed on their way: a frame has another checksum than it says. A new connection goes on."""
+
+    code = "damaged"
+
+
 class UnavailableError(PostroadError):
     """No broker could be reached, or it went away before it answered."""
 
@@ -101,6 +107,16 @@ class SlowConsumerError(UnavailableError):
     """This subscriber fell behind its buffer and its policy is to be disconnected."""
 
     code = "slow-consumer"
+
+
+class FullError(UnavailableError):
+    """An inbox or its arc is at a limit. Nothing of the message is kept: it may be sent again later."""
+
+    code = "full"
+
+
+class TakenError(PostroadError):
+    """Another consumer has accepted the message, or it is gone: the work of this one does not count."""
 
 
 class StorageError(PostroadError):

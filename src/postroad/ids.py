@@ -28,6 +28,7 @@ PubendId = NewType("PubendId", int)
 ID_BYTES: Final = 16
 NODE_BYTES: Final = 16
 MAX_NAME: Final = 255  # bytes of the name of a broker or a client
+MAX_PRINCIPAL: Final = 255  # bytes of the name behind a token or a certificate
 MAX_COST: Final = 65_535  # of a link between brokers
 VOLATILE: Final = 0x8000_0000
 HISTORY: Final = 0x7FFF_FFFF  # pubend of a broker's own history
@@ -196,3 +197,7 @@ def check_name(name: str) -> None:
 
 def name_fits(name: str) -> bool:
     return name.isprintable() and len(name.encode()) <= MAX_NAME
+
+
+def principal_fits(principal: str) -> bool:
+    return principal.isprintable() and len(principal.encode()) <= MAX_PRINCIPAL

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from postroad.client.blocking import Client, Subscription, connect, discover
+from postroad.client.blocking_application import Application, ApplicationInbox, Message
 
-__all__ = ["Client", "Subscription", "connect", "discover"]
+__all__ = ["Application", "ApplicationInbox", "Client", "Message", "Subscription", "connect", "discover"]

@@ -109,8 +109,14 @@ def test_errors_are_clear(brokers: Brokers) -> None:
                 await client.subscribe("a/#/b")
             with pytest.raises(postroad.UsageError):
                 await client.publish("a/+", b"")
-            with pytest.raises(postroad.UsageError, match="no best-effort publishing yet"):
-                await client.publish("a", b"", mode="best-effort")
+            with pytest.raises(postroad.TooLargeError, match=r"of 962 bytes .* the most is 960"):
+                await client.publish("a", bytes(961), mode="best-effort")
+            with pytest.raises(postroad.UsageError, match="for repair itself"):
+                await client.publish("$repair/ask", b"", mode="best-effort")
+            with pytest.raises(postroad.UsageError, match="`order` needs `repair`"):
+                client.subscribe("a", order=1)
+            with pytest.raises(postroad.UsageError, match="loses nothing"):
+                client.subscribe("a", durable="d", repair=True)
             with pytest.raises(postroad.UsageError, match="not one of plain"):
                 await client.publish("a", b"", mode="loud")
             with pytest.raises(postroad.UsageError):

@@ -20,9 +20,13 @@ from postroad.links.connection import LinkSettings
 from postroad.net.clock import Clock
 from postroad.net.listen import bind_both
 from postroad.net.server import Server
-from postroad.units import MIB, MILLISECOND_US
+from postroad.queues.settings import QueueConfig
+from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.datagrams import pack
 from postroad.wire.frames import DEFAULT_LIMITS
+
+# The ring says nothing but what it takes to join: its connections end like those of the room `echo`.
+QUIET = QueueConfig(heartbeat_us=3_600 * SECOND_US, silent_us=7_200 * SECOND_US)
 
 
 class Node:
@@ -33,7 +37,7 @@ class Node:
         self.port: int = self.listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         self.broker = EchoBroker(
-            BrokerConfig(links=LinkSettings(address=advertise or self.address), dial=dial),
+            BrokerConfig(links=LinkSettings(address=advertise or self.address), dial=dial, queues=QUIET),
             Identity(number=number, node=bytes((number,)) * 16, name=f"b{number}", boot=1, starts=1),
             draw=secrets.randbelow,
             now_us=time.time_ns() // 1000,

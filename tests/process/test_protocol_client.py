@@ -245,7 +245,7 @@ class Connection:
         """The next frame that is not upkeep."""
         while True:
             prefix = self._read(8)
-            length, kind, version, _ = struct.unpack("<IBBH", prefix)
+            length, kind, version, flags = struct.unpack("<IBBH", prefix)
             assert version == 1
             frame = prefix + self._read(length - 8)
             if kind in BATCHES:
@@ -253,7 +253,7 @@ class Connection:
                 assert self.owed < self.window + LIMITS[1]
                 return kind, unpack_batch(frame)
             fields, end = unpack(frame, 8)
-            assert end == length
+            assert end == length - (4 if flags & 0x8000 else 0)
             if kind == REFUSE:
                 raise Refused(*fields[:2])
             if kind == PING:

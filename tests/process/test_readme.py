@@ -133,7 +133,9 @@ def test_the_tour(terminal: Terminal, until: Callable[..., None]) -> None:
     until(lambda: shows(everything, '{"n":1}', "too cheap", *dear_ones), "the first subscriber has all")
     until(lambda: shows(dear, *dear_ones[:2]), "the second what its condition asks for")
     until(lambda: shows(durable, dear_ones[2]), "the durable one what is durable")
-    status, subs, trace = terminal.printed[-4], terminal.printed[-2], terminal.printed[-1]
+    status, _, subs, _, inbox, queues, trace = terminal.printed[-7:]
+    assert inbox == "shop  reserve A1\n"
+    assert queues.startswith("inventory  0 messages")
     assert "b1" in status
     assert "b2" in status
     assert subs.startswith("billing  orders/#  connected")
@@ -168,7 +170,9 @@ def test_the_examples(brokers: Brokers) -> None:
         path.stem: run_program(b1, str(path), b1.address, *(["20000"] if path.stem == "throughput" else []))
         for path in sorted((ROOT / "examples").glob("*.py"))
     }
-    assert set(said) == {"prices", "throughput", "without_event_loop"}
+    assert set(said) == {"orders", "prices", "throughput", "without_event_loop"}
+    assert "shop: reserve rice, attempt 2" in said["orders"].splitlines()
+    assert said["orders"].endswith("billing: charge 6\nmail: thank you\n")
     assert [line.split("  ")[2] for line in said["prices"].splitlines()] == ["tea at 95", "tea at 100"]
     assert "jobs/backup: nightly {'priority': 7}" in said["without_event_loop"]
     assert said["without_event_loop"].endswith("b1 says goodbye\n")

@@ -45,8 +45,9 @@ def test_tokens(brokers: Any, tmp_path: Path) -> None:
     async def test() -> None:
         token = tmp_path / "token"
         token.write_text("s3cret\n")
-        b1 = brokers.start("b1", extra=("--token-file", str(token)))
-        b2 = brokers.start("b2", b1.address, extra=("--token", "s3cret"))
+        between = ("--link-token", "brokers only")
+        b1 = brokers.start("b1", extra=("--token-file", str(token), *between))
+        b2 = brokers.start("b2", b1.address, extra=("--token", "s3cret", *between))
         async with (
             postroad.connect(b1.address, token="s3cret") as one,
             postroad.connect(b2.address, token="s3cret") as two,
@@ -55,9 +56,10 @@ def test_tokens(brokers: Any, tmp_path: Path) -> None:
             await round_trip(one, two)
             await refused(b1.address, postroad.DeniedError, token="wrong")
             await refused(b1.address, postroad.DeniedError)
-            # A broker without the token cannot link, and hurts nobody by trying.
+            # A broker without the brokers' token cannot link, and hurts nobody by trying.
             brokers.start("b3", b1.address)
             brokers.start("b4", b1.address, extra=("--token", "wrong"))
+            brokers.start("b5", b1.address, extra=("--token", "s3cret"))
             await asyncio.sleep(1)
             await linked(one, 2)
             await round_trip(two, one)
@@ -66,24 +68,33 @@ def test_tokens(brokers: Any, tmp_path: Path) -> None:
 
 
 def test_changing_a_broker_needs_the_right_to(brokers: Any, tmp_path: Path) -> None:
-    """Deleting a subscription and retiring a broker are for those who hold the broker's own token."""
+    """Deleting others' subscriptions and retiring a broker are for those who hold the brokers' token. The
+    easiest way to ask for a token makes nobody a broker or an administrator."""
 
     async def test() -> None:
         config = tmp_path / "b.toml"
         digest = hashlib.sha256(b"eve's").hexdigest()
         config.write_text(f'[auth.tokens]\neve = "{digest}"\n')
-        b1 = brokers.start("b1", extra=("--config", str(config), "--token", "s3cret"))
+        extra = ("--config", str(config), "--token", "s3cret", "--link-token", "brokers only")
+        b1 = brokers.start("b1", extra=extra)
         async with (
             postroad.connect(b1.address, token="s3cret") as owner,
             postroad.connect(b1.address, token="eve's") as eve,
+            postroad.connect(b1.address, token="brokers only") as admin,
         ):
             async with await owner.subscribe("orders/#", durable="billing"):
                 pass
             for what, arguments in (("subs.delete", {"name": "billing"}), ("subs.retire", {"broker": "b9"})):
                 with pytest.raises(postroad.DeniedError, match="admin"):
                     await eve.request(what, **arguments)
+            with pytest.raises(postroad.DeniedError, match="admin"):
+                await owner.request("subs.retire", broker="b9")
             assert [one["name"] for one in (await eve.request("subs"))["subscriptions"]] == ["billing"]
             await owner.request("subs.delete", name="billing")
+            assert not (await eve.request("subs"))["subscriptions"]
+            async with await owner.subscribe("orders/#", durable="billing"):
+                pass
+            await admin.request("subs.delete", name="billing")
             assert not (await eve.request("subs"))["subscriptions"]
 
     run(test())
@@ -93,7 +104,18 @@ def test_tls(brokers: Any, certificates: Any) -> None:
     async def test() -> None:
         certificate, key = certificates.issue("b1")
         ca = str(certificates.ca)
-        extra = ("--tls-cert", certificate, "--tls-key", key, "--tls-ca", ca, "--token", "t")
+        extra = (
+            "--tls-cert",
+            certificate,
+            "--tls-key",
+            key,
+            "--tls-ca",
+            ca,
+            "--token",
+            "t",
+            "--link-token",
+            "l",
+        )
         b1 = brokers.start("b1", extra=extra)
         b2 = brokers.start("b2", b1.address, extra=extra)
         trusting = postroad.tls(ca=ca)

@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 
+import pytest
 from tests.worlds.echo import EchoNode
 from tests.worlds.node_server import run, serving
 
@@ -162,5 +163,50 @@ def test_several_frames_of_one_turn_are_translated_one_by_one_and_in_order() -> 
             before = server.metrics()["socket_bytes_out_total"]
             assert before == sum(len(b"ping %d\npong 0\n" % number) for number in range(50))
             writer.close()
+
+    run(test())
+
+
+class Mute(Lines):
+    """Cannot say anything."""
+
+    def encode(self, frame: bytes) -> bytes:
+        raise ValueError(f"no words for {len(frame)} bytes")
+
+
+def test_a_translator_that_fails_costs_its_own_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Frames of the same turn reach everybody else."""
+
+    class ToAll(EchoNode):
+        """Says to everybody what anybody says, to the last who came first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers: set[int] = set()
+
+        def handle(self, inputs, now_us):  # type: ignore[no-untyped-def]
+            super().handle(inputs, now_us)
+            self.numbers |= {one.connection for one in inputs if isinstance(one, Received)}
+            frames = [one.frame for one in inputs if isinstance(one, Received)]
+            return [Send(number, frame) for frame in frames for number in sorted(self.numbers, reverse=True)]
+
+    async def test() -> None:
+        async with serving(ToAll()) as (server, _):
+            ports = []
+            for translator in (Lines, Mute):
+                listener = bind_listener("127.0.0.1:0")
+                ports.append(listener.getsockname()[1])
+                await server.listen(listener, lambda translator=translator: translator(greets=False))
+            reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
+            writer.write(b"ping 1\n")
+            assert await reader.readline() == b"ping 1\n"
+            mute_reader, mute_writer = await asyncio.open_connection("127.0.0.1", ports[1])
+            mute_writer.write(b"ping 2\n")
+            assert await reader.readline() == b"ping 2\n"
+            with contextlib.suppress(ConnectionError):
+                assert not await mute_reader.read()
+            assert "could not be translated for" in caplog.text
+            for one in (writer, mute_writer):
+                one.close()
 
     run(test())

@@ -35,6 +35,7 @@ require_client_certificate = true
 
 [auth]
 token = "s3cret"
+link_token = "between brokers"
 anonymous = true
 link_principals = ["b1", "b3"]
 [auth.tokens]
@@ -89,14 +90,14 @@ def test_a_file_says_everything(tmp_path: Path) -> None:
     assert broker.dial == ("10.0.0.1:7420", "[fd00::1]:7420")
     assert broker.auth.certificates
     assert broker.auth.anonymous
-    assert set(broker.auth.tokens.values()) == {"shared", "alice"}
-    assert broker.auth.link_principals == ("shared", "b1", "b3")
+    assert set(broker.auth.tokens.values()) == {"shared", "brokers", "alice"}
+    assert broker.auth.link_principals == ("brokers", "b1", "b3")
     assert broker.auth.rules[0].topic == "orders/#"
     assert (broker.limits.event_bytes, broker.limits.subscriptions) == (65536, 7)
     assert (broker.streams.plain_bytes, broker.streams.silence_us) == (16 << 20, 250_000)
     assert broker.delivery.buffer_bytes == 100_000
     assert (broker.links.cost, broker.links.client_window, broker.links.ping_us) == (5, 1 << 20, 2_000_000)
-    assert broker.links.token == "s3cret"
+    assert broker.links.token == "between brokers"
 
 
 @pytest.mark.parametrize("nothing", ["0", '"0"'])
@@ -108,7 +109,7 @@ def test_what_may_be_nothing_is_said_either_way(tmp_path: Path, nothing: str) ->
 
 
 def test_flags_win(tmp_path: Path) -> None:
-    flags = {"name": "b9", "links": ["h:1"], "auth.token": "other", "tls.ca": "x.pem", "log": None}
+    flags = {"name": "b9", "links": ["h:1"], "auth.link_token": "other", "tls.ca": "x.pem", "log": None}
     node = configure(flags, write(tmp_path, EVERYTHING))
     assert (node.name, node.broker.dial, node.broker.links.token) == ("b9", ("h:1",), "other")
     assert (node.tls.ca, node.tls.certificate, node.log) == ("x.pem", "b2.pem", "debug")
@@ -221,11 +222,13 @@ def test_the_documented_file_is_valid_and_says_the_defaults() -> None:
     assert node.broker.delivery == default.broker.delivery
     assert node.broker.links == default.broker.links
     assert node.broker.durable == default.broker.durable
+    assert node.broker.quotas == default.broker.quotas
     sections = {
         "limits": node.broker.limits,
         "streams": node.broker.streams,
         "delivery": node.broker.delivery,
         "durable": node.broker.durable,
+        "quotas": node.broker.quotas,
     }
     for name, section in sections.items():
         names = [one.name for one in fields(section)] if is_dataclass(section) else section.__struct_fields__

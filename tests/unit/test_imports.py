@@ -35,23 +35,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracking": SEAM | {"overlay"},
     "streams": SEAM | {"selectors", "links", "overlay", "tracking"},
     "clients": SEAM | {"selectors", "links", "overlay", "tracking", "streams"},
+    "besteffort": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
     "durable": SEAM | {"selectors", "links", "overlay", "tracking", "streams", "clients"},
-    "ring": VOCABULARY,
-    "queues": VOCABULARY,
+    "ring": SEAM | {"links", "overlay"},
+    "queues": SEAM | {"links", "overlay", "ring"},
     "discovery": SEAM | {"links", "overlay"},
     "history": SEAM | {"overlay", "tracking", "durable"},
-    "config": VOCABULARY | {"wire", "links", "tracking", "streams", "durable", "discovery"},
+    "config": VOCABULARY
+    | {"wire", "links", "tracking", "streams", "durable", "besteffort", "discovery", "queues"},
 }
 ROOMS = SEAM | MAY_IMPORT.keys()
 MAY_IMPORT["broker"] = set(ROOMS)
 # The rest touches the world. No core imports any of it.
 MAY_IMPORT["storage"] = SEAM | {"tracking"}
 MAY_IMPORT["net"] = ROOMS | {"broker", "storage"}
-MAY_IMPORT["client"] = SEAM | {"links", "tracking", "config", "net", "discovery"}
+MAY_IMPORT["client"] = SEAM | {"selectors", "links", "tracking", "config", "net", "discovery"}
 MAY_IMPORT["sim"] = ROOMS | {"broker", "storage", "client"}
 MAY_IMPORT["spark"] = SEAM | {"selectors", "tracking", "history", "client"}
 MAY_IMPORT["bench"] = SEAM | {"selectors", "tracking", "spark"}
-MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench", "net"}
+MAY_IMPORT["lab"] = ROOMS | {"storage", "sim", "bench", "net", "client"}
 MAY_IMPORT["cli"] = SEAM | {
     "tracking",
     "config",
@@ -68,7 +70,8 @@ MAY_IMPORT["__init__"] = {"errors", "ids", "events", "client", "sync"}
 MAY_IMPORT["__main__"] = {"cli"}
 PURE = {*ROOMS - {"config", "kernel"}, "broker"}
 PURE_FILES = {
-    f"client/{name}.py" for name in ("core", "effects", "inbox", "outbox", "places", "settings", "streams")
+    f"client/{name}.py"
+    for name in ("core", "effects", "inbox", "outbox", "places", "receiver", "sender", "settings", "streams")
 }
 
 
@@ -94,6 +97,7 @@ def rooms_imported(path: Path) -> set[str]:
 
 
 FILES = sorted(SOURCE.glob("**/*.py"))
+PURE_FILES |= {str(path.relative_to(SOURCE)) for path in SOURCE.glob("client/repair/*.py")}
 CORES = [p for p in FILES if room_of(p) in PURE or str(p.relative_to(SOURCE)) in PURE_FILES]
 
 

@@ -107,7 +107,8 @@ def test_who_may_send_what_when() -> None:
     assert kinds("when up", "p") == TAKES[Phase.DIRECT]
     kind_of = {message: kind for kind, message in CONTROL.items()}
     taken = {kind_of[message] for state, message in client._MESSAGES if state is client.State.UP}
-    assert kinds("when up", "b") == taken | {Kind.DELIVERY}
+    queues = {Kind.SENT, Kind.RECEIVING, Kind.MESSAGES, Kind.SETTLED}
+    assert kinds("when up", "b") == taken | {Kind.DELIVERY, Kind.BEST_EFFORT} | queues
 
 
 # ---- control messages
@@ -117,6 +118,8 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     "Advertisement": frames.Advertisement,
     "InterestEntry": frames.InterestEntry,
     "InterestClaim": frames.InterestClaim,
+    "Posting": frames.Posting,
+    "QueueMessage": frames.QueueMessage,
 }
 MESSAGES: dict[str, type[msgspec.Struct]] = {kind.name: message for kind, message in CONTROL.items()} | PARTS
 

@@ -124,6 +124,7 @@ def delivery(number: int, pubend: int, start: int, ticks: Sequence[int], end: in
     )
     for at, tick in enumerate(ticks):
         data[48 + 48 * at + 16 : 48 + 48 * at + 24] = tick.to_bytes(8, "little")
+    data[12:16] = bytes(4)  # no checksum
     return bytes(data)
 
 

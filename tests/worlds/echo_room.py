@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from postroad.broker.core import Broker
+from postroad.errors import PeerError, UsageError
 from postroad.links.direct import DirectPeers
 from postroad.overlay.inquiries import Inquiries
 from postroad.seam.datagrams import Datagram
@@ -36,11 +37,11 @@ class Echo:
         board.from_direct(ECHO, self._said_directly, self._unreached)
 
     def _request(self, turn: Turn, peer: Peer, request: Request) -> None:
-        text, broker = request.arguments["text"], int(request.arguments.get("broker", "0"))
+        text, broker = request.arguments.get("text", ""), _number(request.arguments.get("broker", "0"))
         connection, number = peer.connection, request.number
 
         def answered(turn: Turn, body: bytes) -> None:
-            reply(turn, connection, number, {"text": body.decode()})
+            reply(turn, connection, number, {"text": body.decode(errors="replace")})
 
         if not broker:
             answered(turn, text.encode())
@@ -62,12 +63,21 @@ class Echo:
         if body.startswith(b"?"):
             self._direct.send(turn, peer.broker, ECHO, b"!" + body[1:])
             return
-        connection, number = self._waiting[peer.broker].pop(0)
-        reply(turn, connection, number, {"text": body[1:].decode()})
+        waiting = self._waiting.get(peer.broker)
+        if not waiting:
+            raise PeerError("an answer that nobody asked for")
+        connection, number = waiting.pop(0)
+        reply(turn, connection, number, {"text": body[1:].decode(errors="replace")})
 
     def _unreached(self, turn: Turn, broker: int) -> None:
         for connection, number in self._waiting.pop(broker, ()):
             reply(turn, connection, number, {"error": "unreached"})
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{text[:40]!r} is not the number of a broker")
+    return int(text)
 
 
 class EchoBroker(Broker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ PROXY_S = 30.0
 
 
 class FaultProxy:
-    """A TCP proxy in a thread of its own: cut, stall, delay, throttle, heal."""
+    """A TCP proxy in a thread of its own: cut, stall, delay, throttle, flip bits, heal."""
 
     CHUNK = 16_384
 
@@ -22,6 +23,9 @@ class FaultProxy:
         self._refusing = False
         self._delay_s = 0.0
         self._bytes_per_s = 0.0
+        self._draw: random.Random | None = None
+        self._flip_every = 0
+        self.flipped = 0
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.address = ""
@@ -48,8 +52,13 @@ class FaultProxy:
     def throttle(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
 
+    def flip(self, seed: int, every: int) -> None:
+        """One bit of so many bytes, on average, arrives changed."""
+        self._draw, self._flip_every = random.Random(seed), every
+
     def heal(self) -> None:
         self._delay_s = self._bytes_per_s = 0.0
+        self._draw = None
         self._refusing = False
         self._call(self._flowing.set)
 
@@ -87,6 +96,16 @@ class FaultProxy:
         self._loop.run_until_complete(asyncio.sleep(0.05))
         self._loop.close()
 
+    def _damaged(self, data: bytes) -> bytes:
+        if self._draw is None:
+            return data
+        damaged = bytearray(data)
+        for at in range(len(data)):
+            if self._draw.randrange(self._flip_every) == 0:
+                damaged[at] ^= 1 << self._draw.randrange(8)
+                self.flipped += 1
+        return bytes(damaged)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -120,5 +139,5 @@ class FaultProxy:
                 await asyncio.sleep(self._delay_s)
             if self._bytes_per_s:
                 await asyncio.sleep(len(data) / self._bytes_per_s)
-            writer.write(data)
+            writer.write(self._damaged(data))
             await writer.drain()

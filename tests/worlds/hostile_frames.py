@@ -94,4 +94,6 @@ def mutate(frame: bytes, chance: random.Random) -> bytes:
                 )
     if chance.random() < 0.8 and len(data) >= 4:
         struct.pack_into("<I", data, 0, len(data))  # else nearly all would fall at the first check
+        if len(data) >= 48:
+            data[12:16] = bytes(4)  # and at the checksum
     return bytes(data)

@@ -31,9 +31,11 @@ from postroad.seam.tracking import FiltersRead, NotKept
 from postroad.seam.turn import Turn, Unanswered
 from postroad.tracking.strategies import Tracking
 from postroad.units import SECOND_US
+from postroad.wire import bounds
 from postroad.wire.datagrams import datagram_kind
 from postroad.wire.frames import (
     BATCH_KINDS,
+    CREDITED_KINDS,
     Credit,
     Kind,
     Message,
@@ -43,7 +45,13 @@ from postroad.wire.frames import (
     frame_kind,
 )
 
-COUNTERS: Final = ("bytes_in_total", "frames_in_total", "refused_frames_total", "turns_total")
+COUNTERS: Final = (
+    "bytes_in_total",
+    "frames_in_total",
+    "refused_frames_total",
+    "refused_datagrams_total",
+    "turns_total",
+)
 
 
 class Broker:
@@ -143,6 +151,7 @@ class Broker:
                 dialled=item.dialled,
                 certificate=item.certificate,
                 loopback=item.loopback,
+                host=item.host,
             )
         elif type(item) is Closed:
             lost = links.peer(item.connection) is not None  # nobody has said goodbye
@@ -188,10 +197,13 @@ class Broker:
                 self._on_batch(turn, self._peers[connection], frame)
             else:
                 self._on_message(turn, connection, decode(frame))
+                if kind in CREDITED_KINDS:
+                    self._rooms.links.consumed(turn, connection, len(frame))
         except PeerError as error:
             self._refuse(turn, connection, error)
 
     def _on_message(self, turn: Turn, connection: int, message: Message) -> None:
+        bounds.check(message)
         arrived, consumed = self._rooms.links.received(turn, connection, message)
         if isinstance(message, Pong):  # who publishes durably shows with it what it has heard
             self._stirred |= self._rooms.durable.heard(connection, message.time_us)
@@ -250,6 +262,8 @@ class Broker:
             self._rooms.delivery.credit(turn, connection)
             if self._rooms.subscribers is not None:
                 self._rooms.subscribers.credit(turn, connection)
+        elif peer is not None:
+            self._rooms.direct.credit(turn, peer.broker)
 
     # ---- events
 
@@ -258,6 +272,10 @@ class Broker:
         if frame_kind(frame) == Kind.PUBLISH:
             self._stirred |= batch.durable
             self._rooms.intake.add(peer.connection, batch)
+        elif frame_kind(frame) == Kind.BEST_EFFORT:
+            self._stirred = True
+            self._rooms.besteffort.frame(turn, peer, batch)
+            self._rooms.links.consumed(turn, peer.connection, len(frame))
         else:
             self._learned = True
             self._stirred |= not is_volatile(batch.pubend)
@@ -267,9 +285,14 @@ class Broker:
     def _on_datagram(self, turn: Turn, datagram: Datagram) -> None:
         """Anybody can send one. What no room handles costs no more than this look."""
         handler = self._board.datagrams.get(datagram_kind(datagram.data))
-        if handler is not None:
-            self._stirred = True
+        if handler is None:
+            return
+        self._stirred = True
+        try:
             handler(turn, datagram)
+        except PeerError:
+            # Its source may be forged: nobody is told, and a log that strangers fill helps nobody.
+            self._counters["refused_datagrams_total"] += 1
 
     # ---- inspection
 
@@ -311,7 +334,13 @@ class Broker:
         rooms = self._rooms
         for room in rooms.in_order:
             room.check()
-        for check in (rooms.delivery.check, rooms.intake.check, rooms.tracer.check, rooms.history.check):
+        for check in (
+            rooms.delivery.check,
+            rooms.intake.check,
+            rooms.quotas.check,
+            rooms.tracer.check,
+            rooms.history.check,
+        ):
             check()
         if self._upkeep_us > self._upkeep_deadline():
             raise BugError("a room has a deadline before the one that is kept")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from postroad.besteffort.forwarding import Forwarding
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
+from postroad.clients.quotas import Quotas
 from postroad.clients.requests import Requests
 from postroad.clients.subscribing import Subscribing
 from postroad.clocks import SkewCheck
@@ -35,6 +37,9 @@ from postroad.overlay.flooding import Flooding
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import Topology
+from postroad.queues.queues import Queues
+from postroad.ring.pastry import Settings as RingSettings
+from postroad.ring.ring import Ring
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Room, Switchboard
 from postroad.seam.tracking import TrackingEffect
@@ -83,6 +88,7 @@ class Rooms:
             draw=draw,
             conflict=self.topology.conflict,
         )
+        self.quotas = Quotas(board, config=config.quotas, links=self.links)
         for address in config.dial:
             self.links.dial(address, now_us)
         self.interest = Interest(me, identity.boot, config.limits)
@@ -150,6 +156,18 @@ class Rooms:
             clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
             refuse=refuse,
         )
+        self.besteffort = Forwarding(
+            board,
+            me=me,
+            config=config.besteffort,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            publishers=publishers,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+        )
         self.releasing = Releasing(
             board,
             me=me,
@@ -179,6 +197,7 @@ class Rooms:
                 topology=self.topology,
                 retired=self._retired,
                 tracking=tracking,
+                quotas=self.quotas,
                 report=self.releasing.report,
                 sent=self._sent,
                 now_us=now_us,
@@ -214,6 +233,7 @@ class Rooms:
             routing=self.routing,
             durable=self.subscribers,
             tracking=tracking,
+            quotas=self.quotas,
         )
         self.retiring = Retiring(
             board,
@@ -238,7 +258,33 @@ class Rooms:
             sealer=sealer,
             now_us=now_us,
         )
-        Requests(board, links=self.links)
+        self.ring = Ring(
+            board,
+            me=identity.node,
+            settings=RingSettings(
+                heartbeat_us=config.queues.heartbeat_us,
+                silent_us=config.queues.silent_us,
+                gone_us=2 * config.queues.silent_us,
+            ),
+            topology=self.topology,
+            direct=self.direct,
+            draw=draw,
+            changed=self._ring_changed,
+        )
+        self.queues = Queues(
+            board,
+            me=identity.node,
+            boot=identity.boot,
+            config=config.queues,
+            streams=streams,
+            ring=self.ring,
+            direct=self.direct,
+            topology=self.topology,
+            links=self.links,
+            dials=bool(config.dial),
+            draw=draw,
+        )
+        Requests(board, links=self.links, quotas=self.quotas)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
             board, interest=self.interest, inquiries=self.inquiries
@@ -252,7 +298,10 @@ class Rooms:
             hosting,
             self.releasing,
             self.retiring,
+            self.besteffort,
             self.discovery,
+            self.ring,
+            self.queues,
         )
         # What may have a new deadline after a turn in which a neighbour sent plain events.
         self.learning: tuple[Room, ...] = (self.routing, hosting)
@@ -311,6 +360,9 @@ class Rooms:
     def _restored(self, turn: Turn, broker: int) -> None:
         if self.subscribers is not None:
             self.subscribers.moving.heard(turn, [self.interest.claims_of(broker)])
+
+    def _ring_changed(self, turn: Turn) -> None:
+        self.queues.ring_changed(turn)
 
     def _reserved_changes(self) -> int:
         return self.interest.reserved_changes

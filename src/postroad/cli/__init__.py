@@ -15,7 +15,25 @@ from typing import Final
 
 import typer
 
-from postroad.cli import bench, demo, discover, lab, pipeline, plan, pub, sim, status, sub, subs, trace, up
+from postroad.cli import (
+    bench,
+    cache,
+    demo,
+    discover,
+    inbox,
+    lab,
+    pipeline,
+    plan,
+    pub,
+    queues,
+    send,
+    sim,
+    status,
+    sub,
+    subs,
+    trace,
+    up,
+)
 from postroad.errors import BugError, PostroadError, UsageError
 
 EXIT_FAILED: Final = 1
@@ -31,7 +49,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _group in (up, pub, sub, subs, trace, status, discover, demo, plan, pipeline, sim, bench, lab):
+_GROUPS: Final = (
+    *(up, pub, sub, cache, subs, send, inbox, queues, trace, status, discover),
+    *(demo, plan, pipeline, sim, bench, lab),
+)
+for _group in _GROUPS:
     _group.register(app)
 
 

@@ -1,4 +1,7 @@
-"""`postroad plan tracking`: settings for an accuracy, a rate, a memory, a clock quality and a jitter."""
+"""`postroad plan tracking`: settings for an accuracy, a rate, a memory, a clock quality and a jitter.
+
+`postroad plan repair`: what a publication record detects, and how long it must be (spec B11).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Turn a wish into settings.", no_args_is_help=True)
     group.command("tracking")(tracking)
+    group.command("repair")(repair)
     app.add_typer(group, name="plan")
 
 
@@ -59,6 +63,44 @@ def tracking(
     else:
         print(_impossible_text(found))
     return 1
+
+
+def repair(
+    match: Annotated[
+        float, typer.Option("--match", metavar="P", help="Share of a publisher's messages that match.")
+    ] = 0.05,
+    loss: Annotated[
+        float, typer.Option("--loss", metavar="L", help="Share of messages lost on the way to a receiver.")
+    ] = 0.01,
+    record: Annotated[
+        int, typer.Option("--record", metavar="R", help="Entries of a publication record.")
+    ] = 10,
+    sharing: Annotated[
+        int, typer.Option("--sharing", metavar="N", help="Receivers that miss the same message.")
+    ] = 1,
+    overlap: Annotated[
+        float,
+        typer.Option("--overlap", metavar="O", help="Share of its messages that another one wants too."),
+    ] = 0.5,
+    aim: Annotated[float, typer.Option("--aim", metavar="A", help="Detection probability to reach.")] = 0.99,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Print how likely a loss is detected by records of R entries, and the record that an aim takes.
+
+    The default way of repair, summaries, needs no record: it is told beside it.
+    """
+    from postroad.client.repair.planning import plan
+
+    found = plan(match=match, loss=loss, record=record, sharing=sharing, overlap=overlap, aim=aim)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    proposed = found["proposed_record"]
+    print(f"detection       {found['detection']:.4f} with records of {record} entries")
+    print(
+        f"record          {proposed or 'none'} entries for {aim:g}, {found['proposed_bytes']:,} bytes a message"
+    )
+    print(f"summaries       {found['summary_detection']:.6f} with the default way, 2 entries a message")
 
 
 def _duration(us: int) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import os
 import re
 import sys
-import threading
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -25,6 +23,7 @@ from postroad.cli.connection import (
     TokenOption,
     client_for,
 )
+from postroad.cli.payloads import lines, repeat
 from postroad.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 
 Value = str | int | float | bool
 
-ROUND: Final = 1024  # events published before their ids are printed
-READ_BYTES: Final = 1 << 16
-MAX_LINE_BYTES: Final = 16 << 20  # far above what brokers accept; one endless line must not fill the memory
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -58,6 +54,10 @@ def pub(
     durable: Annotated[
         bool, typer.Option("--durable", help="Keep it until durable readers have it.")
     ] = False,
+    best_effort: Annotated[
+        bool,
+        typer.Option("--best-effort", help="As datagrams that nobody keeps; `sub --repair` repairs them."),
+    ] = False,
     count: Annotated[int, typer.Option(min=1, help="Publish it this many times.")] = 1,
     rate: Annotated[float | None, typer.Option(min=0.001, help="At most this many a second.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="One event per line of standard input.")] = False,
@@ -68,15 +68,18 @@ def pub(
     tls_key: TlsKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish events and print their ids once the broker has accepted them."""
+    """Publish events and print their ids once the broker has accepted them, best-effort ones once they are
+    sent."""
     import uvloop
 
+    if durable and best_effort:
+        raise UsageError("an event is durable or best-effort, not both")
     if stdin and (payload is not None or count != 1):
         raise UsageError("--stdin takes the payloads from standard input: give no PAYLOAD and no --count")
     attributes = parse_attributes(attr or [], attr_text or [])
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
-    source = _lines() if stdin else _repeat(os.fsencode(payload or ""), count)
-    mode = "durable" if durable else "plain"
+    source = lines() if stdin else repeat(os.fsencode(payload or ""), count)
+    mode = "durable" if durable else "best-effort" if best_effort else "plain"
     uvloop.run(_publish(client, topic, source, attributes, mode=mode, rate=rate, as_json=as_json))
 
 
@@ -106,47 +109,6 @@ def guess(text: str) -> Value:
             raise UsageError(f"{text} is more than a float can hold; --attr-text sends it as text")
         return value
     return text
-
-
-async def _repeat(payload: bytes, count: int) -> AsyncIterator[list[bytes]]:
-    for first in range(0, count, ROUND):
-        yield [payload] * min(ROUND, count - first)
-
-
-async def _lines() -> AsyncIterator[list[bytes]]:
-    """Lines of standard input, as many as there are at a time.
-
-    Nothing can interrupt a thread that waits for a terminal or a pipe, and an executor is waited for at the
-    end; a daemon thread is not, so Ctrl-C and a lost broker end the command at once.
-    """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[list[bytes] | UsageError | None] = asyncio.Queue()
-    room = threading.Semaphore(2)  # one item being published and one read ahead
-
-    def put(item: list[bytes] | UsageError | None) -> None:
-        room.acquire()
-        loop.call_soon_threadsafe(queue.put_nowait, item)
-
-    def read() -> None:
-        rest = b""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            while chunk := os.read(0, READ_BYTES):
-                *lines, rest = (rest + chunk).split(b"\n")
-                if lines:
-                    put(lines)
-                if len(rest) > MAX_LINE_BYTES:
-                    put(UsageError(f"a line of standard input is longer than {MAX_LINE_BYTES} bytes"))
-                    return
-            if rest:
-                put([rest])
-            put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while (item := await queue.get()) is not None:
-        if isinstance(item, UsageError):
-            raise item
-        yield [line.rstrip(b"\r") for line in item]
-        room.release()
 
 
 async def _publish(

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from postroad.events import Event, Gap
 
 
+UNTOLD = (
+    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many are"
+    " asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
+)
+
+
 def register(app: typer.Typer) -> None:
     app.command("sub")(sub)
 
@@ -58,6 +64,12 @@ def sub(
         str | None,
         typer.Option(metavar="MODE", help="Durable: auto, batch, or manual, which acknowledges nothing."),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Find out which best-effort events were lost, and get them.")
+    ] = False,
+    order: Annotated[
+        float, typer.Option(min=0, metavar="S", help="With --repair: restore their order within S seconds.")
+    ] = 0.0,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -90,6 +102,8 @@ def sub(
         key=key,
         since=time_of(since) if since else None,
         ack=ack or "auto",
+        repair=repair,
+        order=order,
     )
     uvloop.run(_subscribe(client, events, count=count, patience=timeout, as_json=as_json))
 
@@ -120,6 +134,8 @@ async def _subscribe(
         print(f"subscribed to {events.topic} at {client.broker}", file=sys.stderr, flush=True)
         if events.missing:
             print(f"not yet confirmed by {', '.join(events.missing)}", file=sys.stderr, flush=True)
+        if events.repair and not events.repair["told_apart"]:
+            print(UNTOLD, file=sys.stderr, flush=True)
         try:
             async with asyncio.timeout(patience):
                 await _print_all(events, printed, count)
@@ -128,6 +144,10 @@ async def _subscribe(
                 raise UnavailableError(
                     f"only {printed.events} of {count} events came in {patience:g} seconds"
                 ) from None
+        finally:
+            if events.repair:
+                told = json.dumps({"repair": events.repair})
+                print(told, file=sys.stderr, flush=True)
 
 
 async def _print_all(events: Subscription, printed: _Printer, count: int | None) -> None:

@@ -46,12 +46,23 @@ def up(
         str | None,
         typer.Option(
             envvar="POSTROAD_TOKEN",
-            help="Ask peers for this token, and present it to the brokers linked to. Others can see a flag;"
-            " prefer --token-file.",
+            help="Ask clients for this token. It gives no right to link as a broker or to administer."
+            " Others can see a flag; prefer --token-file.",
         ),
     ] = None,
     token_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="The token is this file's first line.")
+    ] = None,
+    link_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="POSTROAD_LINK_TOKEN",
+            help="The token of brokers and administrators: asked of brokers that link, presented to those"
+            " linked to. Prefer --link-token-file.",
+        ),
+    ] = None,
+    link_token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The link token is this file's first line.")
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Serve and link with TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
@@ -93,6 +104,8 @@ def up(
         "discovery.nodes": bdn or None,
         "auth.token": token if token_file is None else None,
         "auth.token_file": token_file,
+        "auth.link_token": link_token if link_token_file is None else None,
+        "auth.link_token_file": link_token_file,
         "tls.certificate": tls_cert,
         "tls.key": tls_key,
         "tls.ca": tls_ca,

@@ -23,10 +23,12 @@ import msgspec
 
 from postroad.client import effects as fx
 from postroad.client.addresses import parse_addresses
+from postroad.client.application import Application, Queues
 from postroad.client.arguments import (
     check_event,
     check_many,
     check_mode,
+    check_repair,
     check_spent,
     check_subscription,
     check_timeout,
@@ -39,6 +41,7 @@ from postroad.client.connection import Connection
 from postroad.client.core import ClientCore, State
 from postroad.client.places import Choice
 from postroad.client.receipt import Receipt
+from postroad.client.repair.settings import RepairSettings
 from postroad.client.settings import ClientSettings, check_texts
 from postroad.client.subscription import Subscription
 from postroad.config import TlsConfig
@@ -58,6 +61,7 @@ from postroad.tracking.query.verdict import TraceResult
 from postroad.units import SECOND_US, size
 
 CLOSE_S: Final = 2.0  # of a broker that does not answer
+LINGER_S: Final = 1.0  # who published best-effort events answers for them for this long before it goes
 
 Payload = bytes | str
 Attributes = Mapping[str, Value]
@@ -168,6 +172,7 @@ class Client:
         self._requests: dict[int, asyncio.Future[str]] = {}
         self._acking: dict[int, asyncio.Future[None]] = {}  # acknowledgements to be confirmed, by ticket
         self._storing: dict[int, asyncio.Future[None]] = {}  # durable frames, by their ordinals
+        self._queues = Queues(self)
         self._waiters: dict[asyncio.Future[None], None] = {}  # woken by every change of the session
         self._outage: PostroadError | None = None  # there has been no broker for too long
         self._lost: PostroadError | None = None  # published events were not taken; told once
@@ -230,8 +235,12 @@ class Client:
         try:
             if self._outbox.unsettled or self._lost is not None:
                 await self.flush()
+            if self.connected and self._core.effort.finish(now_us()):
+                self._handle([])
+                await asyncio.sleep(LINGER_S)
             for subscription in self._subscriptions.values():
                 subscription._settle()
+            await self._queues.close()
         finally:
             await self._shut()
 
@@ -289,6 +298,7 @@ class Client:
                     one.set_exception(error or UnavailableError("the client was closed"))
                     one.exception()  # whoever waits gets it; nobody need wait
             waiting.clear()
+        self._queues.end(error)
         self._wake()
 
     # --- publishing
@@ -304,12 +314,17 @@ class Client:
         With mode "durable" it returns when the event is synced to the log of the broker. Without a broker for
         `timeout` seconds it raises UnavailableError, and the event is not sent any more; one that was sent
         before may be published. Many can be under way at a time, as tasks: they share frames, and syncs.
+
+        With mode "best-effort" it goes out as a datagram that nobody keeps or acknowledges. Subscribers with
+        `repair` find out what they missed, and this client sends it again, for 30 s.
         """
         durable = mode == "durable"
         if mode != "plain":
             check_mode(mode)
         if type(payload) is not bytes:
             payload = encode_payload(payload)
+        if mode == "best-effort":
+            return await self._publish_best_effort(topic, payload, attributes)
         if self._lost is not None or not self._outbox.room:
             await self._wait_for_room()
         identity = self._core.publish(topic, payload, attributes, now_us(), durable=durable)
@@ -321,6 +336,21 @@ class Client:
             self._schedule_flush()
         if stored is not None:
             await self._until_stored([stored])
+        return Receipt(identity)
+
+    async def _publish_best_effort(
+        self, topic: str, payload: bytes, attributes: Attributes | None
+    ) -> Receipt:
+        if not self.connected:
+            await self._until(lambda: self.connected)
+        core = self._core
+        identity = core.publish_best_effort(topic, payload, attributes, now_us())
+        if core.effort.full:
+            self._handle([])
+            await asyncio.sleep(0)
+        elif not self._flush_scheduled:
+            self._schedule_flush()
+            self._arm()
         return Receipt(identity)
 
     def _storing_last(self) -> asyncio.Future[None]:
@@ -354,6 +384,13 @@ class Client:
         published under the same ids once something later was.
         """
         check_many(events, mode, ids)
+        if mode == "best-effort":
+            sent = 0
+            for event in events:
+                check_event(event)
+                await self.publish(event[0], event[1], event[2] if len(event) > 2 else None, mode=mode)
+                sent += 1
+            return sent
         own = None if ids is None else iter(ids)
         given = repeat(b"") if own is None else increasing(own)
         count = 0
@@ -412,7 +449,9 @@ class Client:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._perform(self._core.flush())
+        self._perform(self._core.flush(now_us()))
+        self._perform(self._core.send_queued(now_us()))
+        self._arm()
 
     # --- subscribing and asking
 
@@ -429,6 +468,8 @@ class Client:
         key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
+        repair: bool = False,
+        order: float = 0.0,
     ) -> Subscription:
         """Events by topic pattern (`+`, `#`; "" for any), by a condition over attributes, or both.
 
@@ -445,7 +486,12 @@ class Client:
         With `shared` all who subscribe under the name, at one broker, divide the events: each goes to one of
         them, and to another if that one goes without acknowledging it. Events with the same value of the
         attribute `key` are consumed in order.
+
+        With `repair`, best-effort events that were lost on the way are found out and asked for, of their
+        publisher first and then of other receivers; what cannot be had is a Gap, whose pubend is the
+        publisher. With `order`, seconds, those of one publisher come in order, where that takes no longer.
         """
+        check_repair(repair, order, durable)
         check_subscription(
             durable=durable,
             token=token,
@@ -467,7 +513,12 @@ class Client:
             since_us=since_us(since),
             shared=shared,
             key=key,
+            repair=RepairSettings(order_us=round(order * SECOND_US)) if repair else None,
         )
+
+    def _repairing(self, topic: str, where: str, settings: RepairSettings) -> Subscription:
+        """A repaired subscription with settings of its own, for nodes that only cache."""
+        return Subscription(self, topic=topic, where=where, overflow="drop", buffer=0, repair=settings)
 
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
         """The durable events between two checkpoint tokens, filtered; then it ends. Nothing is held for it,
@@ -479,6 +530,10 @@ class Client:
         return Subscription(
             self, topic=topic, where=where, overflow="drop", buffer=0, token=after, until=until
         )
+
+    def application(self, name: str) -> Application:
+        """The application of this name, which sends to others and receives from its own inbox."""
+        return Application(self, name)
 
     async def _acknowledge(
         self,
@@ -664,6 +719,8 @@ class Client:
             case fx.Failed(error=error):
                 self._failed = error
                 self._end(error)
+            case _:
+                self._queues.tell(effect)
 
     def _put(self, number: int, item: EventBatch | Gap, taken: int) -> None:
         subscription = self._subscriptions.get(number)

@@ -13,6 +13,7 @@ from postroad.ids import ID_BYTES
 from postroad.kernel.layout import MAX_NAME_BYTES
 from postroad.units import SECOND_US
 
+MAX_ORDER_S: Final = 60
 MAX_TIMEOUT_S: Final = 1_000_000_000
 FEWER_IDS: Final = "there are fewer ids than events"
 MORE_IDS: Final = "there are more ids than events"
@@ -32,11 +33,8 @@ def check_patience(timeout: object) -> None:
 
 
 def check_mode(mode: str) -> None:
-    if mode in ("plain", "durable"):
-        return
-    if mode == "best-effort":
-        raise UsageError(f"this broker has no {mode} publishing yet")
-    raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
+    if mode not in ("plain", "durable", "best-effort"):
+        raise UsageError(f"mode {mode!r} is not one of plain, durable, best-effort")
 
 
 def encode_payload(payload: object) -> bytes:
@@ -120,6 +118,17 @@ def check_subscription(
         raise UsageError(f"ack {ack!r} is not one of auto, batch, manual")
     if overflow not in ("drop", "disconnect"):
         raise UsageError(f"overflow {overflow!r} is not one of drop, disconnect")
+
+
+def check_repair(repair: object, order: object, durable: str | None) -> None:
+    if not isinstance(repair, bool) or not isinstance(order, int | float):
+        raise UsageError("`repair` is True or False, and `order` a number of seconds")
+    if not 0 <= order <= MAX_ORDER_S:
+        raise UsageError(f"`order` is between 0 and {MAX_ORDER_S} seconds, not {order}")
+    if repair and durable is not None:
+        raise UsageError("a durable subscription loses nothing: `repair` is for one that is not durable")
+    if order and not repair:
+        raise UsageError("`order` needs `repair`: without it nothing is known of what is missing")
 
 
 def since_us(since: datetime | None) -> int:

@@ -10,19 +10,16 @@ import asyncio
 import contextlib
 import itertools
 import ssl
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
 from datetime import datetime
-from functools import partial
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
-
-import uvloop
+from typing import Any, Final, Self
 
 from postroad.client import aio, subscription
 from postroad.client.aio import Attributes, Payload
 from postroad.client.arguments import check_many, check_patience, check_spent, increasing
+from postroad.client.blocking_application import Application
+from postroad.client.loop_thread import ClosedError, LoopThread
 from postroad.client.receipt import Receipt
 from postroad.errors import UsageError
 from postroad.events import Event, EventBatch, Gap
@@ -30,88 +27,6 @@ from postroad.ids import MessageId
 from postroad.tracking.query.verdict import TraceResult
 
 PUBLISH_CHUNK: Final = 1024
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class _ClosedError(UsageError):
-    def __init__(self, message: str = "this client is closed") -> None:
-        super().__init__(message)
-
-
-class _LoopThread:
-    """An event loop in a daemon thread. Every call of it is answered, also those that come as it stops."""
-
-    def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._lock = threading.Lock()  # for the next one: nothing is handed to a loop that is told to stop
-        self.over = False
-        self._thread = threading.Thread(target=self._run, name="postroad-client", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            if tasks := asyncio.all_tasks(self._loop):  # other threads wait for these
-                for task in tasks:
-                    task.cancel()
-                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            # Work that ended in the very turn that stopped has its result, and nobody told the caller yet.
-            self._loop.run_until_complete(asyncio.sleep(0))
-        finally:
-            self._loop.close()
-
-    def call(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run it there and wait for its result. An interrupt (Ctrl-C) ends the wait and the work.
-
-        The coroutine is made there too: an interrupt could leave one made here with nobody to await it.
-        """
-        answer: Future[T] = Future()
-        tasks: list[asyncio.Task[T]] = []
-
-        def begin() -> None:
-            try:
-                tasks.append(self._loop.create_task(work(*args, **kwargs)))
-            except Exception as error:  # the arguments are not those of the work
-                answer.set_exception(error)
-            else:
-                tasks[0].add_done_callback(partial(_tell, answer))
-
-        try:
-            with self._lock:
-                if self.over:
-                    raise _ClosedError
-                self._loop.call_soon_threadsafe(begin)
-            return answer.result()
-        except CancelledError:
-            raise _ClosedError from None
-        except BaseException:
-            self.call_soon(lambda: [task.cancel() for task in tasks])
-            raise
-
-    def call_soon(self, work: Callable[[], object]) -> None:
-        with self._lock:
-            if not self.over:  # else nobody can be told any more
-                self._loop.call_soon_threadsafe(work)
-
-    def stop(self) -> None:
-        with self._lock:
-            if not self.over:
-                self.over = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-
-def _tell(answer: Future[T], done: asyncio.Task[T]) -> None:
-    """What became of the work, to the thread that waits for it."""
-    if done.cancelled():
-        answer.cancel()
-    elif (error := done.exception()) is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(done.result())
 
 
 def connect(
@@ -158,7 +73,7 @@ def discover(
 
 
 def _open(client: aio.Client) -> Client:
-    thread = _LoopThread()
+    thread = LoopThread()
     try:
         thread.call(client._open)
     except BaseException:
@@ -170,7 +85,7 @@ def _open(client: aio.Client) -> Client:
 class Client:
     """A connection to the network, for any thread. Made by `connect` or `discover`."""
 
-    def __init__(self, client: aio.Client, thread: _LoopThread) -> None:
+    def __init__(self, client: aio.Client, thread: LoopThread) -> None:
         self._client = client
         self._thread = thread
 
@@ -200,7 +115,7 @@ class Client:
 
     def _end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            with contextlib.suppress(_ClosedError):
+            with contextlib.suppress(ClosedError):
                 self._thread.call(work)
         finally:
             self._thread.stop()
@@ -247,6 +162,8 @@ class Client:
         key: str = "",
         overflow: str = "drop",
         buffer: int | str = 0,
+        repair: bool = False,
+        order: float = 0.0,
         timeout: float | None = None,
     ) -> Subscription:
         """As the async client's, begun when it returns. A `for` loop over it ends after `timeout` seconds
@@ -263,6 +180,8 @@ class Client:
             key=key,
             overflow=overflow,
             buffer=buffer,
+            repair=repair,
+            order=order,
         )
         inner._call_soon = self._thread.call_soon
         self._thread.call(inner._open)
@@ -273,6 +192,10 @@ class Client:
         inner = self._client.read(until, after=after, topic=topic, where=where)
         self._thread.call(inner._open)
         return Subscription(inner, self._thread, None)
+
+    def application(self, name: str) -> Application:
+        """The application of this name, which sends to others and receives from its own inbox."""
+        return Application(self._client, name, self._thread)
 
     def request(self, what: str, **arguments: str) -> dict[str, Any]:
         """Ask the broker something, such as "status"."""
@@ -286,7 +209,7 @@ class Client:
 class Subscription:
     """The events of one subscription: iterate over it, or `get` them one by one."""
 
-    def __init__(self, inner: subscription.Subscription, thread: _LoopThread, timeout: float | None) -> None:
+    def __init__(self, inner: subscription.Subscription, thread: LoopThread, timeout: float | None) -> None:
         self._inner = inner
         self._thread = thread
         self._timeout = timeout
@@ -311,12 +234,12 @@ class Subscription:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(_ClosedError):
+        with contextlib.suppress(ClosedError):
             self._thread.call(self._inner.__aexit__, kind, error, trace)
 
     def close(self) -> None:
         """Unsubscribe. What was not read is dropped; what was is acknowledged, unless `ack` is "manual"."""
-        with contextlib.suppress(_ClosedError):
+        with contextlib.suppress(ClosedError):
             self._thread.call(self._inner.close)
 
     def __iter__(self) -> Iterator[Event | Gap]:
@@ -336,7 +259,7 @@ class Subscription:
         """
         check_patience(timeout)
         source = self._inner.batches()
-        with contextlib.suppress(_ClosedError):
+        with contextlib.suppress(ClosedError):
             while (items := self._thread.call(self._more, source, timeout)) is not None:
                 yield items
 
@@ -358,7 +281,7 @@ class Subscription:
         while (event := self._inner._take()) is None:
             try:
                 item = self._thread.call(self._some, timeout)
-            except _ClosedError:
+            except ClosedError:
                 return None
             if not isinstance(item, EventBatch):
                 return item

@@ -18,6 +18,7 @@ back from a jump ahead: we measure, with a ping.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -26,6 +27,7 @@ from typing import Any, Final
 from postroad.client.effects import (
     Answered,
     Closed,
+    Delivered,
     DialFailed,
     Down,
     Effect,
@@ -34,6 +36,7 @@ from postroad.client.effects import (
     Heard,
     Input,
     Lost,
+    Missed,
     Opened,
     Outage,
     Progress,
@@ -45,24 +48,35 @@ from postroad.client.effects import (
 from postroad.client.inbox import Inbox
 from postroad.client.outbox import Outbox
 from postroad.client.places import MAX_PLACES, Places, Reviews
+from postroad.client.receiver import Receiver
+from postroad.client.repair.session import Item, Session
+from postroad.client.repair.settings import RepairSettings
+from postroad.client.sender import Sender
 from postroad.client.settings import CLIENT_LIMITS, ClientSettings, check_texts
 from postroad.errors import (
     BugError,
+    DamagedError,
     PeerError,
     PostroadError,
     UnavailableError,
     UsageError,
     from_wire,
 )
-from postroad.events import Value
+from postroad.events import EventBatch, Gap, Value
+from postroad.ids import MessageId
 from postroad.links.handshake import check_welcome, printable, smaller
-from postroad.seam.datagrams import Endpoint
+from postroad.seam.datagrams import Datagram, Endpoint, SendTo
 from postroad.seam.effects import Close, Dial, Send
+from postroad.units import SECOND_US
 from postroad.wire import frames as wire
+from postroad.wire.datagrams import BEST_EFFORT, GREETING, datagram_kind, seal, unseal
 from postroad.wire.frames import PROTOCOL_VERSION, Kind
 
 MAX_REQUESTS: Final = 1024
 MAX_BUFFER: Final = (1 << 63) - 1
+GREET_US: Final = 5 * SECOND_US  # so often a broker is told that its datagrams are heard
+FIRST_GREET_US: Final = SECOND_US // 2  # until it says that it hears ours
+SILENT_US: Final = 3 * GREET_US
 
 
 class State(Enum):
@@ -81,11 +95,19 @@ class ClientCore:
         self.settings = settings
         self.outbox = Outbox(max_bytes=settings.publish_bytes, max_events=settings.publish_events)
         self.inbox = Inbox(settings.window, settings.outage_us)
+        self.sender = Sender(settings.outage_us)
+        self.receiver = Receiver(settings.outage_us)
         self.state = State.IDLE
         self.skew_us = 0  # the broker's clock minus ours
         self.limits = CLIENT_LIMITS
         self._host = ""  # OPENING and UP: the broker's
         self._datagram_port = 0  # UP: the broker's; 0: it takes none
+        self._datagram_key = b""  # UP: of this connection; b"": no datagrams
+        self._greet_us = 0  # when the broker is greeted next
+        self._greeted_us: int | None = None  # UP: the last datagram of the broker
+        self._hears = False  # UP: it hears ours
+        self.effort = Session(draw=draw, subscribe=self._subscribe_own, unsubscribe=self._unsubscribe_own)
+        self._clock_ms = 0  # of the call under way, for ids of best-effort events
         self._draw = draw
         self._connection: int | None = None  # set in OPENING and UP
         self._welcomed = False  # some broker accepted us once: from then on we dial for ever
@@ -126,12 +148,14 @@ class ClientCore:
 
         What the table does not list is late, not wrong: it concerns a connection given up a moment ago.
         """
+        self._clock_ms = (now_us + self.skew_us) // 1000
         for item in inputs:
             handler = _TRANSITIONS.get((self.state, type(item)))
             if handler is not None:
                 handler(self, item, now_us)
         self._tick(now_us)
-        self._send_publishes()
+        self._send_publishes(now_us)
+        self._send_queued(now_us)
         return self._take()
 
     def next_deadline(self) -> int | None:
@@ -149,8 +173,12 @@ class ClientCore:
                 due.append(again)
             if self._review_us is not None:
                 due.append(self._review_us)
+            due += self._effort_deadlines()
         if self._down_us is not None and not self._outage and self.state is not State.OVER:
             due.append(self._down_us + settings.outage_us)
+        if self.state is not State.OVER:
+            queued = (self.sender.next_deadline(), self.receiver.next_deadline())
+            due += [at_us for at_us in queued if at_us is not None]
         return min(due, default=None)
 
     @property
@@ -169,6 +197,7 @@ class ClientCore:
             self._drop(UnavailableError("the broker did not answer the handshake"), now_us)
         elif self.state is State.UP:
             self._send_all(self.inbox.tick(now_us))
+            self._tick_effort(now_us)
             if self._pinged_us is not None:
                 if now_us >= self._dead_at(self._pinged_us):
                     self._drop(UnavailableError("the broker fell silent"), now_us)
@@ -178,6 +207,11 @@ class ClientCore:
                 self._review_us = None
                 self._reviewing = True
                 self._out.append(Seek())
+        if self.state is not State.OVER:
+            self._out += self.sender.tick(now_us)
+            again, told = self.receiver.tick(now_us)
+            self._send_all(again)
+            self._out += told
         if (
             self._down_us is not None
             and not self._outage
@@ -198,6 +232,7 @@ class ClientCore:
         if sent:
             why = UnavailableError(f"sent, perhaps published, and not sent again: {error}")
             self._out.append(Stored(ordinals=sent, error=why, perhaps=True))
+        self._out += self.sender.expire(error)
 
     # --- connecting
 
@@ -304,6 +339,7 @@ class ClientCore:
             self.inbox.stop_waiting()
             self._try_next(now_us)
             return
+        self._close_queues()
         self.outbox.closed()
         self._down_us = now_us
         self._outage = False
@@ -362,6 +398,7 @@ class ClientCore:
         self._connection = None
         self.inbox.stop_waiting()
         self.outbox.closed()
+        self._close_queues()
         self._out.append(Failed(error=error))
 
     # --- frames
@@ -375,6 +412,11 @@ class ClientCore:
             kind = wire.frame_kind(item.frame)
             if kind == Kind.DELIVERY and self.state is State.UP:
                 self._on_delivery(item.frame, now_us)
+                return
+            if kind == Kind.BEST_EFFORT and self.state is State.UP:
+                self._on_best_effort(item.frame, now_us)
+                self.inbox.received(len(item.frame))
+                self._give_credit()
                 return
             message = wire.decode(item.frame)
             handler = _MESSAGES.get((self.state, type(message)))
@@ -399,6 +441,10 @@ class ClientCore:
         )
         self.state = State.UP
         self._datagram_port = message.datagrams
+        self._datagram_key = message.datagram_key
+        self._greet_us, self._greeted_us, self._hears = now_us, None, False
+        prefix = bytes(MessageId(message.publisher, message.broker, 0, 0))[:8]
+        self.effort.opened(prefix, self.limits, lambda: self.outbox.next_id(self._clock_ms))
         self._welcomed = True
         self._up_us = now_us
         self._places.arrived()
@@ -407,6 +453,8 @@ class ClientCore:
         self._down_us = None
         self._outage = False
         self._send_all(self.inbox.welcomed())
+        self.sender.opened()
+        self._send_all(self.receiver.opened(now_us))
         self._out.append(Up(broker=message.name))
         if error is not None:
             self._out.append(Stored(ordinals=self.outbox.take_dropped(), error=error))
@@ -416,10 +464,13 @@ class ClientCore:
         """Being refused for what we are or do is final; anything else may pass.
 
         One bad frame on a connection that was up does not end an application for ever: it gets another
-        try. What breaks the protocol again at once is no accident.
+        try. What breaks the protocol again at once is no accident. Nobody is refused for bytes that changed
+        on their way.
         """
         error = from_wire(message.code, printable(message.reason))
-        if isinstance(error, PeerError) and self.state is State.UP:
+        if isinstance(error, DamagedError):
+            final = not self._welcomed
+        elif isinstance(error, PeerError) and self.state is State.UP:
             final = self._refused and not self._held(now_us)
         else:
             final = isinstance(error, UsageError | PeerError) or not self._welcomed
@@ -432,7 +483,7 @@ class ClientCore:
             if moves:
                 self._places.move(message.go_to[:MAX_PLACES])
             self._drop(error, now_us, pause=isinstance(error, PeerError), go_elsewhere=moves)
-            self._refused = isinstance(error, PeerError)
+            self._refused = isinstance(error, PeerError) and not isinstance(error, DamagedError)
 
     def _on_ping(self, message: wire.Ping, now_us: int) -> None:
         self._send(wire.Pong(time_us=message.time_us, at_us=now_us))
@@ -477,6 +528,7 @@ class ClientCore:
         self._send_all(say_again)
 
     def _on_ended(self, message: wire.Ended, now_us: int) -> None:
+        self.effort.end(message.number)
         self._out += self.inbox.ended(message, now_us)
 
     def _on_acked(self, message: wire.Acked, _now_us: int) -> None:
@@ -489,11 +541,97 @@ class ClientCore:
         error = from_wire(message.code, message.body) if message.code else None
         self._out.append(Answered(number=message.number, error=error, body=message.body))
 
+    def _on_sent(self, message: wire.Sent, now_us: int) -> None:
+        self._out += self.sender.sent(message, now_us)
+
+    def _on_receiving(self, message: wire.Receiving, now_us: int) -> None:
+        self._out += self.receiver.receiving(message, now_us)
+
+    def _on_messages(self, message: wire.Messages, now_us: int) -> None:
+        self._out += self.receiver.messages(message, now_us)
+
+    def _on_settled(self, message: wire.Settled, now_us: int) -> None:
+        self._out += self.receiver.settled(message, now_us)
+
     def _on_delivery(self, frame: bytes, now_us: int) -> None:
         self._out += self.inbox.delivered(frame, self.limits, now_us + self.skew_us)
         self._give_credit()
 
+    # --- best effort
+
+    def _on_best_effort(self, frame: bytes, now_us: int) -> None:
+        batch = EventBatch.parse(frame, self.limits, expect=Kind.BEST_EFFORT)
+        if self.effort.is_own(batch.channel) or batch.channel in self.inbox:
+            self._hand_out(self.effort.received(batch, self.limits, now_us, self.skew_us))
+
+    def _hand_out(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item.content, Gap):
+                self._out.append(Missed(number=item.number, gap=item.content))
+            else:
+                self._out.append(Delivered(number=item.number, batch=item.content, size=0))
+
+    def _on_datagram(self, item: Datagram, now_us: int) -> None:
+        """What is not sealed with this connection's key, or cannot be read, is dropped: UDP has no sender."""
+        if not self._datagram_key:
+            return
+        body = unseal(item.data, self._datagram_key, dialled=False)
+        if body is None:
+            return
+        self._greeted_us = now_us
+        if datagram_kind(item.data) == GREETING:
+            self._hears = body == b"\x01"
+        elif datagram_kind(item.data) == BEST_EFFORT:
+            with contextlib.suppress(PeerError):
+                self._on_best_effort(body, now_us)
+
+    def _passes(self, now_us: int) -> bool:
+        """Whether datagrams do, in both directions."""
+        return self._hears and self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+
+    def _greets(self) -> bool:
+        return bool(self._datagram_key) and self.datagrams is not None and self.effort.active
+
+    def _effort_deadlines(self) -> list[int]:
+        due = self.effort.next_deadline()
+        found = [] if due is None else [due]
+        return [*found, self._greet_us] if self._greets() else found
+
+    def _tick_effort(self, now_us: int) -> None:
+        self._hand_out(self.effort.tick(now_us, self.skew_us))
+        endpoint = self.datagrams
+        if endpoint is not None and self._greets() and now_us >= self._greet_us:
+            heard = self._greeted_us is not None and now_us - self._greeted_us < SILENT_US
+            self._greet_us = now_us + (GREET_US if self._hears else FIRST_GREET_US)
+            body = b"\x01" if heard else b"\x00"
+            self._out.append(SendTo(endpoint, seal(GREETING, self._datagram_key, body, dialled=True)))
+
+    def _send_best_effort(self, now_us: int) -> None:
+        """By datagram where they pass, else over the connection; without credit there it is dropped."""
+        endpoint = self.datagrams if self._passes(now_us) else None
+        for frame in self.effort.take():
+            if endpoint is not None:
+                sealed = seal(BEST_EFFORT, self._datagram_key, frame, dialled=True)
+                self._out.append(SendTo(endpoint, sealed))
+            elif self._connection is not None and self.outbox.spend(len(frame)):
+                self._out.append(Send(self._connection, frame))
+
+    def _subscribe_own(self, topic: str, where: str) -> int:
+        number, effects = self.subscribe(topic=topic, where=where, overflow="drop", buffer=0)
+        self._out += effects
+        return number
+
+    def _unsubscribe_own(self, number: int) -> None:
+        self._out += self.unsubscribe(number)
+
     # --- the application's side
+
+    def publish_best_effort(
+        self, topic: str, payload: bytes, attributes: Mapping[str, Value] | None, now_us: int
+    ) -> bytes:
+        """Queue one event that nobody keeps and nobody acknowledges; its id."""
+        self._clock_ms = (now_us + self.skew_us) // 1000
+        return self.effort.publish(topic, payload, attributes or {}, now_us)
 
     def publish(
         self,
@@ -509,14 +647,15 @@ class ClientCore:
         now_ms = (now_us + self.skew_us) // 1000
         return self.outbox.add(topic, attributes, payload, now_ms, durable=durable, identity=identity)
 
-    def flush(self) -> list[Effect]:
+    def flush(self, now_us: int = 0) -> list[Effect]:
         """Send what was published since the last time; also the credit that is due."""
-        self._send_publishes()
+        self._send_publishes(now_us)
         return self._take()
 
-    def _send_publishes(self) -> None:
+    def _send_publishes(self, now_us: int) -> None:
         if self.state is not State.UP or self._connection is None:
             return
+        self._send_best_effort(now_us)
         for frame in self.outbox.take():
             self._out.append(Send(self._connection, frame))
 
@@ -534,8 +673,11 @@ class ClientCore:
         shared: bool = False,
         key: str = "",
         until: str = "",
+        repair: RepairSettings | None = None,
+        now_us: int = 0,
     ) -> tuple[int, list[Effect]]:
-        """A new subscription's number; Began or Ended follows."""
+        """A new subscription's number; Began or Ended follows. With `repair`, begun at `now_us`, what is lost
+        of best-effort events is found out and asked for."""
         if len(self.inbox) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
         check_texts("subscription", topic, where, overflow, durable, token, ack, key, until)
@@ -559,9 +701,13 @@ class ClientCore:
         )
         if self.state is State.UP:
             self._send(request)
-        return request.number, self._take()
+        effects = self._take()
+        if repair is not None:
+            self.effort.repair(request.number, topic, where, repair, now_us + self.skew_us)
+        return request.number, effects + self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:
+        self.effort.end(number)
         tell, told = self.inbox.remove(number)
         self._out += told
         if tell and self.state is State.UP:
@@ -599,6 +745,42 @@ class ClientCore:
         self._send(wire.Request(number=self._last_request, what=what, arguments=dict(arguments)))
         return self._last_request, self._take()
 
+    def send_queued(self, now_us: int) -> list[Effect]:
+        """What applications have sent and settled since the last time goes out."""
+        self._send_queued(now_us)
+        return self._take()
+
+    def _send_queued(self, now_us: int) -> None:
+        if self.state is not State.UP:
+            return  # both go on with it when there is a broker again
+        sends, told = self.sender.take(now_us)
+        self._send_all(sends)
+        self._out += told
+        self._send_all(self.receiver.take(now_us))
+
+    def end_session(self, session: bytes) -> list[Effect]:
+        """An application sends nothing more."""
+        ended = self.sender.end_session(session)
+        if ended is not None:
+            self._send(ended)
+        return self._take()
+
+    def receive(self, inbox: str, consumer: bytes, window: int, now_us: int) -> tuple[int, list[Effect]]:
+        """A new consumer's number; Joined or InboxEnded follows."""
+        number, asked = self.receiver.add(inbox, consumer, window, now_us)
+        self._send_all(asked)
+        return number, self._take()
+
+    def stop_receiving(self, number: int, now_us: int) -> list[Effect]:
+        """What was settled before is said first."""
+        self._send_queued(now_us)
+        self._send_all(self.receiver.remove(number))
+        return self._take()
+
+    def _close_queues(self) -> None:
+        self.sender.closed()
+        self.receiver.closed()
+
     def ping(self, now_us: int) -> list[Effect]:
         """Heard follows, unless the connection breaks."""
         self._need(State.UP)
@@ -625,13 +807,14 @@ class ClientCore:
         self.state = State.OVER
         self.inbox.stop_waiting()
         self.outbox.closed()
+        self._close_queues()
         return self._take()
 
     def check(self) -> None:
         """The invariants."""
         if (self._connection is not None) != (self.state in (State.OPENING, State.UP)):
             raise BugError(f"connection {self._connection} while {self.state.value}")
-        if self.outbox.open != (self.state is State.UP):
+        if {self.outbox.open, self.sender.open, self.receiver.open} != {self.state is State.UP}:
             raise BugError("the outbox and the session disagree on whether a broker is there")
         if self.state is State.IDLE and self._dial_us is None and self._down_us is not None:
             raise BugError("down, and nothing will ever dial")
@@ -641,6 +824,9 @@ class ClientCore:
             raise BugError("subscriptions wait to begin again without a connection")
         self.outbox.check()
         self.inbox.check()
+        self.sender.check()
+        self.receiver.check()
+        self.effort.check()
 
     # --- helpers
 
@@ -675,6 +861,7 @@ _TRANSITIONS: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], No
     (State.OPENING, Closed): ClientCore._on_closed,
     (State.UP, Received): ClientCore._on_received,
     (State.UP, Closed): ClientCore._on_closed,
+    (State.UP, Datagram): ClientCore._on_datagram,
     (State.OVER, Opened): ClientCore._on_late_opened,
 }
 # Which control message a broker may send when; anything else breaks the protocol.
@@ -692,4 +879,8 @@ _MESSAGES: Final[dict[tuple[State, type], Callable[[ClientCore, Any, int], None]
     (State.UP, wire.Ended): ClientCore._on_ended,
     (State.UP, wire.Acked): ClientCore._on_acked,
     (State.UP, wire.Reply): ClientCore._on_reply,
+    (State.UP, wire.Sent): ClientCore._on_sent,
+    (State.UP, wire.Receiving): ClientCore._on_receiving,
+    (State.UP, wire.Messages): ClientCore._on_messages,
+    (State.UP, wire.Settled): ClientCore._on_settled,
 }

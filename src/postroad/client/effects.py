@@ -181,6 +181,59 @@ class Answered:
     body: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Parcels of the sender, by their ordinals, are kept by the brokers that answer for their inboxes."""
+
+    ordinals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Parcels that are not sent any more; the error says what is known of them."""
+
+    ordinals: tuple[int, ...]
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """Parcels whose messages are all accepted by consumers."""
+
+    ordinals: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """An inbox is received from; also after each reconnect."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """There may be messages for an inbox, to be asked for one by one (`receiver.next`)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxEnded:
+    """An inbox is not received from any more."""
+
+    number: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a message that was settled under this ticket; with an error that is not known."""
+
+    ticket: int
+    outcome: str
+    error: PostroadError | None
+
+
 Effect = (
     Send
     | SendTo
@@ -202,4 +255,11 @@ Effect = (
     | Acknowledged
     | Heard
     | Answered
+    | Kept
+    | Refused
+    | Confirmed
+    | Joined
+    | Arrived
+    | InboxEnded
+    | Verdict
 )

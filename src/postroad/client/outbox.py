@@ -192,6 +192,19 @@ class Outbox:
             frames.append(entry.frame)
         return frames
 
+    def spend(self, size: int) -> bool:
+        """Of the credit, for a frame that is neither kept nor answered; False if there is none."""
+        if not self.open or self._credit <= 0:
+            return False
+        self._credit -= size
+        return True
+
+    def next_id(self, now_ms: int) -> bytes:
+        """For an event that is not sent from here."""
+        if self._ids is None:
+            raise BugError("an id before any broker gave a publisher number")
+        return self._ids.next(now_ms)
+
     def credit(self, size: int) -> None:
         if size < 1 or self._credit + size > self._window:
             raise PeerError(f"credit for {size} bytes that were not sent")

@@ -18,6 +18,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from postroad.client.clock import now_us
+from postroad.client.repair.settings import RepairSettings
 from postroad.client.settings import check_texts
 from postroad.errors import BugError, PostroadError, UnavailableError, UsageError
 from postroad.events import Event, EventBatch, Gap
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from postroad.client.aio import Client
 
 TURN_S: Final = 0.002
+MAX_UNREAD: Final = 16_384  # batches of best-effort events that wait for the application
 
 
 class Subscription:
@@ -53,6 +56,7 @@ class Subscription:
         shared: bool = False,
         key: str = "",
         until: str = "",
+        repair: RepairSettings | None = None,
     ) -> None:
         self.topic = topic
         self.where = where
@@ -63,6 +67,8 @@ class Subscription:
         self._since_us = since_us
         self._start = token
         self._until = until
+        self._repair = repair
+        self.dropped = 0  # best-effort batches that this program was too slow for
         self._token: dict[int, int] = dict(CheckpointToken.from_json(token)) if token else {}
         self._reading = (0, 0)  # pubend and end of the batch being read
         self._lock = threading.Lock()  # for the next eight
@@ -127,6 +133,8 @@ class Subscription:
                 shared=self.shared,
                 key=self._key,
                 until=self._until,
+                repair=self._repair,
+                now_us=now_us(),
             )
             loop = asyncio.get_running_loop()
             self._began = loop.create_future()
@@ -154,6 +162,13 @@ class Subscription:
             self._drop_unread()
             client._flush()
         self._end(None)
+
+    @property
+    def repair(self) -> dict[str, float]:
+        """What repair of best-effort events did so far; empty without `repair`."""
+        if self._number is None or self._repair is None:
+            return {}
+        return self._client._core.effort.figures(self._number)
 
     # --- durable subscriptions
 
@@ -414,6 +429,9 @@ class Subscription:
             if isinstance(last, Gap) and not last.pubend:
                 self._queue[-1] = (Gap(pubend="", start=last.start, end=item.end), held)
                 return
+        if not taken and len(self._queue) >= MAX_UNREAD and isinstance(item, EventBatch):
+            self.dropped += 1  # only best-effort events take nothing of the window
+            return
         self._queue.append((item, taken))
         self._notify()
 

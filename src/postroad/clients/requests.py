@@ -5,6 +5,7 @@ Rooms say on the switchboard what they answer. A room's handler answers at once,
 
 from __future__ import annotations
 
+from postroad.clients.quotas import Quotas
 from postroad.errors import DeniedError, UnavailableError, UsageError, shorten
 from postroad.links.links import Links
 from postroad.seam.peers import Peer
@@ -15,13 +16,15 @@ from postroad.wire.frames import Request
 
 
 class Requests:
-    def __init__(self, board: Switchboard, *, links: Links) -> None:
+    def __init__(self, board: Switchboard, *, links: Links, quotas: Quotas) -> None:
         self._handlers = board.requests
         self._links = links
+        self._quotas = quotas
         board.from_client(Request, self._request)
 
     def _request(self, turn: Turn, peer: Peer, message: Request) -> None:
         try:
+            self._quotas.request(peer.principal, turn.now_us)
             handler, needs = self._handlers.get(message.what, (None, ""))
             if handler is None:
                 raise UsageError(f"this broker cannot answer {shorten(message.what, 40)!r}")

@@ -6,9 +6,11 @@ their host after the same checks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from postroad.clients.intake import Intake
+from postroad.clients.quotas import Quotas
 from postroad.errors import DeniedError, PeerError, TooLargeError, UnavailableError, UsageError
 from postroad.ids import SubscriptionKey, SubscriptionKind, plain_name
 from postroad.links.links import Links
@@ -70,6 +72,7 @@ class Subscribing:
         routing: Routing,
         durable: DurableSubscriptions | None,
         tracking: Tracking | None,
+        quotas: Quotas,
     ) -> None:
         self._limits = limits
         self._links = links
@@ -80,8 +83,9 @@ class Subscribing:
         self._routing = routing
         self._hosts = [] if durable is None else [durable]
         self._tracking = tracking
-        # Plain subscription -> (connection, number, name).
-        self._subscribers: dict[SubscriptionKey, tuple[int, int, str]] = {}
+        self._quotas = quotas
+        # Plain subscription -> (connection, number, name, what gives back its part of its principal's quota).
+        self._subscribers: dict[SubscriptionKey, tuple[int, int, str, Callable[[], None]]] = {}
         board.from_client(Subscribe, self._subscribe)
         board.from_client(Unsubscribe, self._unsubscribe)
         board.peers("client", down=self._closed)
@@ -123,13 +127,18 @@ class Subscribing:
     def _subscribe_plain(self, turn: Turn, peer: Peer, message: Subscribe, selector: Selector) -> None:
         connection, number = peer.connection, message.number
         name = plain_name(peer.name, peer.publisher, number)
-        key = _plain_key(self._delivery.subscribe(connection, message, selector, name))
+        give_back = self._quotas.take(peer.principal, SubscriptionKind.PLAIN, selector)
         try:
-            updates = self._interest.subscribe(key, selector)
+            key = _plain_key(self._delivery.subscribe(connection, message, selector, name))
+            try:
+                updates = self._interest.subscribe(key, selector)
+            except UsageError:
+                self._delivery.unsubscribe(connection, number)
+                raise
         except UsageError:
-            self._delivery.unsubscribe(connection, number)
+            give_back()
             raise
-        self._subscribers[key] = (connection, number, name)
+        self._subscribers[key] = (connection, number, name, give_back)
         if self._tracking is not None:
             self._tracking.attached(name, turn.now_us)
         self._flooding.interest(turn, updates)
@@ -141,7 +150,7 @@ class Subscribing:
         if key.kind is SubscriptionKind.DURABLE:
             self._host().confirmed(turn, key, missing)
             return
-        connection, number, _ = self._subscribers[key]
+        connection, number, _, _ = self._subscribers[key]
         turn.send(connection, encode(Subscribed(number=number, missing=missing)))
 
     def _unsubscribe(self, turn: Turn, peer: Peer, message: Unsubscribe) -> None:
@@ -160,7 +169,8 @@ class Subscribing:
             self._end(turn, _plain_key(plain))
 
     def _end(self, turn: Turn, key: SubscriptionKey) -> None:
-        _, _, name = self._subscribers.pop(key)
+        _, _, name, give_back = self._subscribers.pop(key)
+        give_back()
         if self._tracking is not None:
             self._tracking.detached(name, turn.now_us)
         self._routing.unsubscribe(key)

@@ -87,6 +87,8 @@ class Retiring:
         self._under_way: list[_Retirement] = []
         self._unsaved: list[_Unsaved] = []  # retired in this turn
         self._saved_once: list[_Unsaved] = []  # to be saved a second time
+        self._unrestored: list[int] = []  # back again, which the disk refused to note
+        self._restore_us = 0  # when that is tried again
         board.request("subs.retire", self._request, needs="admin")
         board.query(RETIRE, self._asked)
         board.peers("client", down=self._closed)
@@ -153,11 +155,18 @@ class Retiring:
         self._unsaved.append(_Unsaved(broker, done))
 
     def _restore(self, turn: Turn, brokers: list[int]) -> None:
-        """These do not count as retired any more. Should the disk forget it, they are restored again."""
+        """These do not count as retired any more. A start that finds the row of one would ignore its claims
+        until it is heard of, so a save that fails is repeated."""
         for broker in brokers:
-            del self._retired[broker]
+            self._retired.pop(broker, None)
         if brokers and self._has_disk:
-            turn.save(TABLE, [(_U32.pack(broker), None) for broker in brokers], then=None)
+            rows = [(_U32.pack(broker), None) for broker in brokers]
+            turn.save(TABLE, rows, then=partial(self._on_restore, brokers))
+
+    def _on_restore(self, brokers: list[int], turn: Turn, error: PostroadError | None) -> None:
+        if error is not None:
+            self._unrestored += brokers
+            self._restore_us = turn.now_us + SECOND_US
 
     def _save(self, turn: Turn) -> None:
         """What is retired and not on disk yet; who is back meanwhile is not."""
@@ -190,6 +199,9 @@ class Retiring:
 
     def tick(self, turn: Turn) -> None:
         self._save(turn)
+        if self._unrestored and self._restore_us <= turn.now_us:
+            unrestored, self._unrestored = self._unrestored, []
+            self._restore(turn, [broker for broker in unrestored if broker not in self._retired])
         for retirement in self._under_way:
             if retirement.deadline <= turn.now_us:
                 retirement.waiting.clear()
@@ -220,7 +232,8 @@ class Retiring:
             reply(turn, retirement.connection, retirement.number, body)
 
     def next_deadline(self) -> int | None:
-        return min((retirement.deadline for retirement in self._under_way), default=None)
+        deadlines = [retirement.deadline for retirement in self._under_way]
+        return min([*deadlines, self._restore_us] if self._unrestored else deadlines, default=None)
 
     def check(self) -> None:
         if len(self._under_way) > MAX_UNDER_WAY:

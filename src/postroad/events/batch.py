@@ -2,8 +2,9 @@
 
 A publisher encodes an event once. From then on brokers pass rows of a batch on as bytes: `select` copies
 headers and heap of some rows into a new frame, `with_ticks` gives rows their place in a pubend's stream,
-`restamped` exchanges the frame header. Nothing here looks at an event one by one in Python except
-`event()` and its kin, which are for the application at the far end. kernel/layout.py has the layout.
+`restamped` exchanges the frame header. Frames that are sent have a checksum; one that is only kept has none,
+as the log has its own. Nothing here looks at an event one by one in Python except `event()` and its kin, for
+the application at the far end. kernel/layout.py has the layout.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, final
 
-import google_crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from postroad import kernel
-from postroad.errors import BugError, PeerError, TooLargeError, UsageError
+from postroad.errors import BugError, DamagedError, PeerError, TooLargeError, UsageError
 from postroad.events.attributes import Value, encode_attributes
 from postroad.events.topics import encode_topic
 from postroad.ids import MessageId, is_volatile, pubend_text
 from postroad.kernel.layout import (
     BATCH_VERSION,
-    CHECKSUM_START,
     EVENT_HEADER,
     EVENT_HEADER_BYTES,
     FLAG_DURABLE,
@@ -94,7 +93,7 @@ def _header(
 
 def empty_frame(*, kind: Kind, pubend: int, start: int, end: int, channel: int, lost: bool = False) -> bytes:
     """A frame without events: silence in (start, end], or a gap if it is lost."""
-    return _header(
+    header = _header(
         length=FRAME_HEADER_BYTES,
         kind=kind,
         flags=FLAG_LOST if lost else 0,
@@ -104,6 +103,7 @@ def empty_frame(*, kind: Kind, pubend: int, start: int, end: int, channel: int, 
         end=end,
         channel=channel,
     )
+    return kernel.sealed(header)
 
 
 def frame_pubend(frame: bytes) -> int:
@@ -116,9 +116,31 @@ def frame_ids(frame: bytes, count: int) -> bytes:
     return kernel.packed_ids(frame, count)
 
 
-def checksum(frame: bytes) -> int:
-    """The CRC-32C that a batch frame may carry."""
-    return int(google_crc32c.value(frame[CHECKSUM_START:]))
+def encode_row(
+    id: bytes, topic: str, attributes: Mapping[str, Value], payload: bytes, limits: Limits, *, tick: int
+) -> tuple[bytes, bytes]:
+    """One event by itself: its header, and its part of the heap."""
+    name, number = encode_topic(topic, limits.topic_bytes, limits.topic_depth)
+    encoded = encode_attributes(attributes, limits) if attributes else b""
+    header = EVENT_HEADER.pack(id, tick, number, len(name), len(encoded), len(payload), 0, len(attributes), 0)
+    return header, b"".join((name, encoded, payload))
+
+
+def best_effort_frame(rows: Sequence[tuple[bytes, bytes]], *, channel: int) -> bytes:
+    """A whole frame of encoded rows."""
+    headers, heaps = zip(*rows, strict=True)
+    length = FRAME_HEADER_BYTES + sum(map(len, headers)) + sum(map(len, heaps))
+    header = _header(
+        length=length,
+        kind=Kind.BEST_EFFORT,
+        flags=0,
+        count=len(rows),
+        pubend=0,
+        start=0,
+        end=0,
+        channel=channel,
+    )
+    return b"".join((header, *headers, *heaps))
 
 
 @final
@@ -147,13 +169,13 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             limits.topic_bytes,
             limits.topic_depth,
         )
+        if len(data) >= FRAME_HEADER_BYTES and not kernel.intact(data):
+            raise DamagedError("batch frame: its checksum is wrong")
         if rule:
             where = "batch frame" if row < 0 else f"event {row} of a batch frame"
             raise PeerError(f"{where}: {RULE_TEXT[Rule(rule)]}")
         if expect is not None and data[4] != expect:
             raise PeerError(f"{Kind(data[4]).name} frame where {expect.name} is expected")
-        if data[12:16] != b"\0\0\0\0" and int.from_bytes(data[12:16], "little") != checksum(data):
-            raise PeerError("batch frame: its checksum is wrong")
         return cls(data, count, extents)
 
     # ------------------------------------------------------------ the frame header
@@ -265,7 +287,8 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def _events(self, first: int, after: int) -> list[Event]:
         pubend = self.pubend
-        durable = None if self.data[4] == Kind.PUBLISH or is_volatile(pubend) else pubend_text(pubend)
+        streamed = self.data[4] not in (Kind.PUBLISH, Kind.BEST_EFFORT) and not is_volatile(pubend)
+        durable = pubend_text(pubend) if streamed else None
         return [
             Event(
                 id=MessageId(publisher, broker, time_ms, counter),
@@ -316,7 +339,7 @@ class EventBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             end=self.end,
             channel=channel,
         )
-        return b"".join((header, memoryview(self.data)[FRAME_HEADER_BYTES:]))
+        return kernel.sealed(b"".join((header, memoryview(self.data)[FRAME_HEADER_BYTES:])))
 
     def slice(self, first: int, last: int) -> EventBatch:
         """The rows from `first` up to, but not including, `last`, as a batch with the same span."""
@@ -418,7 +441,7 @@ class BatchBuilder:
             end=0,
             channel=channel,
         )
-        frame = b"".join((header, *self._headers, *self._heap))
+        frame = kernel.sealed(b"".join((header, *self._headers, *self._heap)))
         self._headers.clear()
         self._heap.clear()
         self.count, self.size = 0, FRAME_HEADER_BYTES

@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from postroad.kernel.memory cimport (
+    BEST_EFFORT,
     BOOLEAN,
     DELIVERY,
     FLAG_DURABLE,
@@ -203,7 +204,7 @@ cdef int check_header(const uint8_t* p, Py_ssize_t n, int64_t batch_bytes, int64
     end = i64(p + 32)
     if u32(p) != <uint64_t> n:
         return LENGTH
-    if kind != PUBLISH and kind != DELIVERY and kind != KNOWLEDGE:
+    if kind != PUBLISH and kind != DELIVERY and kind != KNOWLEDGE and kind != BEST_EFFORT:
         return KIND
     if p[5] != VERSION:
         return BAD_VERSION
@@ -217,7 +218,7 @@ cdef int check_header(const uint8_t* p, Py_ssize_t n, int64_t batch_bytes, int64
         return BATCH_EVENTS
     if flags & FLAG_LOST and count:
         return LOST_EVENTS
-    if kind == PUBLISH and (flags & FLAG_LOST or start or end):
+    if (kind == PUBLISH or kind == BEST_EFFORT) and (flags & FLAG_LOST or start or end):
         return PUBLISH_SPAN
     if start > end:
         return SPAN
@@ -281,7 +282,7 @@ def check_batch(
     if rule != NONE:
         return rule, -1, 0, b""
     cdef Py_ssize_t count = u32(p + 8), row
-    cdef bint publish = p[4] == PUBLISH
+    cdef bint publish = p[4] == PUBLISH, best_effort = p[4] == BEST_EFFORT
     cdef int64_t last_tick = i64(p + 24), end = i64(p + 32), tick, position = HEADER + count * HEADER, size
     cdef Py_ssize_t topic_length, attributes_length
     cdef Row last
@@ -302,7 +303,7 @@ def check_batch(
         size = topic_length + attributes_length + <int64_t> u32(header + 36)
         if u16(header + 40) != 0 or u32(header + 44) != 0:
             rule = ROW_RESERVED
-        elif (tick != 0) if publish else (tick <= last_tick or tick > end):
+        elif (tick != 0) if publish else (tick < 1) if best_effort else (tick <= last_tick or tick > end):
             rule = BAD_TICK
         elif topic_length == 0:
             rule = TOPIC_EMPTY

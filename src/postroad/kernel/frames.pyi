@@ -3,7 +3,9 @@ from postroad.kernel.reference import (
     decode_attributes,
     encode_attributes,
     gather,
+    intact,
     packed_ids,
+    sealed,
     unpack_rows,
     with_ticks,
 )
@@ -13,7 +15,9 @@ __all__ = [
     "decode_attributes",
     "encode_attributes",
     "gather",
+    "intact",
     "packed_ids",
+    "sealed",
     "unpack_rows",
     "with_ticks",
 ]

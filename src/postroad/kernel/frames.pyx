@@ -12,8 +12,10 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
+from postroad.kernel.checksum cimport frame_checksum
 from postroad.kernel.memory cimport (
     BOOLEAN,
+    CHECKSUM,
     FLOAT,
     HEADER,
     ID,
@@ -135,13 +137,33 @@ cdef bytes with_header(
     return frame
 
 
+cdef void put_checksum(uint8_t* out, Py_ssize_t n) noexcept nogil:
+    cdef uint32_t checksum = frame_checksum(out, n)
+    memcpy(out + CHECKSUM, &checksum, 4)
+
+
+def sealed(bytes frame not None):
+    # The frame is new and nobody else has it, so that it may be written to.
+    if PyBytes_GET_SIZE(frame) < HEADER:
+        raise BugError("no batch frame is shorter than its header")
+    put_checksum(<uint8_t*> PyBytes_AS_STRING(frame), PyBytes_GET_SIZE(frame))
+    return frame
+
+
+def intact(bytes frame not None):
+    if PyBytes_GET_SIZE(frame) < HEADER:
+        raise BugError("no batch frame is shorter than its header")
+    cdef uint32_t given = u32(start_of(frame) + CHECKSUM)
+    return given == 0 or given == frame_checksum(start_of(frame), PyBytes_GET_SIZE(frame))
+
+
 def gather(
     bytes data not None, bytes extents not None, rows, uint8_t kind, uint64_t pubend, int64_t start, int64_t end,
     uint32_t channel
 ):
     cdef Py_ssize_t count = rows_in(data, extents), chosen
     if rows is None:
-        return with_header(data, count, kind, pubend, start, end, channel)
+        return sealed(with_header(data, count, kind, pubend, start, end, channel))
     cdef Py_buffer view
     cdef int64_t size
     cdef bytes frame
@@ -163,6 +185,7 @@ def gather(
         out = <uint8_t*> PyBytes_AS_STRING(frame)
         put_header(out, <uint32_t> size, kind, <uint32_t> chosen, pubend, start, end, channel)
         copy_rows(out + HEADER, start_of(data), start_of(extents), <const uint8_t*> view.buf, chosen)
+        put_checksum(out, size)
         return frame
     finally:
         PyBuffer_Release(&view)

@@ -18,7 +18,7 @@ EVENT_HEADER: Final = struct.Struct("<16sqQHHIHHI")
 EVENT_HEADER_BYTES: Final = 48
 ID_BYTES: Final = 16
 ID_AND_TICK_BYTES: Final = 24
-CHECKSUM_START: Final = 16  # the checksum covers everything from here on
+CHECKSUM_AT: Final = 12  # u32, 0 for none; it covers the whole frame, as if it were 0 itself
 BATCH_VERSION: Final = 1
 FLAG_LOST: Final = 1
 FLAG_DURABLE: Final = 2  # of a publish frame: its events go to the log before they are acknowledged
@@ -27,6 +27,7 @@ MAX_U16: Final = 0xFFFF
 
 KIND_PUBLISH: Final = 16
 KIND_DELIVERY: Final = 23
+KIND_BEST_EFFORT: Final = 27
 KIND_KNOWLEDGE: Final = 32
 
 TEXT: Final = 0
@@ -87,7 +88,7 @@ RULE_TEXT: Final[dict[Rule, str]] = {
     Rule.BATCH_BYTES: "it has more bytes than the limit for a batch",
     Rule.BATCH_EVENTS: "it has more events than the limit for a batch",
     Rule.LOST_EVENTS: "a lost span has no events",
-    Rule.PUBLISH_SPAN: "a publish frame has no span of ticks yet, nor is it lost",
+    Rule.PUBLISH_SPAN: "a publish or best-effort frame has no span of ticks, nor is it lost",
     Rule.SPAN: "its span ends before it starts",
     Rule.ROWS_CUT: "it ends within the event headers",
     Rule.ROW_RESERVED: "a reserved field or flag of the event header is not zero",

@@ -7,6 +7,7 @@ from libc.string cimport memcpy
 
 cdef enum:
     HEADER = 48  # of a frame and of an event alike
+    CHECKSUM = 12  # where a frame has it
     ID = 16
     TICK = 16
     FLAG_LOST = 1
@@ -14,6 +15,7 @@ cdef enum:
     VERSION = 1
     PUBLISH = 16
     DELIVERY = 23
+    BEST_EFFORT = 27
     KNOWLEDGE = 32
     MAX_U16 = 0xFFFF
     MAX_NAME = 255

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +27,7 @@ from postroad.errors import BugError, TooLargeError, UsageError
 from postroad.kernel.layout import (
     BATCH_VERSION,
     BOOLEAN,
+    CHECKSUM_AT,
     EVENT_HEADER,
     EVENT_HEADER_BYTES,
     FLAG_DURABLE,
@@ -35,6 +37,7 @@ from postroad.kernel.layout import (
     FRAME_HEADER_BYTES,
     ID_BYTES,
     INTEGER,
+    KIND_BEST_EFFORT,
     KIND_DELIVERY,
     KIND_KNOWLEDGE,
     KIND_PUBLISH,
@@ -99,7 +102,7 @@ def check_batch(
         size = topic_length + attributes_length + payload_length
         if flags or reserved:
             rule = Rule.ROW_RESERVED
-        elif tick != 0 if kind == KIND_PUBLISH else not last < tick <= end:
+        elif not _tick_fits(kind, last, tick, end):
             rule = Rule.TICK
         elif topic_length == 0:
             rule = Rule.TOPIC_EMPTY
@@ -126,6 +129,14 @@ def check_batch(
     return 0, -1, count, np.array(extents, "<u4").tobytes()
 
 
+def _tick_fits(kind: int, last: int, tick: int, end: int) -> bool:
+    if kind == KIND_PUBLISH:
+        return tick == 0
+    if kind == KIND_BEST_EFFORT:  # its publisher's own count, and rows may be of several publishers
+        return tick >= 1
+    return last < tick <= end
+
+
 def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int, int]:
     if len(data) < FRAME_HEADER_BYTES:
         return Rule.HEADER_CUT, 0
@@ -133,7 +144,7 @@ def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int
     rule = Rule.NONE
     if length != len(data):
         rule = Rule.LENGTH
-    elif kind not in (KIND_PUBLISH, KIND_DELIVERY, KIND_KNOWLEDGE):
+    elif kind not in (KIND_PUBLISH, KIND_DELIVERY, KIND_BEST_EFFORT, KIND_KNOWLEDGE):
         rule = Rule.KIND
     elif version != BATCH_VERSION:
         rule = Rule.VERSION
@@ -147,7 +158,7 @@ def _check_header(data: bytes, batch_bytes: int, batch_events: int) -> tuple[int
         rule = Rule.BATCH_EVENTS
     elif flags & FLAG_LOST and count:
         rule = Rule.LOST_EVENTS
-    elif kind == KIND_PUBLISH and (flags & FLAG_LOST or start or end):
+    elif kind in (KIND_PUBLISH, KIND_BEST_EFFORT) and (flags & FLAG_LOST or start or end):
         rule = Rule.PUBLISH_SPAN
     elif start > end:
         rule = Rule.SPAN
@@ -233,6 +244,25 @@ def _check_extents(data: bytes, extents: bytes) -> int:
     return count
 
 
+def checksum(frame: bytes) -> int:
+    """The CRC-32C of a batch frame, as if the four bytes of its checksum were 0."""
+    return int(google_crc32c.value(frame[:CHECKSUM_AT] + bytes(4) + frame[CHECKSUM_AT + 4 :]))
+
+
+def sealed(frame: bytes) -> bytes:
+    """The frame with its checksum. It is new, and nobody else has it: the compiled one writes to it."""
+    if len(frame) < FRAME_HEADER_BYTES:
+        raise BugError("no batch frame is shorter than its header")
+    return frame[:CHECKSUM_AT] + checksum(frame).to_bytes(4, "little") + frame[CHECKSUM_AT + 4 :]
+
+
+def intact(frame: bytes) -> bool:
+    """Whether the frame has the checksum that it says, or says none."""
+    if len(frame) < FRAME_HEADER_BYTES:
+        raise BugError("no batch frame is shorter than its header")
+    return int.from_bytes(frame[CHECKSUM_AT : CHECKSUM_AT + 4], "little") in (0, checksum(frame))
+
+
 def gather(
     data: bytes,
     extents: bytes,
@@ -262,7 +292,7 @@ def gather(
     parts[0] = FRAME_HEADER.pack(
         length, kind, BATCH_VERSION, 0, len(chosen), 0, pubend, start, end, channel, 0
     )
-    return b"".join(parts)
+    return sealed(b"".join(parts))
 
 
 def with_ticks(

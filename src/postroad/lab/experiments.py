@@ -17,6 +17,8 @@ from postroad.lab import (
     durable_disconnect,
     durable_pfs,
     durable_scaling,
+    queues_delivery,
+    repair,
     tracking_table2,
 )
 
@@ -83,6 +85,34 @@ EXPERIMENTS: Final = {
             notes=durable_crash.NOTES,
         ),
         Experiment(
+            name="queues-scale",
+            about="Selim et al., 4.1: delay and round trip from 64 to 1,024 brokers; figure 6, Table 2",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_scale,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="queues-traffic",
+            about="Selim et al., 4.2: messages on the wire from 64 to 1,024 brokers; figure 7",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_traffic,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="queues-distance",
+            about="Selim et al., 4.3: areas with 10 to 60 ms between the farthest brokers; figure 8",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_distance,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
+            name="queues-10000",
+            about="beyond Selim et al.: delays and messages with 10,000 brokers (takes some minutes)",
+            seconds=queues_delivery.SECONDS,
+            run=queues_delivery.run_many,
+            notes=queues_delivery.NOTES,
+        ),
+        Experiment(
             name="discovery-topologies",
             about="Pallickara et al., 9: five brokers unconnected, in a star, in a line; figures 2 to 11",
             seconds=discovery_topologies.SECONDS,
@@ -102,6 +132,20 @@ EXPERIMENTS: Final = {
             seconds=discovery_security.SECONDS,
             run=discovery_security.run,
             notes=discovery_security.NOTES,
+        ),
+        Experiment(
+            name="repair-12",
+            about="Malekpour et al., section 4: 12 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_small,
+            notes=repair.NOTES,
+        ),
+        Experiment(
+            name="repair-46",
+            about="Malekpour et al., section 4: 46 brokers that lose 1% on each link; figures 2 and 5 to 11",
+            seconds=repair.SECONDS,
+            run=repair.run_large,
+            notes=repair.NOTES,
         ),
     )
 }

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from postroad.errors import DeniedError, UsageError
+from postroad.errors import DeniedError, UsageError, shorten
+from postroad.ids import MAX_PRINCIPAL, principal_fits
 
-Action = Literal["publish", "subscribe", "link", "admin"]
+Action = Literal["publish", "subscribe", "send", "receive", "link", "admin"]
 
 ANONYMOUS: Final = "anonymous"
 RESERVED: Final = "$postroad/#"  # the network's own history; clients read it, brokers write it
@@ -34,9 +35,15 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def owning(principal: str) -> str:
+    """Who owns what this principal makes: what anonymous peers make belongs to nobody in particular, ""."""
+    return "" if principal == ANONYMOUS else principal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all."""
+    """`principal` is a name, a prefix ending in `*`, or `*`; `topic` a pattern, "" for any topic at all. Of
+    `send` and `receive` it is a pattern of applications: whom to send to, whom to receive as."""
 
     principal: str
     allow: bool
@@ -70,17 +77,38 @@ class AuthConfig:
 
     def __post_init__(self) -> None:
         if len(self.tokens) > MAX_TOKENS or len(self.rules) > MAX_RULES:
-            raise UsageError(f"at most {MAX_TOKENS} tokens and {MAX_RULES} access rules")
+            raise UsageError(
+                f"{len(self.tokens)} tokens and {len(self.rules)} access rules; at most {MAX_TOKENS} and "
+                f"{MAX_RULES} are allowed"
+            )
         for digest, principal in self.tokens.items():
             if len(digest) != _DIGEST_CHARACTERS or set(digest) - set("0123456789abcdef"):
-                raise UsageError("a token is configured by its SHA-256 in lower-case hexadecimal")
-            if not principal or principal == ANONYMOUS or "*" in principal:
-                raise UsageError(f"{principal!r} cannot be a principal")
+                raise UsageError(
+                    f"the token of {principal!r} is configured by {len(digest)} characters: give its "
+                    f"SHA-256, {_DIGEST_CHARACTERS} digits in lower-case hexadecimal"
+                )
+            if not principal or principal == ANONYMOUS or "*" in principal or not principal_fits(principal):
+                raise UsageError(
+                    f"{shorten(principal, 40)!r} cannot be a principal: it has 1 to {MAX_PRINCIPAL} "
+                    f"printable bytes without '*', and is not {ANONYMOUS!r}"
+                )
 
     @property
     def configured(self) -> bool:
         """Whether peers can authenticate at all. If not, a broker serves loopback only."""
         return bool(self.tokens) or self.certificates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaConfig:
+    """What one principal may have at this broker. Anonymous clients are one principal together."""
+
+    connections: int = 50_000
+    subscriptions: int = 1_000_000  # plain ones
+    names: int = 20_000  # durable subscriptions that belong to it
+    readers: int = 1_024
+    condition_cost: int = 12 << 20  # a million different conditions of the usual kind, or 1,500 searches
+    requests: int = 2_000  # a second
 
 
 class Access:
@@ -112,6 +140,11 @@ class Access:
         if certificate and config.certificates:
             if certificate == ANONYMOUS:
                 raise DeniedError(f"a certificate cannot be named {ANONYMOUS!r}")
+            if not principal_fits(certificate):
+                raise DeniedError(
+                    f"a certificate's name has up to {MAX_PRINCIPAL} bytes and is printable, not "
+                    f"{shorten(certificate, 40)!r}"
+                )
             return certificate
         if config.configured and not config.anonymous:
             raise DeniedError(
@@ -149,6 +182,30 @@ class Access:
                 return False
         return "subscribe" not in self._closed
 
+    def may_read_some(self, principal: str, pattern: str) -> bool:
+        """Whether some topic of the pattern may be read."""
+        for rule in self._config.rules:
+            if rule.action != "subscribe" or not rule.names(principal):
+                continue
+            if rule.allow and overlap(rule.topic, pattern):
+                return True
+            if not rule.allow and covers(rule.topic, pattern):
+                return False
+        return "subscribe" not in self._closed
+
+    def may_send(self, principal: str, application: str) -> bool:
+        return self._may_use(principal, "send", application)
+
+    def may_receive(self, principal: str, application: str) -> bool:
+        """Whether it may receive as that application. Whose the name is, is another question."""
+        return self._may_use(principal, "receive", application)
+
+    def _may_use(self, principal: str, action: Action, application: str) -> bool:
+        for rule in self._config.rules:
+            if rule.action == action and rule.names(principal) and covers(rule.topic, application):
+                return rule.allow
+        return action not in self._closed
+
     def may_link(self, principal: str) -> bool:
         """Whether the peer may join the network as a broker; such a peer sees and routes everything."""
         return self._trusted(principal, "link")
@@ -156,6 +213,10 @@ class Access:
     def may_admin(self, principal: str) -> bool:
         """Whether the peer may ask for changes of the broker. Asking for its status needs no right."""
         return self._trusted(principal, "admin")
+
+    def may_use(self, principal: str, owner: str) -> bool:
+        """Whether the peer may use a name that belongs to `owner`; "" is nobody in particular."""
+        return owner in ("", owning(principal)) or self.may_admin(principal)
 
     def _trusted(self, principal: str, action: Action) -> bool:
         """Rules decide. Then brokers are trusted, and where nobody can authenticate, everybody."""

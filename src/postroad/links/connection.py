@@ -35,14 +35,22 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cost <= MAX_COST:
-            raise UsageError(f"the cost of links is between 1 and {MAX_COST}")
+            raise UsageError(f"a link cost of {self.cost}; it is between 1 and {MAX_COST}")
         for window in (self.broker_window, self.client_window):
             if not MIN_WINDOW <= window <= MAX_WINDOW:
-                raise UsageError(f"a window is between {MIN_WINDOW} and {MAX_WINDOW} bytes")
+                raise UsageError(f"a window of {window} bytes; it is between {MIN_WINDOW} and {MAX_WINDOW}")
         if not 0 < self.ping_us < self.dead_us or self.handshake_us <= 0 or self.measure_us <= 0:
-            raise UsageError("times of links are positive, and a ping comes before giving up")
+            raise UsageError(
+                f"a link pings after {self.ping_us} us and gives up after {self.dead_us}; it measures every "
+                f"{self.measure_us} and waits {self.handshake_us} for a handshake: all are positive, and "
+                "a ping comes before giving up"
+            )
         if not 0 < self.redial_first_us <= self.redial_last_us or self.redial_rest_us <= 0:
-            raise UsageError("the first wait before dialling again is positive and not above the last")
+            raise UsageError(
+                f"waits of {self.redial_first_us} us first, {self.redial_last_us} at last and "
+                f"{self.redial_rest_us} at rest before dialling again: all are positive, and the first "
+                "is not above the last"
+            )
 
 
 SHUTTING_DOWN: Final = "the broker is shutting down"
@@ -73,9 +81,12 @@ OWN_KINDS: Final = _UPKEEP | {Kind.HELLO, Kind.WELCOME}
 TAKES: Final[dict[Phase, frozenset[Kind]]] = {
     Phase.DIALLED: frozenset({Kind.WELCOME, Kind.REFUSE}),
     Phase.ACCEPTED: frozenset({Kind.HELLO}),
-    Phase.CLIENT: _UPKEEP | {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST},
+    Phase.CLIENT: _UPKEEP
+    | {Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST}
+    | {Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE},
     Phase.BROKER: _UPKEEP
     | {
+        Kind.BEST_EFFORT,
         Kind.KNOWLEDGE,
         Kind.SILENCE,
         Kind.ATTACH,
@@ -105,6 +116,7 @@ class Connection:
     phase: Phase
     opened_us: int
     heard_us: int
+    host: str = ""  # the peer's; "": not known
     timer_us: int = 0  # when its entry in the heap of timers is due
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)

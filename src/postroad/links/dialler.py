@@ -41,7 +41,9 @@ class Dialler:
 
     def add(self, address: str, now_us: int) -> None:
         if len(self._addresses) >= MAX_ADDRESSES:
-            raise UsageError(f"at most {MAX_ADDRESSES} addresses to link with")
+            raise UsageError(
+                f"{address} is one address too many: a broker links with at most {MAX_ADDRESSES}"
+            )
         self._addresses.setdefault(address, _Address(now_us))
         self._recount()
 
@@ -119,6 +121,11 @@ class Dialler:
             (address.wait_us for address in self._addresses.values() if address.wait_us is not None),
             default=None,
         )
+
+    @property
+    def all_led_somewhere(self) -> bool:
+        """Whether every address is connected, or leads to a broker that is linked otherwise."""
+        return all(address.connection is not None or address.resting for address in self._addresses.values())
 
     def status(self) -> list[dict[str, object]]:
         return [

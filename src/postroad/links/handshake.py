@@ -14,6 +14,7 @@ from postroad.errors import PeerError
 from postroad.ids import MAX_COST, MAX_NAME, NODE_BYTES, check_name, name_fits
 from postroad.seam.peers import Role
 from postroad.units import KIB, MIB
+from postroad.wire.datagrams import DATAGRAM_KEY_BYTES
 from postroad.wire.frames import MAX_PORT, PROTOCOL_VERSION, Hello, Limits, Welcome, check_address
 
 MIN_WINDOW: Final = 64 * KIB
@@ -59,15 +60,22 @@ def _check_common(*, version: int, limits: Limits, window: int, time_us: int, co
 def _check_broker(*, broker: int, node: bytes, boot: int, name: str) -> None:
     check_name(name)
     if not 0 <= broker <= _MAX_U32 or len(node) != NODE_BYTES:
-        raise PeerError(f"a broker has a 32-bit number and a node id of {NODE_BYTES} bytes")
+        raise PeerError(
+            f"broker number {broker} with a node id of {len(node)} bytes; a number is at most "
+            f"{_MAX_U32}, and a node id has {NODE_BYTES} bytes"
+        )
     if not 1 <= boot <= _MAX_U32:
-        raise PeerError(f"a broker's boot is a 32-bit number from 1 on, not {boot}")
+        raise PeerError(f"a boot of {boot}; it is between 1 and {_MAX_U32}")
 
 
 def _check_reach(message: Hello | Welcome) -> None:
     if not 0 <= message.datagrams <= MAX_PORT:
         raise PeerError(f"a UDP port of {message.datagrams}; it is between 1 and {MAX_PORT}, or 0 for none")
     check_address(message.address)
+    if isinstance(message, Welcome) and len(message.datagram_key) not in (0, DATAGRAM_KEY_BYTES):
+        raise PeerError(
+            f"a key of {len(message.datagram_key)} bytes for datagrams; it has {DATAGRAM_KEY_BYTES}, or none"
+        )
 
 
 def check_hello(hello: Hello) -> Role:
@@ -81,16 +89,21 @@ def check_hello(hello: Hello) -> Role:
     )
     _check_reach(hello)
     if len(hello.token) > MAX_TOKEN:
-        raise PeerError(f"a token of more than {MAX_TOKEN} characters")
+        raise PeerError(f"a token of {len(hello.token)} characters, the most is {MAX_TOKEN}")
     if hello.role in ("broker", "direct"):
         _check_broker(broker=hello.broker, node=hello.node, boot=hello.boot, name=hello.name)
         return "broker" if hello.role == "broker" else "direct"
     if hello.role != "client":
         raise PeerError(f"the role is client, broker or direct, not {hello.role[:40]!r}")
     if not name_fits(hello.name):
-        raise PeerError(f"a client's name has at most {MAX_NAME} bytes and is printable")
+        raise PeerError(
+            f"the client's name {hello.name[:40]!r} has at most {MAX_NAME} bytes and is printable"
+        )
     if not 0 <= hello.publisher <= _MAX_U32 or len(hello.resume_key) > MAX_KEY_BYTES:
-        raise PeerError("a publisher has a 32-bit number and a short key")
+        raise PeerError(
+            f"publisher {hello.publisher} with a key of {len(hello.resume_key)} bytes; a number is at most "
+            f"{_MAX_U32}, a key has at most {MAX_KEY_BYTES} bytes"
+        )
     return "client"
 
 

@@ -34,7 +34,7 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.ids import Identity
-from postroad.links.access import Access, AuthConfig
+from postroad.links.access import Access, AuthConfig, owning
 from postroad.links.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
@@ -49,9 +49,10 @@ from postroad.seam.peers import Peer, Role
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
 from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.datagrams import DATAGRAM_KEY_BYTES
 from postroad.wire.frames import (
-    BATCH_KINDS,
     CONTROL,
+    CREDITED_KINDS,
     PROTOCOL_VERSION,
     Credit,
     Hello,
@@ -134,6 +135,12 @@ class Links:
     def _new_key(self) -> bytes:
         return self._draw(1 << 128).to_bytes(16, "big")
 
+    def _new_datagram_key(self) -> bytes:
+        """For one connection; none where this broker takes no datagrams."""
+        if not self._settings.datagrams:
+            return b""
+        return self._draw(1 << 8 * DATAGRAM_KEY_BYTES).to_bytes(DATAGRAM_KEY_BYTES, "big")
+
     # -- addresses to keep linked ------------------------------------------------------------------
 
     def dial(self, address: str, now_us: int) -> None:
@@ -179,7 +186,14 @@ class Links:
     # -- connections come and go -------------------------------------------------------------------
 
     def opened(
-        self, turn: Turn, connection: int, *, dialled: str | None, certificate: str | None, loopback: bool
+        self,
+        turn: Turn,
+        connection: int,
+        *,
+        dialled: str | None,
+        certificate: str | None,
+        loopback: bool,
+        host: str = "",
     ) -> None:
         if connection in self._connections:
             raise BugError(f"connection {connection} opened twice")
@@ -188,6 +202,7 @@ class Links:
             dialled=dialled,
             certificate=certificate,
             loopback=loopback,
+            host=host,
             phase=Phase.ACCEPTED if dialled is None else Phase.DIALLED,
             opened_us=turn.now_us,
             heard_us=turn.now_us,
@@ -276,14 +291,13 @@ class Links:
         state = self._connections.get(connection)
         if state is None or state.phase is Phase.CLOSING:
             return False  # it was on its way when we closed
-        if kind not in TAKES[state.phase]:
-            raise PeerError(
-                f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
-            )
+        _check_kind(state, kind)
         state.heard_us, state.asked_us = now_us, None
-        if kind in BATCH_KINDS:
+        if kind in CREDITED_KINDS:
             if state.credit_in <= 0:
-                raise PeerError("batch frames beyond the window that was announced")
+                raise PeerError(
+                    f"a {_NAMES[kind]} frame of {size} bytes beyond the window of {state.window_in} bytes"
+                )
             state.credit_in -= size
             state.held += size
         return True
@@ -298,7 +312,7 @@ class Links:
             return None, True
         try:
             kind = _KIND_OF[type(message)]
-            self.admit(connection, kind, 0, turn.now_us)
+            _check_kind(state, kind)
             if kind not in OWN_KINDS:
                 return None, False
             return self._act(turn, state, message), True
@@ -322,8 +336,9 @@ class Links:
                         self.round_trips.observe(state.rtt_us)
                         state.clock.measured(message.time_us, message.at_us, turn.now_us)
             case Credit():
-                if message.size < 1 or state.credit_out + message.size > state.window_out:
-                    raise PeerError(f"credit for {message.size} bytes that were not sent")
+                spent = state.window_out - state.credit_out
+                if not 1 <= message.size <= spent:
+                    raise PeerError(f"credit for {message.size} bytes of {spent} that were sent")
                 state.credit_out += message.size
             case Refuse():
                 self._refused(turn, state, message)
@@ -366,6 +381,8 @@ class Links:
             dialled=None,
             resumed=resumed,
             replaces=self._resuming.opened(number, state.number),
+            host=state.host,
+            datagram_key=self._new_datagram_key(),
         )
         self._welcomes(turn, state, peer, self._settings.client_window)
         self._come_up(turn, state, peer, self._settings.client_window, hello.window)
@@ -373,7 +390,10 @@ class Links:
 
     def _hello_broker(self, turn: Turn, state: Connection, hello: Hello, principal: str, role: Role) -> Peer:
         if not self._access.may_link(principal):
-            raise DeniedError(f"{principal!r} may not link as a broker")
+            raise DeniedError(
+                f"{principal!r} may not link as a broker: start both with the same --link-token-file, or name"
+                " it in auth.link_principals"
+            )
         self._check_limits(hello.name, hello.limits)
         rank = (hello.boot, hello.node < self._me.node, hello.boot, hello.time_us)
         peer = Peer(
@@ -389,6 +409,9 @@ class Links:
             limits=smaller(self._limits, hello.limits),
             dialled=None,
             replaces=self._rival(hello.broker, hello.node, rank, role),
+            host=state.host,
+            datagrams=hello.datagrams,
+            datagram_key=self._new_datagram_key(),
         )
         state.rank = rank
         state.clock.heard(hello.time_us, turn.now_us)
@@ -422,6 +445,9 @@ class Links:
             limits=smaller(self._limits, welcome.limits),
             dialled=state.dialled,
             replaces=self._rival(welcome.broker, welcome.node, rank, role),
+            host=state.host,
+            datagrams=welcome.datagrams,
+            datagram_key=welcome.datagram_key,
         )
         state.rank = rank
         state.clock.measured(state.hello_us, welcome.time_us, turn.now_us)
@@ -458,6 +484,7 @@ class Links:
             resume_key=self._resuming.key(peer.publisher) if peer.role == "client" else b"",
             datagrams=self._settings.datagrams,
             address=self._settings.address,
+            datagram_key=peer.datagram_key,
         )
         turn.send(state.number, encode(welcome))
 
@@ -482,7 +509,8 @@ class Links:
         """An event that one broker takes must pass every link, or the network would lose it on the way."""
         if not same_routing_limits(self._limits, theirs):
             raise PeerError(
-                f"brokers {self._me.name!r} and {name!r} have different limits: give them the same"
+                f"brokers {self._me.name!r} and {name!r} have different limits, {self._limits} and "
+                f"{theirs}: give them the same"
             )
 
     # -- time --------------------------------------------------------------------------------------
@@ -568,6 +596,11 @@ class Links:
         state.credit_in += credit
         turn.send(connection, encode(Credit(size=credit)))
 
+    @property
+    def all_led_somewhere(self) -> bool:
+        """Whether every address that is to be dialled is linked."""
+        return self._dialler.all_led_somewhere
+
     # -- access ------------------------------------------------------------------------------------
 
     def peer(self, connection: int) -> Peer | None:
@@ -588,9 +621,32 @@ class Links:
         peer = self.peer(connection)
         return peer is not None and self._access.may_subscribe(peer.principal, pattern)
 
+    def may_read_some(self, connection: int, pattern: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_read_some(peer.principal, pattern)
+
+    def may_send(self, connection: int, application: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_send(peer.principal, application)
+
+    def may_receive(self, connection: int, application: str) -> bool:
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_receive(peer.principal, application)
+
     def may_admin(self, connection: int) -> bool:
         peer = self.peer(connection)
         return peer is not None and self._access.may_admin(peer.principal)
+
+    def owner(self, connection: int) -> str:
+        """Who owns what this client makes: its principal, "" for nobody in particular."""
+        peer = self.peer(connection)
+        return "" if peer is None else owning(peer.principal)
+
+    def may_use(self, connection: int, owner: str) -> bool:
+        """Whether this client may use a name that belongs to `owner`: it is its own, nobody's, or the client
+        may administer."""
+        peer = self.peer(connection)
+        return peer is not None and self._access.may_use(peer.principal, owner)
 
     # -- facts -------------------------------------------------------------------------------------
 
@@ -631,3 +687,10 @@ class Links:
                 raise BugError(f"credit of connection {state.number} does not add up")
             if state.credit_out > state.window_out:
                 raise BugError(f"connection {state.number} has more credit than its window")
+
+
+def _check_kind(state: Connection, kind: int) -> None:
+    if kind not in TAKES[state.phase]:
+        raise PeerError(
+            f"a frame of kind {_NAMES.get(kind, kind)} is not allowed in phase {state.phase.value!r}"
+        )

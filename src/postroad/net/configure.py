@@ -35,8 +35,14 @@ MAX_LINKS: Final = 1_000
 MAX_PUBENDS: Final = 256
 MIN_KEEP_US: Final = 2 * SECOND_US  # a broker with its first durable subscription has this long to say so
 SHARED_PRINCIPAL: Final = "shared"  # whoever presents the token of --token
+LINK_PRINCIPAL: Final = "brokers"  # whoever presents that of --link-token
 # A flag for one replaces the other in the file.
-_INSTEAD_OF: Final = {"auth.token": "token_file", "auth.token_file": "token"}
+_INSTEAD_OF: Final = {
+    "auth.token": "token_file",
+    "auth.token_file": "token",
+    "auth.link_token": "link_token_file",
+    "auth.link_token_file": "link_token",
+}
 _NONE: Final[tuple[str, ...]] = ()
 T = TypeVar("T")
 
@@ -132,6 +138,7 @@ def _node(top: _Table) -> NodeConfig:
         streams=_section(top.table("streams"), defaults.streams),
         delivery=_section(top.table("delivery"), defaults.delivery),
         durable=_section(top.table("durable"), defaults.durable),
+        quotas=_section(top.table("quotas"), defaults.quotas),
         tracking=_section(
             top.table("tracking"),
             defaults.tracking,
@@ -141,6 +148,7 @@ def _node(top: _Table) -> NodeConfig:
         auth=auth,
         links=replace(_section(top.table("connections"), defaults.links, known=("datagrams",)), token=token),
         discovery=_discovery(top.table("discovery")),
+        queues=_section(top.table("queues"), defaults.queues),
         dial=links,
     )
     top.done()
@@ -177,25 +185,36 @@ def _tls(table: _Table) -> TlsConfig:
 
 
 def _auth(table: _Table, tls: TlsConfig) -> tuple[str, AuthConfig]:
-    """This broker's own token, and whom it serves. Whoever has that token may also link."""
-    token = table.take("token", _text, "")
-    token_file = table.take("token_file", _text, "")
-    if token_file:
-        if token:
-            raise UsageError("give a token or a token file, not both")
-        token = token_from(token_file)
+    """What this broker shows those that it links to, and whom it serves.
+
+    A token that clients share gives them no more than clients need: to link and to administer takes another.
+    """
+    token, link_token = _secret(table, "token"), _secret(table, "link_token")
+    if token and token == link_token:
+        raise UsageError(
+            "auth.link_token is that of the clients as well: who has it may link as a broker, choose another"
+        )
+    own = {SHARED_PRINCIPAL: token, LINK_PRINCIPAL: link_token}
     no_digests: dict[str, str] = {}
     digests = table.take("tokens", _token_digests, no_digests)
     link_principals = table.take("link_principals", _texts, _NONE)
     auth = AuthConfig(
-        tokens=({hash_token(token): SHARED_PRINCIPAL} if token else {}) | digests,
+        tokens={hash_token(secret): principal for principal, secret in own.items() if secret} | digests,
         certificates=tls.require_client_certificate,
         anonymous=table.take("anonymous", _boolean, False),
         rules=table.take("rules", _rules, ()),
-        link_principals=(SHARED_PRINCIPAL, *link_principals) if token else link_principals,
+        link_principals=(LINK_PRINCIPAL, *link_principals) if link_token else link_principals,
     )
     table.done()
-    return token, auth
+    return link_token or token, auth
+
+
+def _secret(table: _Table, key: str) -> str:
+    """A token, given as it is or by the file that holds it."""
+    token, file = table.take(key, _text, ""), table.take(f"{key}_file", _text, "")
+    if token and file:
+        raise UsageError(f"give {table.path(key)} or {table.path(key)}_file, not both")
+    return token_from(file) if file else token
 
 
 def _discovery(table: _Table) -> DiscoveryConfig:

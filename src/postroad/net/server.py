@@ -34,6 +34,7 @@ from postroad.net.historian import Historian
 from postroad.net.listen import BACKLOG
 from postroad.net.log import LOGGER, complain, note
 from postroad.net.samples import Sampler
+from postroad.net.shares import Shares
 from postroad.seam.datagrams import JoinGroup, LeaveGroup, SendTo
 from postroad.seam.effects import Close, Dial, Effect, Note, Send
 from postroad.seam.inputs import Closed, DialFailed, Input, Opened, Received
@@ -52,6 +53,7 @@ CONTROL_SLACK_BYTES: Final = 4 * MIB  # sent but not taken by the peer, beyond w
 SAMPLE_US: Final = SECOND_US  # at least, between two samples of the machine
 REST_US: Final = 4 * SECOND_US  # more, where nothing comes in
 MAX_FRAME_BYTES: Final = (1 << 32) - 1  # that a length can say: our own frames are within their limits
+STALLED_S: Final = 0.02  # between looks at peers that do not read their replies
 SPARE_SOCKETS: Final = 64  # over the limit, while they are told so
 
 
@@ -109,8 +111,7 @@ class Connection(asyncio.Protocol):
             server.refuse(self, error)
             return
         if frames:
-            number = self.number
-            server.queue([Received(connection=number, frame=frame) for frame in frames])
+            server.received(self, frames)
 
     def pause_writing(self) -> None:
         self.server.overflowed(self)
@@ -157,6 +158,8 @@ class Server:
         self._answered: set[str] = set()  # addresses that answered when dialled, at most MAX_DIALS
         self._inputs: list[Input] = []  # of this turn
         self._flush_scheduled = False
+        self._shares = Shares()
+        self._looking = False  # a look at those whose replies are not read is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0  # when the timer fires; meaningless without one
         self._sampler = Sampler()
@@ -246,11 +249,20 @@ class Server:
                 "socket_bytes_out_total": self._bytes_out,
                 "socket_unsent_bytes": sum(one.transport.get_write_buffer_size() for one in self._sockets),
                 "dial_failures_total": self._dial_failures,
+                "frames_waiting": self._shares.frames,
                 "turn_inputs_total": self._inputs_handled,
             }
         )
 
     # -- turns
+
+    def received(self, connection: Connection, frames: Sequence[bytes]) -> None:
+        """Events are handled in the next turn, all that came; what asks for work waits for a share of one."""
+        if self._shares.add(connection, frames):
+            self.queue(())
+        else:
+            number = connection.number
+            self.queue([Received(connection=number, frame=frame) for frame in frames])
 
     def queue(self, inputs: Sequence[Input]) -> None:
         self._inputs += inputs
@@ -262,6 +274,10 @@ class Server:
         """One turn. `due` runs the core even when nothing came in."""
         self._flush_scheduled = False
         inputs, self._inputs = self._inputs, []
+        shared = self._shares.take() if self._shares else []
+        inputs += shared
+        if self._shares:
+            self._flush_again()
         if self._stopping or not (inputs or due):
             return
         now_us = self._clock.now_us()
@@ -276,9 +292,28 @@ class Server:
             self._fail("handle", inputs)
             return
         self._inputs_handled += len(inputs)
-        self._perform(effects)
-        self._turns.observe((time.perf_counter_ns() - began_ns) // 1000)
+        try:
+            self._perform(effects)
+        except Exception:
+            self._fail("perform", inputs)
+            return
+        took_us = (time.perf_counter_ns() - began_ns) // 1000
+        self._turns.observe(took_us)
+        if shared:
+            self._shares.took(took_us)
         self._schedule(deadline_us, now_us)
+
+    def _flush_again(self) -> None:
+        """Somebody waits for a share of the next turn; others may come in before it."""
+        if not self._shares.stalled:
+            self.queue(())
+        elif not self._looking:
+            self._looking = True
+            self._loop.call_later(STALLED_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking = False
+        self.queue(())
 
     def _schedule(self, deadline_us: int | None, now_us: int) -> None:
         """Have the core run by its deadline. A timer that fires too early costs less than moving it."""
@@ -369,7 +404,14 @@ class Server:
 
     def _write(self, connection: Connection, data: bytes | list[bytes]) -> None:
         if connection.translator is not None:
-            data = _translated(connection.translator, data)
+            try:
+                data = _translated(connection.translator, data)
+            except Exception:  # of a translator, which concerns its own connection alone
+                LOGGER.exception(
+                    "connection %d %s could not be translated for", connection.number, connection.peer
+                )
+                connection.transport.abort()
+                return
         if isinstance(data, bytes):
             self._bytes_out += len(data)
             connection.transport.write(data)
@@ -493,6 +535,7 @@ class Server:
 
     def _forget(self, connection: Connection) -> None:
         connection.live = False
+        self._shares.forget(connection)
         del self._live[connection.number]
         self.queue([Closed(connection=connection.number)])
 

@@ -11,7 +11,8 @@ table. Knowledge is filtered with named versions ("silence is relative to a filt
 version must mean the same entries everywhere; that is why a change is applied whole or not at all.
 
 A table also holds its owner's claims: the names of the durable subscriptions it hosts, each with an epoch
-(spec D10). They match nothing; they are here because they must be known everywhere, like the selectors.
+(spec D10) and the principal that it belongs to. They match nothing; they are here because they must be known
+everywhere, like the selectors.
 
 Covering is an economy, never a condition of correctness: what the search for a coverer overlooks is
 advertised although it need not be (see `covering`).
@@ -63,7 +64,7 @@ class Heard(NamedTuple):
 
     owner: int
     version: int
-    claims: dict[str, int | None]
+    claims: dict[str, Claim | None]
     whole: bool
 
 
@@ -280,16 +281,15 @@ class Interest:
             self._place(orphan, change)
         return self._commit(change)
 
-    def claim(self, changes: Mapping[str, int | None]) -> list[InterestUpdate]:
-        """Claim these names with these epochs, or no longer (None). The updates to flood."""
+    def claim(self, changes: Mapping[str, Claim | None]) -> list[InterestUpdate]:
+        """Claim these names, or no longer (None). The updates to flood."""
         change = self._begin_change()
-        for name, epoch in changes.items():
+        for name, claim in changes.items():
             entry, held = self._claims.pop(name, (0, None))
             if held is not None:
                 change.withdraw(entry)
-            if epoch is not None:
+            if claim is not None:
                 self._last_entry += 1
-                claim = Claim(name, epoch)
                 self._claims[name] = (self._last_entry, claim)
                 change.added[self._last_entry] = wire_entry(self._last_entry, claim)
         return self._commit(change)
@@ -476,7 +476,7 @@ class Interest:
             raise PeerError(f"interest change of broker {owner} adds entry {min(repeated)}, which it has")
         text_bytes += table.text_bytes - sum(entry_bytes(table.entries[entry][1]) for entry in update.removed)
         _check_table(owner, len(table.entries) + len(added) - len(removed), text_bytes)
-        claims: dict[str, int | None] = {}
+        claims: dict[str, Claim | None] = {}
         for entry in update.removed:
             key, gone = table.entries.pop(entry)
             if isinstance(gone, Claim):

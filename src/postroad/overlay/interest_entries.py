@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from postroad.errors import PeerError, UsageError
+from postroad.ids import MAX_PRINCIPAL, principal_fits
 from postroad.selectors import Selector
 from postroad.wire.frames import (
     MAX_CONTROL_BYTES,
@@ -19,15 +20,21 @@ TOPIC_BYTES: Final = (1 << 16) - 1  # whatever the limits say
 WHERE_BYTES: Final = 16 << 10
 NAME_BYTES: Final = 255  # of a durable subscription
 MAX_EPOCH: Final = (1 << 62) - 1
+FINGERPRINT_BYTES: Final = 8
 
 _PART_BYTES: Final = MAX_CONTROL_BYTES - (4 << 10)  # what entries may take of one frame
-_ENTRY_BYTES: Final = 24  # MessagePack around an entry's texts, at most
+_ENTRY_BYTES: Final = 48  # MessagePack around an entry's texts, at most
 _REMOVED_BYTES: Final = 9
 
 
 class Claim(NamedTuple):
+    """A broker hosts a durable subscription, which belongs to `principal` ("": to nobody in particular)."""
+
     name: str
     epoch: int
+    principal: str = ""
+    born: int = 0
+    fingerprint: bytes = b""
 
 
 Entry = Selector | Claim
@@ -39,17 +46,43 @@ def text_bytes_of(topic: str, where: str) -> int:
 
 def entry_bytes(selector: Entry) -> int:
     if isinstance(selector, Claim):
-        return len(selector.name.encode())
+        return text_bytes_of(selector.name, selector.principal)
     return text_bytes_of(selector.topic, selector.where)
 
 
-def claims_in(entries: Iterable[Entry]) -> dict[str, int | None]:
-    return {entry.name: entry.epoch for entry in entries if isinstance(entry, Claim)}
+def claims_in(entries: Iterable[Entry]) -> dict[str, Claim | None]:
+    return {entry.name: entry for entry in entries if isinstance(entry, Claim)}
+
+
+def check_claim(claim: Claim) -> None:
+    """PeerError unless every field is within its bounds."""
+    name_bytes = len(claim.name.encode())
+    if not 0 < name_bytes <= NAME_BYTES or not 0 < claim.epoch <= MAX_EPOCH:
+        raise PeerError(
+            f"a claim on a name of {name_bytes} bytes with epoch {claim.epoch}; a name has 1 to {NAME_BYTES} "
+            f"bytes, an epoch is between 1 and {MAX_EPOCH}"
+        )
+    if not principal_fits(claim.principal) or not 0 <= claim.born <= MAX_EPOCH:
+        raise PeerError(
+            f"a claim for a principal of {len(claim.principal.encode())} bytes born at {claim.born}; a "
+            f"principal has up to {MAX_PRINCIPAL} bytes and is printable, and it is born before {MAX_EPOCH}"
+        )
+    if len(claim.fingerprint) not in (0, FINGERPRINT_BYTES):
+        raise PeerError(
+            f"a claim with a fingerprint of {len(claim.fingerprint)} bytes, it has {FINGERPRINT_BYTES}"
+        )
 
 
 def wire_entry(entry: int, selector: Entry) -> InterestEntry | InterestClaim:
     if isinstance(selector, Claim):
-        return InterestClaim(entry=entry, name=selector.name, epoch=selector.epoch)
+        return InterestClaim(
+            entry=entry,
+            name=selector.name,
+            epoch=selector.epoch,
+            principal=selector.principal,
+            born=selector.born,
+            fingerprint=selector.fingerprint,
+        )
     return InterestEntry(entry=entry, topic=selector.topic, where=selector.where)
 
 
@@ -88,7 +121,9 @@ def pack(
     gone: list[int] = []
     size = 0
     for entry in added:
-        texts = (entry.name, "") if isinstance(entry, InterestClaim) else (entry.topic, entry.where)
+        texts = (
+            (entry.name, entry.principal) if isinstance(entry, InterestClaim) else (entry.topic, entry.where)
+        )
         need = _ENTRY_BYTES + text_bytes_of(*texts)
         if size + need > _PART_BYTES:
             yield tuple(entries), ()
@@ -123,13 +158,13 @@ def parse_entries(update: InterestUpdate, limits: Limits) -> tuple[dict[int, Ent
         parsed[entry.entry] = selector
         text_bytes += entry_bytes(selector)
     for claim in update.claims:
-        if not 0 < len(claim.name.encode()) <= NAME_BYTES or not 0 < claim.epoch <= MAX_EPOCH:
-            raise PeerError(
-                f"broker {update.owner} claims a name of {len(claim.name.encode())} bytes with epoch"
-                f" {claim.epoch}; a name has 1 to {NAME_BYTES} bytes, an epoch is between 1 and {MAX_EPOCH}"
-            )
-        parsed[claim.entry] = Claim(claim.name, claim.epoch)
-        text_bytes += len(claim.name.encode())
+        parsed_claim = Claim(claim.name, claim.epoch, claim.principal, claim.born, claim.fingerprint)
+        try:
+            check_claim(parsed_claim)
+        except PeerError as error:
+            raise PeerError(f"entry {claim.entry} of broker {update.owner}'s interest: {error}") from None
+        parsed[claim.entry] = parsed_claim
+        text_bytes += entry_bytes(parsed_claim)
     if len(parsed) != len(update.added) + len(update.claims):
         given = len(update.added) + len(update.claims)
         raise PeerError(f"interest of broker {update.owner} adds {given} entries under {len(parsed)} numbers")

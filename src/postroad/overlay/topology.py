@@ -508,6 +508,11 @@ class Topology:
         ad = self._ads.get(broker)
         return "" if ad is None else ad.address
 
+    def node(self, broker: int) -> bytes | None:
+        """A broker's node id, if it is known."""
+        ad = self._ads.get(broker)
+        return None if ad is None else ad.node
+
     def pubends(self, broker: int) -> tuple[int, ...]:
         ad = self._ads.get(broker)
         return () if ad is None else ad.pubends

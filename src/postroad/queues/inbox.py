@@ -4,10 +4,13 @@ The responsible broker writes operations, every replica applies them; equal stat
 equal states and equal answers. So nothing here reads a clock: an operation carries its time. Express messages
 are not here: they live in the memory of the responsible broker.
 
-**Sources.** Of each (chain of first sending, source) an inbox remembers the last transactional id that was
-kept or rejected; that outlives the messages and takes the place of Fig. 3 at brokers. Nothing may pass an
-earlier message: a put names the id its source sent before it (`after`), and is answered `gap` while that one
-is not here. What is `full` leaves no trace, so that it can be sent again under its id.
+**Sources.** A source is a session of an application: `source_of` puts the session in front of the name, and
+nothing else in here looks into it. Of each (chain of first sending, source) an inbox remembers the last
+transactional id that was kept or rejected; that outlives the messages and takes the place of Fig. 3 at
+brokers. Nothing may pass an earlier message: a put names the id its source sent before it (`after`), and is
+answered `gap` while that one is not here. What is `full` leaves no trace, so that it can be sent again under
+its id. A session that ended in good order is forgotten a minute after its last message is gone, one that
+vanished after a day.
 
 **Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
 keep the order per source. An accept is given to one consumer, and to the same one again however often it
@@ -19,10 +22,10 @@ no order; one is a duplicate only while its first copy is here.
 truth. (1) Each arc is written `Stage`: the messages are checked, have their room and are invisible; their
 sources' later messages wait behind them. (2) When all arcs have kept that, the home is written `Decide`
 commit; the first decision written there stands, whoever asks. (3) Each arc is written `Resolve` with it: the
-messages appear, or their ids count as rejected. A broker whose arc holds a staged transaction for too long
-asks the home to `Decide` abort, and resolves by the answer; so a source that dies in between blocks nobody
-for longer than that. (4) When every arc has resolved, the home is written `Forget`. A participant that was
-not reached keeps the decision alive, never the other way round.
+messages appear, or nothing of them is left, and they may be sent again. A broker whose arc holds a staged
+transaction for too long asks the home to `Decide` abort, and resolves by the answer; so a source that dies
+in between blocks nobody for longer than that. (4) When every arc has resolved, the home is written `Forget`.
+A participant that was not reached keeps the decision alive, never the other way round.
 
 **Bounds.** Messages and bytes of an inbox and of the arc, sources, consumers, dead letters, staged
 transactions and decisions have limits; what would go over is answered `full`, and whoever sent it slows down.
@@ -30,6 +33,7 @@ transactions and decisions have limits; what would go over is answered `full`, a
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final, TypeAlias
 
 import msgspec
@@ -43,7 +47,7 @@ MAX_NAME_BYTES: Final = 255
 MAX_PAYLOAD_BYTES: Final = 512 * KIB
 MAX_TOGETHER: Final = 256  # messages of one put or of one arc's part of a transaction
 MAX_INBOXES: Final = 100_000
-MAX_SOURCES: Final = 10_000  # of an inbox, per chain of first sending
+MAX_SOURCES: Final = 200_000  # of an inbox, per chain of first sending
 MAX_CONSUMERS: Final = 1_000
 MAX_REJECTED: Final = 64  # ids per source whose rejection can be repeated
 MAX_ACCEPTS: Final = (
@@ -53,7 +57,10 @@ MAX_STAGED: Final = 1_024
 MAX_DECISIONS: Final = 65_536
 MAX_PRIORITY: Final = 9
 MESSAGE_OVERHEAD_BYTES: Final = 256
-FORGET_US: Final = 30 * 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
+FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
+ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
+SESSION_BYTES: Final = 8
+_SESSION_DIGITS: Final = 2 * SESSION_BYTES
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -104,10 +111,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     expires_us: int = 0  # 0: never
     attempts: int = 0
     reason: str = ""  # of a dead letter
+    attributes: bytes = b""
+    sent_us: int = 0
 
     @property
     def size(self) -> int:
-        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+        return len(self.payload) + len(self.attributes) + MESSAGE_OVERHEAD_BYTES
 
 
 Key: TypeAlias = tuple[Chain, str, int]  # chain of first sending, source, id
@@ -118,10 +127,11 @@ class _Operation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Put(_Operation, frozen=True, tag=1):
-    """All of these messages or none: they may be for several inboxes."""
+    """Messages for one inbox or several. `together`: all of them or none; else each has its own outcome."""
 
     messages: tuple[Message, ...]
     now_us: int
+    together: bool = True
 
 
 class Accept(_Operation, frozen=True, tag=2):
@@ -132,7 +142,10 @@ class Accept(_Operation, frozen=True, tag=2):
 
 
 class Reject(_Operation, frozen=True, tag=3):
-    """The consumer does not take it: again at `not_before_us`, or `dead` at once."""
+    """The consumer does not take it: again at `not_before_us`, or `dead` at once.
+
+    `attempt`: which one it was, so that a rejection that is said twice counts once; 0: whichever.
+    """
 
     inbox: str
     key: Key
@@ -141,6 +154,7 @@ class Reject(_Operation, frozen=True, tag=3):
     dead: bool
     not_before_us: int
     now_us: int
+    attempt: int = 0
 
 
 class Refuse(_Operation, frozen=True, tag=4):
@@ -206,16 +220,25 @@ class Forget(_Operation, frozen=True, tag=12):
     transaction: bytes
 
 
+class End(_Operation, frozen=True, tag=13):
+    """The source sends nothing more to this inbox."""
+
+    inbox: str
+    source: str
+    now_us: int
+
+
 Operation: TypeAlias = (
-    Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget
+    Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget | End
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, array_like=True):
     """`outcome` is one that the operation's method names; `last`: of a gap, the last id that is here."""
 
     outcome: str
     last: int = 0
+    each: tuple[Answer, ...] = ()  # of a put that is not together
 
 
 class Source(msgspec.Struct):
@@ -230,6 +253,7 @@ class Source(msgspec.Struct):
     waiting: list[int] = msgspec.field(default_factory=list)  # numbers of its transactional messages here
     others: int = 0  # recoverable messages here
     staged: int = 0  # messages of undecided transactions; nothing may pass them
+    ended: bool = False  # it sends nothing more
 
 
 class Inbox(msgspec.Struct):
@@ -250,7 +274,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
 
     inboxes: list[tuple[str, _InboxSnapshot]]
     staged: list[tuple[bytes, Stage]]
-    decisions: list[tuple[bytes, bool]]
+    decisions: list[tuple[bytes, tuple[bool, int]]]
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
@@ -264,25 +288,37 @@ class _InboxSnapshot(msgspec.Struct, array_like=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_OPERATION: Final[msgspec.msgpack.Decoder[Operation]] = msgspec.msgpack.Decoder(Operation)
+_OPERATIONS: Final = msgspec.msgpack.Decoder(tuple[Operation, ...])
 _SNAPSHOT: Final = msgspec.msgpack.Decoder(_Snapshot)
 
 
-def encode(operation: Operation) -> bytes:
-    return _ENCODER.encode(operation)
+def encode(*operations: Operation) -> bytes:
+    """What is written at once: the operations are performed in their order."""
+    return _ENCODER.encode(operations)
+
+
+def source_of(session: bytes, name: str) -> str:
+    return session.hex() + name
+
+
+def name_of(source: str) -> str:
+    return source[_SESSION_DIGITS:]
+
+
+def session_of(source: str) -> bytes:
+    return bytes.fromhex(source[:_SESSION_DIGITS])
 
 
 def check_message(message: Message) -> None:
     """UsageError unless every field is within its bounds."""
-    for what, name in (("inbox", message.inbox), ("source", message.source)):
-        if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
-            raise UsageError(
-                f"the name of an {what} has 1 to {MAX_NAME_BYTES} bytes, not {len(name.encode())}"
-            )
-    if len(message.payload) > MAX_PAYLOAD_BYTES:
-        raise UsageError(
-            f"a message of {len(message.payload)} bytes is over the limit of {MAX_PAYLOAD_BYTES}"
-        )
+    longest = (("inbox", message.inbox, 0), ("source", message.source, _SESSION_DIGITS))
+    for what, name, session in longest:
+        if not 1 <= len(name.encode()) - session <= MAX_NAME_BYTES:
+            size = len(name.encode()) - session
+            raise UsageError(f"the name of an {what} has 1 to {MAX_NAME_BYTES} bytes, not {size}")
+    size = len(message.payload) + len(message.attributes)
+    if size > MAX_PAYLOAD_BYTES:
+        raise UsageError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
     if not 0 <= message.priority <= MAX_PRIORITY:
         raise UsageError(f"a priority is from 0 to {MAX_PRIORITY}, not {message.priority}")
     if not 0 <= message.after < message.id:
@@ -296,17 +332,18 @@ class Inboxes:
         self.limits = limits
         self.inboxes: dict[str, Inbox] = {}
         self.staged: dict[bytes, Stage] = {}
-        self.decisions: dict[bytes, bool] = {}
+        self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
         self.bytes = 0  # of all messages, dead letters and staged ones among them
 
     # The interface of a replicated machine
 
-    def apply(self, payload: bytes) -> Answer:
+    def apply(self, payload: bytes) -> tuple[Answer, ...]:
+        """An answer for each operation."""
         try:
-            operation = _OPERATION.decode(payload)
+            operations = _OPERATIONS.decode(payload)
         except msgspec.DecodeError as error:
-            raise BugError(f"a write of {len(payload)} bytes is no operation: {error}") from error
-        return self.perform(operation)
+            raise BugError(f"a write of {len(payload)} bytes is no list of operations: {error}") from error
+        return tuple([self.perform(operation) for operation in operations])
 
     def perform(self, operation: Operation) -> Answer:
         match operation:
@@ -335,6 +372,8 @@ class Inboxes:
             case Forget():
                 self.decisions.pop(operation.transaction, None)
                 return Answer("done")
+            case End():
+                return self._end(operation)
 
     def snapshot(self) -> bytes:
         inboxes = [
@@ -398,6 +437,7 @@ class Inboxes:
                 )
                 mine.rejected = (mine.rejected + record.rejected)[-MAX_REJECTED:]
                 mine.staged += record.staged
+                mine.ended |= record.ended
             for _, message in saved.messages:
                 if _key(message) not in inbox.numbers:
                     self._insert(inbox, message)
@@ -413,8 +453,18 @@ class Inboxes:
 
     # Reading
 
-    def ready(self, name: str, consumer: str, now_us: int, limit: int) -> list[Message]:
-        """What this consumer may be given now, in the order of delivery."""
+    def ready(
+        self,
+        name: str,
+        consumer: str,
+        now_us: int,
+        limit: int,
+        *,
+        held: Container[Key] = (),
+        end: int = 1 << 62,
+    ) -> list[Message]:
+        """What this consumer may be given now, in the order of delivery: nothing that it has (`held`), and
+        nothing that arrived under the number `end` or a later one."""
         inbox = self.inboxes.get(name)
         if inbox is None or consumer not in inbox.consumers:
             return []
@@ -431,6 +481,8 @@ class Inboxes:
                 if source.waiting[before] != number:
                     continue
                 behind[owner] = before + 1
+            if number >= end or _key(message) in held:
+                continue
             chosen.append(message)
             if len(chosen) == limit:
                 break
@@ -447,7 +499,11 @@ class Inboxes:
     # Sending
 
     def _put(self, operation: Put) -> Answer:
-        """`kept`, `known` (it was kept before), `rejected` (it was refused before), `gap`, `full`."""
+        """`kept`, `known` (it was kept before), `rejected` (it was refused before), `gap`, `full`; `each`."""
+        if not operation.together:
+            return Answer(
+                "each", 0, tuple([self._put_one(each, operation.now_us) for each in operation.messages])
+            )
         answer = self._admit(operation.messages)
         if answer.outcome != "kept":
             return answer
@@ -455,6 +511,20 @@ class Inboxes:
             inbox = self.inboxes.setdefault(message.inbox, Inbox())
             if self._outcome(inbox, message).outcome == "kept":
                 self._keep(inbox, message, operation.now_us)
+        return answer
+
+    def _put_one(self, message: Message, now_us: int) -> Answer:
+        inbox = self.inboxes.get(message.inbox)
+        answer = self._outcome(inbox, message)
+        if answer.outcome != "kept":
+            return answer
+        owner = (message.chain, message.source)
+        new = {message.inbox: {owner}} if inbox is None or owner not in inbox.sources else {}
+        if self._is_full({message.inbox: (1, message.size)}, new):
+            return Answer("full")
+        if inbox is None:
+            inbox = self.inboxes[message.inbox] = Inbox()
+        self._keep(inbox, message, now_us)
         return answer
 
     def _admit(self, messages: tuple[Message, ...]) -> Answer:
@@ -503,7 +573,7 @@ class Inboxes:
         limits = self.limits
         if self.bytes + sum(size for _, size in room.values()) > limits.arc_bytes:
             return True
-        if len(self.inboxes.keys() | room.keys()) > MAX_INBOXES:
+        if len(self.inboxes) + sum(name not in self.inboxes for name in room) > MAX_INBOXES:
             return True
         for name, (count, size) in room.items():
             inbox = self.inboxes.get(name) or Inbox()
@@ -516,6 +586,7 @@ class Inboxes:
     def _keep(self, inbox: Inbox, message: Message, now_us: int) -> None:
         source = inbox.sources.setdefault((message.chain, message.source), Source())
         source.touched_us = now_us
+        source.ended = False
         if message.ordered:
             source.last = message.id
         self._insert(inbox, message)
@@ -600,6 +671,8 @@ class Inboxes:
         if source.consumer != operation.consumer:
             return Answer("taken")
         message = inbox.messages[number]
+        if operation.attempt and message.attempts >= operation.attempt:
+            return Answer("again")  # it was rejected before
         tried = replace(message, attempts=message.attempts + 1, not_before_us=operation.not_before_us)
         if not operation.dead and tried.attempts < self.limits.attempts:
             inbox.messages[number] = tried
@@ -655,6 +728,9 @@ class Inboxes:
     def _sweep(self, operation: Sweep) -> Answer:
         """`done`. Where there is no room for a dead letter, what has expired is dropped."""
         now_us = operation.now_us
+        for transaction, (_, since_us) in list(self.decisions.items()):
+            if since_us <= now_us - FORGET_US:
+                del self.decisions[transaction]
         for inbox in self.inboxes.values():
             for message in [each for each in inbox.messages.values() if _is_expired(each, now_us)]:
                 source = inbox.sources[message.chain, message.source]
@@ -663,9 +739,17 @@ class Inboxes:
                     self._bury(inbox, message, "expired")
             for owner, source in list(inbox.sources.items()):
                 idle = not source.waiting and not source.others and not source.staged
-                if idle and source.touched_us <= now_us - FORGET_US:
+                if idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US):
                     _unstick(inbox, source)
                     del inbox.sources[owner]
+        return Answer("done")
+
+    def _end(self, operation: End) -> Answer:
+        """`done`."""
+        inbox = self.inboxes.get(operation.inbox)
+        for (_, name), source in () if inbox is None else inbox.sources.items():
+            if name == operation.source:
+                source.ended, source.touched_us = True, operation.now_us
         return Answer("done")
 
     def _revive(self, operation: Revive) -> Answer:
@@ -715,8 +799,8 @@ class Inboxes:
         if decided is None:
             if len(self.decisions) >= MAX_DECISIONS:
                 return Answer("full")
-            decided = self.decisions[operation.transaction] = operation.commit
-        return Answer("committed" if decided else "aborted")
+            decided = self.decisions[operation.transaction] = (operation.commit, operation.now_us)
+        return Answer("committed" if decided[0] else "aborted")
 
     def _resolve(self, operation: Resolve) -> Answer:
         """`done`, again and again."""
@@ -730,11 +814,8 @@ class Inboxes:
             self.bytes -= message.size
         for message in stage.messages:
             inbox = self.inboxes[message.inbox]
-            if operation.commit:
-                if self._outcome(inbox, message).outcome == "kept":
-                    self._keep(inbox, message, operation.now_us)
-            elif message.ordered:
-                self._refuse(Refuse(message.inbox, _key(message), operation.now_us))
+            if operation.commit and self._outcome(inbox, message).outcome == "kept":
+                self._keep(inbox, message, operation.now_us)
         return Answer("done")
 
     def check(self) -> None:

@@ -110,6 +110,7 @@ MAX_PENDING_BYTES: Final = 64 * MIB
 MAX_WRITE_BYTES: Final = 960 * KIB  # so that it fits a frame
 MAX_STATE_BYTES: Final = 4 * GIB
 MAX_ROUND: Final = 1 << 60
+CALM_DOUBLINGS: Final = 5  # of the wait of an elector that would have others in a view that is served
 _DRAWS: Final = 1 << 32
 
 
@@ -330,7 +331,10 @@ class Arc:
 
     def next_deadline(self) -> int | None:
         """When `tick` is due; 0 is at once."""
-        times = [self.resend_at, self.reading.until_us if self.reading and not self.reading.source else None]
+        times = [self.resend_at]
+        reading = self.reading
+        if reading is not None and reading.source is None and reading.until_us > self.now_us:
+            times.append(reading.until_us)  # only once: whoever is still awaited then is so for good
         if self.proposal is not None:
             times.append(self.proposal.until_us)
         elif self._has_reason():
@@ -405,6 +409,15 @@ class Arc:
         number = self._write(payload, durable, None)
         self._end(start)
         return number
+
+    def rewrite(self) -> Append:
+        """The log could not be written: all of the state anew, in the place of what it has."""
+        if self.chain is None:
+            return Append((), True, ())
+        mark = Mark(self.chain, self.epoch, self.applied, self.whole, self._snapshot())
+        self.log_bytes = 0
+        synced = Send(self.me, Synced(self.chain, self.epoch, self.applied))
+        return Append((mark,), True, (synced,))
 
     def knows(self, chain: Chain) -> bool:
         """Whether ids of that chain can be compared here. If not, its state is still to be taken in."""
@@ -659,14 +672,18 @@ class Arc:
         return nodes[0], frozenset(nodes[: limits.replicas]), frozenset(nodes[: limits.electors])
 
     def _wait_us(self, draw: int) -> int:
-        """The responsible broker begins at once; the others at random, so that one is first."""
+        """The responsible broker begins at once, and if it is gone, who would be it; others at random."""
         view = self.view
         assert view is not None
-        if self.attempts == 0 and view.responsible == self.me:
+        leads, first = view.responsible == self.me, self.candidates[:1] == (self.me,)
+        if self.attempts == 0 and (leads or (first and view.responsible not in self.candidates)):
             return 0
         # A view that took too long to fill is given twice the time when it is tried in the next epoch.
         unfilled = view.epoch - view.base.epoch - 1 if view.stage == NEW else 0
-        doublings = min(self.attempts + unfilled, 32)
+        # Brokers may see different ones alive: who is in the view is first of all for its responsible broker.
+        calm = view.stage == STARTED and view.responsible in self.candidates and not leads
+        patience = CALM_DOUBLINGS if calm and self.vote is None and self.rival is None else 0
+        doublings = min(self.attempts + unfilled + patience, 32)
         wait_us = min(self.settings.retry_us << doublings, self.settings.longest_us)
         return wait_us // 2 + wait_us * (draw % _DRAWS) // (2 * _DRAWS)
 
@@ -712,7 +729,10 @@ class Arc:
         proposal, view = self.proposal, self.view
         assert proposal is not None
         assert view is not None
-        if proposal.value is not None or (patient and len(proposal.promises) < len(proposal.asked)):
+        promised = {node for node, _ in proposal.promises}
+        # Nobody waits for those that the ring takes for dead.
+        awaited = [node for node in proposal.asked if not self.candidates or node in self.candidates]
+        if proposal.value is not None or (patient and not promised.issuperset(awaited)):
             return
         promises = {node: vote for node, vote in proposal.promises if node in view.electors}
         if len(promises) < view.majority:

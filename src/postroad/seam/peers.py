@@ -25,3 +25,6 @@ class Peer:
     dialled: str | None  # the address, if we dialled
     resumed: bool = False  # role "client": `publisher` goes on from an earlier connection
     replaces: int | None = None  # the connection whose place this one takes; it is being closed
+    host: str = ""  # as an Endpoint writes it; "" if the driver does not know
+    datagrams: int = 0  # its UDP port; 0: none that is known
+    datagram_key: bytes = b""  # of datagrams to and from it; b"": none are exchanged

@@ -56,6 +56,7 @@ class Switchboard:
         self.direct: dict[type[Message], FromPeer] = {}
         self.rooms_direct: dict[str, FromDirect] = {}
         self.cut_off: list[Callable[[Turn, int], None]] = []
+        self.interrupted: list[Callable[[Turn, int], None]] = []
         self.came_up: dict[Role, list[PeerChanged]] = {"client": [], "broker": [], "direct": []}
         self.went_down: dict[Role, list[PeerChanged]] = {"client": [], "broker": [], "direct": []}
         self.starting: list[Callable[[Turn], None]] = []
@@ -76,17 +77,28 @@ class Switchboard:
 
     def request(self, what: str, handler: Handle, needs: str = "") -> None:
         """What clients ask for. A handler raises UsageError or UnavailableError if it cannot be."""
+        if needs not in ("", "admin"):
+            raise BugError(f"the request {what!r} needs the right {needs!r}, which nobody checks")
         _claim(self.requests, what, (handler, needs))
 
     def query(self, what: str, handler: Asked) -> None:
         """What other brokers ask. The handler answers with `Inquiries.respond`, at once or later."""
         _claim(self.queries, what, handler)
 
-    def from_direct(self, room: str, handler: FromDirect, unreached: Callable[[Turn, int], None]) -> None:
+    def from_direct(
+        self,
+        room: str,
+        handler: FromDirect,
+        unreached: Callable[[Turn, int], None],
+        interrupted: Callable[[Turn, int], None] | None = None,
+    ) -> None:
         """What the same room of another broker says by `DirectPeers.send`. `unreached` is told of a broker to
-        which something was to be sent, and that could not be reached or went away."""
+        which something was to be sent, and that could not be reached or went away; `interrupted` of one that
+        is still connected, but not over the connection that something was sent on."""
         _claim(self.rooms_direct, room, handler)
         self.cut_off.append(unreached)
+        if interrupted is not None:
+            self.interrupted.append(interrupted)
 
     def datagram(self, kind: int, handler: GotDatagram) -> None:
         """Datagrams of this kind; `wire.datagrams` says what they begin with."""

@@ -47,8 +47,18 @@ class ConditionBudget:
                 f"this condition costs {cost}, those of {principal or _ANONYMOUS} cost {spent} already, "
                 f"the limit is {self.limit}"
             )
-        if account is None:
-            account = self._accounts[principal] = _Account()
+        self._add(principal, selector, cost)
+
+    def restore(self, principal: str, selector: Selector) -> None:
+        """One that was there before the limit was asked."""
+        account = self._accounts.get(principal)
+        if account is not None and selector in account.costs:
+            account.repeated[selector] = account.repeated.get(selector, 0) + 1
+        else:
+            self._add(principal, selector, selector.cost)
+
+    def _add(self, principal: str, selector: Selector, cost: int) -> None:
+        account = self._accounts.setdefault(principal, _Account())
         account.costs[selector] = cost
         account.spent += cost
 
@@ -73,5 +83,3 @@ class ConditionBudget:
                 raise BugError(f"the conditions of {principal or _ANONYMOUS} are miscounted")
             if not account.costs.keys() >= account.repeated.keys() or 0 in account.repeated.values():
                 raise BugError(f"repeated subscriptions of {principal or _ANONYMOUS} are miscounted")
-            if account.spent > self.limit:
-                raise BugError(f"the conditions of {principal or _ANONYMOUS} cost more than they may")

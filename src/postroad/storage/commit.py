@@ -104,6 +104,12 @@ class GroupCommit:
                 else:
                     self._queue.append((self._heard, effect))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something was asked for that no commit has taken."""
+        with self._lock:
+            return bool(self._queue or self._taken)
+
     def take(self) -> list[StorageInput]:
         """Outcomes since the last call, to be handed to the core before its next effects are submitted."""
         with self._lock:

@@ -347,6 +347,20 @@ class Delivery:
         self._frames += frames
         self._delivered += events
 
+    def takers(self, batch: EventBatch) -> list[tuple[NDArray[np.uint32], list[tuple[int, int, str]]]]:
+        """Who wants which rows of events that are part of no stream: connections, numbers and names."""
+        subscriptions = self._subscriptions
+        return [
+            (
+                rows,
+                [
+                    (found.connection.number, found.number, found.name)
+                    for found in map(subscriptions.__getitem__, targets)
+                ],
+            )
+            for rows, targets in self._index.match(batch)
+        ]
+
     def _deliver_late(self, turn: Turn, stream: _Stream, subscription: _Subscription, cut: _Cut) -> None:
         """Deliver to a subscription that may begin inside this span, after it, or never."""
         begin = stream.late.get(subscription.id)

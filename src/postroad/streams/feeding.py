@@ -122,7 +122,7 @@ class Feeder:
             return
         owners = self.owners(stream, neighbour)
         coverage = self._covered(segment.coverage, owners)
-        rows = None if groups is None else _rows_for(groups, owners)
+        rows = None if groups is None else rows_for(groups, owners)
         joins = feed.quiet == segment.start and (coverage == feed.coverage or feed.sent_to == feed.quiet)
         if not joins:
             self.tell_quiet(turn, neighbour, feed, stream)
@@ -228,7 +228,7 @@ class Feeder:
             self._send_lost(turn, neighbour, stream.id, segment)
             return
         coverage = self._covered(segment.coverage, owners)
-        rows = None if segment.batch is None else _rows_for(self._interest.match(segment.batch), owners)
+        rows = None if segment.batch is None else rows_for(self._interest.match(segment.batch), owners)
         if rows is None or segment.batch is None:
             self._queue_silence(turn, neighbour, stream, segment.start, segment.end, coverage)
         else:
@@ -286,7 +286,7 @@ class Feeder:
             turn.send(neighbour.connection, encode(part))
 
 
-def _rows_for(groups: list[Group], owners: frozenset[int]) -> npt.NDArray[np.uint32] | None:
+def rows_for(groups: list[Group], owners: frozenset[int]) -> npt.NDArray[np.uint32] | None:
     """The rows that at least one of these owners wants; None if none."""
     wanted = [group.rows for group in groups if not owners.isdisjoint(group.targets)]
     if not wanted:

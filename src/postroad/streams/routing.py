@@ -31,6 +31,7 @@ from postroad.delays import Delays
 from postroad.errors import BugError, PeerError
 from postroad.events.batch import EventBatch, empty_frame
 from postroad.ids import SubscriptionKey, boot_of, is_history, is_volatile, pubend_text, volatile_pubend
+from postroad.links.access import RESERVED
 from postroad.links.links import Links
 from postroad.overlay.interest import Interest
 from postroad.overlay.topology import MAX_BROKERS, Topology
@@ -271,11 +272,16 @@ class Routing:
         return self._topology.name(origin) if self._topology.distance(origin) is None else None
 
     def _heads(self, turn: Turn, peer: Peer, request: Request) -> None:
-        """How far each durable pubend is known here, but for those of retired brokers."""
+        """How far each durable pubend is known here that may have something for the asker to read, but for
+        those of retired brokers."""
+        links, asker = self._links, peer.connection
+        everything = links.may_admin(asker)
+        of_history = everything or links.may_read_some(asker, RESERVED)
+        of_others = everything or links.may_read_some(asker, "#")
         heads = {
             pubend: self._streams[pubend].horizon
             for pubend in sorted(self.durable_streams())
-            if not self._gone(pubend >> 32)
+            if not self._gone(pubend >> 32) and (of_history if is_history(pubend) else of_others)
         }
         body = {
             "heads": {pubend_text(pubend): tick for pubend, tick in heads.items()},

@@ -3,10 +3,16 @@
 Every datagram begins with the same four bytes: the letters "pr", the version u8 and the kind u8. What begins
 otherwise is not ours: scanners and strays reach every open port, and a driver drops them before any core is
 run.
+
+Datagrams that go with a connection are sealed: a session of 8 bytes says which connection that is, and a
+code of 8 bytes that who sent them has its key, which was said in the handshake. Anything else is dropped
+unanswered, so nobody can make a node answer to an address that is not his.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from typing import Final
 
 # Every IPv6 link carries packets of 1,280 bytes, 48 of which are the headers of IPv6 and UDP. More would pass
@@ -16,6 +22,40 @@ MAX_DATAGRAM_BYTES: Final = 1_232
 DATAGRAM_VERSION: Final = 1
 DATAGRAM_MARK: Final = b"pr" + bytes((DATAGRAM_VERSION,))  # what a kind and a body follow
 DATAGRAM_PREFIX_BYTES: Final = len(DATAGRAM_MARK) + 1
+
+DATAGRAM_KEY_BYTES: Final = 24  # a session of 8 bytes and a secret of 16
+SESSION_BYTES: Final = 8
+CODE_BYTES: Final = 8
+SEAL_BYTES: Final = SESSION_BYTES + CODE_BYTES
+
+# Kinds.
+BEST_EFFORT: Final = 16  # sealed: a BEST_EFFORT frame
+GREETING: Final = 17  # sealed: one byte, whether the sender hears the other side
+
+# A best-effort event: its topic, attributes and payload, such that it also fits a repair that carries it.
+MAX_BEST_EFFORT_BYTES: Final = 960
+
+
+def seal(kind: int, key: bytes, body: bytes, *, dialled: bool) -> bytes:
+    """One whole datagram. `dialled`: the sender has dialled the connection, so that nothing can be sent back
+    to its sender as if the other side had said it."""
+    return pack(kind, key[:SESSION_BYTES] + _code(kind, key, body, dialled) + body)
+
+
+def session_of(data: bytes) -> bytes:
+    return data[DATAGRAM_PREFIX_BYTES : DATAGRAM_PREFIX_BYTES + SESSION_BYTES]
+
+
+def unseal(data: bytes, key: bytes, *, dialled: bool) -> bytes | None:
+    """The body of a sealed datagram; None if it was not sealed with this key. `dialled`: as of its sender."""
+    body = data[DATAGRAM_PREFIX_BYTES + SEAL_BYTES :]
+    code = data[DATAGRAM_PREFIX_BYTES + SESSION_BYTES : DATAGRAM_PREFIX_BYTES + SEAL_BYTES]
+    return body if hmac.compare_digest(code, _code(datagram_kind(data), key, body, dialled)) else None
+
+
+def _code(kind: int, key: bytes, body: bytes, dialled: bool) -> bytes:
+    secret = key[SESSION_BYTES:] + bytes((kind, dialled))
+    return hashlib.blake2b(body, digest_size=CODE_BYTES, key=secret).digest()
 
 
 def pack(kind: int, body: bytes) -> bytes:

@@ -3,7 +3,8 @@
 Every frame starts with the same eight bytes, little-endian: total length u32 (these eight included),
 kind u8, layout version u8, flags u16. Batch frames (PUBLISH, DELIVERY, KNOWLEDGE) go on as
 `events.batch` says. Control frames carry one MessagePack array: the fields of the message class of that
-kind, in order. docs/protocol.md is the reference for other languages; a test compares the two.
+kind, in order; if CHECKED is among the flags, the CRC-32C of all before follows. docs/protocol.md is the
+reference for other languages; a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,19 +14,27 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, TypeVar
 
+import google_crc32c
 import msgspec
 
-from postroad.errors import BugError, PeerError, UnavailableError
+from postroad.errors import BugError, DamagedError, PeerError, UnavailableError
 
 PROTOCOL_VERSION: Final = 1
 FRAME_PREFIX_BYTES: Final = 8
+CHECKED: Final = 0x8000  # flag of a control frame: its last four bytes are its checksum
+CHECKSUM_BYTES: Final = 4
 MAX_CONTROL_BYTES: Final = 1 << 20
 MAX_BODY_BYTES: Final = MAX_CONTROL_BYTES - 1024  # of a message that carries one
 MAX_ADDRESS_BYTES: Final = 261  # HOST:PORT: a name in the DNS has at most 255
 MAX_PORT: Final = 65_535
 HANDSHAKE_BYTES: Final = 64 << 10  # of the first frame on a connection, whoever sends it
-_DEFAULTS_BYTES: Final = 64  # more than the fields a sender may leave out take
+# Fields that a sender may leave out are sent on: they add less than this share to a frame, and these bytes.
+_DEFAULTS_BYTES: Final = 64
+_DEFAULTS_SHARE: Final = 2
+_MAX_MESSAGE_BYTES: Final = MAX_CONTROL_BYTES - FRAME_PREFIX_BYTES - CHECKSUM_BYTES
+_RESIDUE: Final = 0x48674BC7  # the CRC-32C of anything that is followed by its own
 _PREFIX: Final = struct.Struct("<IB")
+_CONTROL_PREFIX: Final = struct.Struct("<IBBH")
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises
 
 _Body = TypeVar("_Body")
@@ -51,6 +60,7 @@ class Kind(IntEnum):
     ENDED = 24
     ACK = 25
     ACKED = 26
+    BEST_EFFORT = 27  # batch
     REQUEST = 28
     REPLY = 29
     # brokers
@@ -68,10 +78,21 @@ class Kind(IntEnum):
     QUERY = 44
     ANSWER = 45
     DIRECT = 48
+    # clients and queues
+    SEND = 50
+    SENT = 51
+    END_SESSION = 52
+    RECEIVE = 53
+    RECEIVING = 54
+    MESSAGES = 55
+    SETTLE = 56
+    SETTLED = 57
+    UNRECEIVE = 58
     DISCOVER = 60
 
 
-BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.KNOWLEDGE})
+BATCH_KINDS: Final = frozenset({Kind.PUBLISH, Kind.DELIVERY, Kind.BEST_EFFORT, Kind.KNOWLEDGE})
+CREDITED_KINDS: Final = BATCH_KINDS | {Kind.DIRECT}  # what takes credit of a connection's window
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -137,6 +158,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     resume_key: bytes = b""
     datagrams: int = 0  # the broker's UDP port, at the host that this connection leads to; 0: it has none
     address: str = ""  # HOST:PORT where others reach it; "" if it does not know
+    datagram_key: bytes = b""  # of the datagrams that go with this connection; b"": there are none
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -329,11 +351,17 @@ class InterestEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class InterestClaim(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The owner hosts a durable subscription. Of several owners that with the highest epoch has the name."""
+    """The owner hosts a durable subscription. Of several owners that with the highest epoch has the name.
+
+    The name belongs to `principal`, "" for nobody in particular; of two principals to that first `born`.
+    """
 
     entry: int
     name: str
     epoch: int
+    principal: str = ""
+    born: int = 0  # when it was made, at whichever broker
+    fingerprint: bytes = b""  # of its topic, condition and sharing; b"" if not known
 
 
 class InterestUpdate(Message, frozen=True, kw_only=True):
@@ -383,6 +411,115 @@ class Direct(Message, frozen=True, kw_only=True):
     body: bytes
 
 
+class Posting(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One message to one application."""
+
+    inbox: str
+    id: int  # increases within the session, over all inboxes
+    after: int  # transactional: the id that the session sent to this inbox before; 0: none
+    payload: bytes
+    attributes: bytes = b""  # encoded as those of an event
+    priority: int = 4
+    delay_us: int = 0
+    expires_us: int = 0  # from now; 0: never
+    chain: bytes = b""  # as in the SENT about this id, or about this inbox before; b"": not known
+
+
+class Send(Message, frozen=True, kw_only=True):
+    """Messages of one session of one source. A client sends again under the same ids until it is answered."""
+
+    number: int
+    source: str
+    session: bytes
+    form: str  # "express", "recoverable", "transactional"
+    messages: tuple[Posting, ...]
+    reliable: bool = True
+    together: bool = False  # transactional: all or none of them
+    confirm: bool = False  # SENT is to say "delivered" as well
+
+
+class Sent(Message, frozen=True, kw_only=True):
+    """What became of messages of a SEND, by their place in it; () is all of them."""
+
+    number: int
+    places: tuple[int, ...]
+    state: str  # "kept", "delivered", "gap"; "" with a code
+    code: str = ""
+    reason: str = ""
+    last: int = 0  # of a gap: the last id of the session that the inbox has
+    chain: bytes = b""
+
+
+class EndSession(Message, frozen=True, kw_only=True):
+    """The source will send nothing more in this session."""
+
+    source: str
+    session: bytes
+
+
+class Receive(Message, frozen=True, kw_only=True):
+    """`number` is chosen by the client and names this use of the inbox on this connection."""
+
+    number: int
+    inbox: str
+    consumer: bytes  # the same when the same inbox object comes again after its connection was lost
+    window: int  # messages that may be with the consumer unsettled
+
+
+class Receiving(Message, frozen=True, kw_only=True):
+    """The consumer has joined; with a code, it has not or no longer."""
+
+    number: int
+    code: str = ""
+    reason: str = ""
+
+
+class QueueMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A message as a consumer gets it; `key` names it in a SETTLE."""
+
+    key: bytes
+    source: str
+    session: bytes
+    id: int
+    form: str
+    attempt: int
+    sent_us: int
+    payload: bytes
+    attributes: bytes = b""
+    priority: int = 4
+
+
+class Messages(Message, frozen=True, kw_only=True):
+    """A consumer refuses those whose `place` is below the highest it has seen of this inbox."""
+
+    number: int
+    place: bytes
+    messages: tuple[QueueMessage, ...]
+
+
+class Settle(Message, frozen=True, kw_only=True):
+    number: int
+    ticket: int
+    keys: tuple[bytes, ...]
+    verdict: str  # "accept", "again", "dead"
+    delay_us: int = 0  # again: not before this
+    reason: str = ""
+
+
+class Settled(Message, frozen=True, kw_only=True):
+    """An outcome per key; with a code there is none, and the same is to be said again."""
+
+    number: int
+    ticket: int
+    outcomes: tuple[str, ...]
+    code: str = ""
+    reason: str = ""
+
+
+class Unreceive(Message, frozen=True, kw_only=True):
+    number: int
+
+
 class Discover(Message, frozen=True, kw_only=True):
     """A discovery request on its way through the network: who is to be answered, and what it showed."""
 
@@ -429,6 +566,15 @@ CONTROL: Final[dict[Kind, type[Message]]] = {
     Kind.QUERY: Query,
     Kind.ANSWER: Answer,
     Kind.DIRECT: Direct,
+    Kind.SEND: Send,
+    Kind.SENT: Sent,
+    Kind.END_SESSION: EndSession,
+    Kind.RECEIVE: Receive,
+    Kind.RECEIVING: Receiving,
+    Kind.MESSAGES: Messages,
+    Kind.SETTLE: Settle,
+    Kind.SETTLED: Settled,
+    Kind.UNRECEIVE: Unreceive,
     Kind.DISCOVER: Discover,
 }
 _KIND_OF: Final = {message: kind for kind, message in CONTROL.items()}
@@ -440,10 +586,11 @@ def encode(message: Message) -> bytes:
     """One whole control frame. Whoever makes a message keeps it within MAX_CONTROL_BYTES."""
     body = _ENCODER.encode(message)
     kind = _KIND_OF[type(message)]
-    length = FRAME_PREFIX_BYTES + len(body)
+    length = FRAME_PREFIX_BYTES + len(body) + CHECKSUM_BYTES
     if length > MAX_CONTROL_BYTES:
         raise BugError(f"a {kind.name} frame of {length} bytes, the limit is {MAX_CONTROL_BYTES}")
-    return length.to_bytes(4, "little") + bytes((kind, PROTOCOL_VERSION, 0, 0)) + body
+    frame = _CONTROL_PREFIX.pack(length, kind, PROTOCOL_VERSION, CHECKED) + body
+    return frame + int(google_crc32c.value(frame)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def frame_kind(frame: bytes | memoryview) -> int:
@@ -452,21 +599,25 @@ def frame_kind(frame: bytes | memoryview) -> int:
 
 def decode(frame: bytes | memoryview) -> Message:
     """The message of one whole control frame; PeerError if it is not one."""
-    kind, version = frame[4], frame[5]
+    kind, version, flags, end = frame[4], frame[5], frame[6] | frame[7] << 8, len(frame)
+    if flags & CHECKED:
+        end = max(FRAME_PREFIX_BYTES, end - CHECKSUM_BYTES)
+        if google_crc32c.value(frame if type(frame) is bytes else bytes(frame)) != _RESIDUE:
+            raise DamagedError(f"a control frame of kind {kind} whose checksum is wrong")
     if version != PROTOCOL_VERSION:
         raise PeerError(f"frame of layout version {version}, this side speaks {PROTOCOL_VERSION}")
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise PeerError(f"unknown frame kind {kind}")
-    if frame[6] or frame[7]:
-        raise PeerError(f"a {Kind(kind).name} frame with flags, a control frame has none")
+    if flags & ~CHECKED:
+        raise PeerError(f"a {Kind(kind).name} frame with flags {flags:#x}, it has none but {CHECKED:#x}")
     try:
-        message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:])
+        message = decoder.decode(memoryview(frame)[FRAME_PREFIX_BYTES:end])
     except _UNREADABLE as error:
         raise PeerError(f"malformed {Kind(kind).name} frame: {error}") from None
-    spare = MAX_CONTROL_BYTES - len(frame)
     # Sent on, it has the fields that its sender left out, and must still fit.
-    if spare < _DEFAULTS_BYTES and FRAME_PREFIX_BYTES + len(_ENCODER.encode(message)) > MAX_CONTROL_BYTES:
+    whole = _DEFAULTS_SHARE * len(frame) + _DEFAULTS_BYTES
+    if whole > MAX_CONTROL_BYTES and len(_ENCODER.encode(message)) > _MAX_MESSAGE_BYTES:
         raise PeerError(f"a {Kind(kind).name} frame that leaves no room for all of its fields")
     return message
 

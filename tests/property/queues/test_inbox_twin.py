@@ -249,10 +249,10 @@ def test_inboxes_do_what_plain_lists_do_and_an_installed_replica_goes_on_alike(
         operation = aimed(drawn, index, twin)
         if at == middle:
             replica.install(inboxes.snapshot())
-        answer = inboxes.apply(encode(operation))
+        (answer,) = inboxes.apply(encode(operation))
         assert answer.outcome == twin.perform(operation), operation
         if at >= middle:
-            assert replica.apply(encode(operation)) == answer
+            assert replica.apply(encode(operation)) == (answer,)
             assert replica.snapshot() == inboxes.snapshot()
             replica.check()
         inboxes.check()

@@ -6,8 +6,12 @@ from tests.worlds.brokers import SECOND_US, Client, Net, numbers
 
 from postroad.broker.core import Broker
 from postroad.config import BrokerConfig
+from postroad.errors import PeerError
 from postroad.ids import Identity, IdSource
+from postroad.seam.datagrams import Datagram, SendTo
 from postroad.seam.inputs import Received
+from postroad.seam.turn import Turn
+from postroad.wire.datagrams import pack
 from postroad.wire.frames import (
     Accepted,
     Ping,
@@ -165,7 +169,7 @@ def test_a_publish_frame_that_names_a_pubend_costs_only_its_sender() -> None:
     subscriber, honest, hostile = Client(net, 0), Client(net, 0), Client(net, 0)
     subscriber.subscribe(1, "t")
     forged = bytearray(hostile.frame("t", "forged"))
-    forged[16] = 1
+    forged[12:17] = bytes(4) + b"\1"  # without a checksum
     net.give(
         0,
         [Received(honest.connection, honest.frame("t", "good")), Received(hostile.connection, bytes(forged))],
@@ -240,3 +244,17 @@ def test_an_idle_broker_has_a_deadline() -> None:
     broker = Broker(BrokerConfig(), identity, draw=lambda _: 0, now_us=now_us)
     broker.handle([], now_us)
     assert now_us < broker.next_deadline() <= now_us + SECOND_US
+
+
+def test_a_datagram_that_its_room_cannot_read_ends_nothing() -> None:
+    """Anybody can send one: it is counted, and nobody is told."""
+    net = Net(1)
+    broker = net.brokers[0]
+
+    def read(_turn: Turn, _datagram: Datagram) -> None:
+        raise PeerError("malformed")
+
+    broker._board.datagram(250, read)
+    effects = broker.handle([Datagram(("127.0.0.1", 9), pack(250, b"?"))], net.now_us)
+    assert not [effect for effect in effects if isinstance(effect, SendTo)]
+    assert broker.metrics()["refused_datagrams_total"] == 1

@@ -6,14 +6,14 @@ import asyncio
 import threading
 
 import postroad
-from postroad.client.blocking import _LoopThread
+from postroad.client.loop_thread import LoopThread
 
 WAIT_S = 60.0  # far more than a busy machine needs; what hangs, hangs for ever
 
 
 def test_who_waits_while_another_thread_closes_is_told_so() -> None:
     """A loop that is stopped answers nobody any more: whatever is under way has to end first."""
-    thread = _LoopThread()
+    thread = LoopThread()
     begun = threading.Barrier(5)
     told: list[BaseException] = []
 
@@ -39,10 +39,10 @@ def test_who_waits_while_another_thread_closes_is_told_so() -> None:
 
 def test_calls_that_come_while_it_stops_are_answered() -> None:
     for _ in range(20):
-        thread = _LoopThread()
+        thread = LoopThread()
         ended: list[object] = []
 
-        def call(thread: _LoopThread = thread, ended: list[object] = ended) -> None:
+        def call(thread: LoopThread = thread, ended: list[object] = ended) -> None:
             try:
                 while True:
                     thread.call(asyncio.sleep, 0)

@@ -52,7 +52,8 @@ def test_what_changes_something_needs_the_right_to(what: str) -> None:
     net.kill(0)
     net.start(0)
     denied = ask(DurableClient(net, 0, "alice"), what, name="s", broker="b9")
-    assert (denied.code, denied.body) == ("denied", f"{what} needs the right `admin` at this broker")
+    assert denied.code == "denied"
+    assert denied.body.startswith(f"{what} needs the right `admin` at this broker")
     assert ask(DurableClient(net, 0, "ops"), what, name="s", broker="b9").code == "usage", "there is no such"
 
 

@@ -13,6 +13,7 @@ from tests.worlds.durable_subscribers import Consumer, Reader
 from postroad.cli.subs import _line
 from postroad.durable.subscriber import desk as durable_desk
 from postroad.ids import pubend_text
+from postroad.overlay.interest_entries import Claim
 from postroad.wire.frames import Ack, Reply, Request, Subscribed, encode
 
 
@@ -343,8 +344,8 @@ def test_a_referral_to_a_broker_that_does_not_have_it_any_more() -> None:
     assert other._rooms.subscribers is not None
     first.send(encode(Request(number=1, what="subs.delete", arguments={"name": "s"})))
     net.wait(1)
-    broker._rooms.subscribers.hosting.subscriptions.claims.hear("s", 1 << 60, 2, 1)
-    other._rooms.subscribers.hosting.subscriptions.claims.hear("s", 1 << 60, 3, 1)
+    broker._rooms.subscribers.hosting.subscriptions.claims.hear(Claim("s", 1 << 60), 2, 1)
+    other._rooms.subscribers.hosting.subscriptions.claims.hear(Claim("s", 1 << 60), 3, 1)
     second = Reader(net, 0)
     second.begin("s", ack="auto")
     net.wait(1)

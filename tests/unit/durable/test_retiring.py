@@ -513,3 +513,27 @@ def test_what_follows_from_a_retirement_is_on_disk_before_it_is_said_to_be_done(
 
 def replies(client: DurableClient) -> list[Reply]:
     return [message for message in client.messages if isinstance(message, Reply)]
+
+
+def test_a_broker_that_is_back_is_noted_again_if_the_disk_refused_it() -> None:
+    """Else a start would ignore its claims, and a name that it hosts would begin anew in silence."""
+    net = Mesh()
+    move(net, 1).gone()
+    publish(net, *numbers(0, 5))
+    net.isolate(1)
+    assert retire(net, 0, "b1")[0] == ""
+    for at in (0, 2, 3):
+        net.disks[at].full = True
+    net.join(1)
+    for at in (0, 2, 3):
+        net.disks[at].full = False
+    net.wait(5)
+    assert [len(net.disks[at].tables.get("retired", {})) for at in (0, 2, 3)] == [0, 0, 0]
+    for at in (0, 2, 3):
+        net.restart(at)
+    net.isolate(1)
+    net.wait(2)
+    reader = Reader(net, 2)
+    reader.begin("s", ack="auto")
+    net.wait(8)
+    assert not reader.start

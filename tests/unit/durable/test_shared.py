@@ -533,3 +533,14 @@ def test_who_works_for_long_and_hinders_nobody_is_not_named(monkeypatch: pytest.
     net.wait(100)
     assert len(one.got()) == 20
     assert net.warnings == []
+
+
+def test_a_key_is_no_longer_than_the_name_of_an_attribute() -> None:
+    """1 MB was taken, kept on disk and in memory, and left no room for anything else in a list."""
+    net = DurableNet(1)
+    assert Consumer(net, 0).begin(key="k" * 256).ended() == [
+        "a key is the name of an attribute, which has up to 255 bytes: this one has 256"
+    ]
+    consumer = Consumer(net, 0).begin(key="k" * 255)
+    net.wait(1)
+    assert consumer.ended() == []

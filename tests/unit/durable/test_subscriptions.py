@@ -30,6 +30,7 @@ from postroad.durable.subscriber.subscriptions import (
 )
 from postroad.errors import BugError, PeerError, StorageError, UsageError
 from postroad.events.token import CheckpointToken
+from postroad.overlay.interest_entries import Claim
 from postroad.seam.storage import Save
 from postroad.selectors import Selector
 
@@ -145,12 +146,12 @@ def test_at_two_brokers_the_higher_epoch_has_it_and_the_other_lets_go_later() ->
     one = hosted(old)
     old.begin(one, P, 50, since=50, matched=0)
     moved = attach(new, token=one.token(), now_us=1000).subscription
-    assert old.claimed("billing", moved.epoch, 2, 1, 1000) is one
+    assert old.claimed(Claim("billing", moved.epoch), 2, 1, 1000) is one
     assert old.owner("billing") == 2
     assert old.released(P) == 50
     assert old.expired(1000 + HOLD_US - 1, always) == []
     assert old.expired(1000 + HOLD_US, always) == ["billing"]
-    assert new.claimed("billing", one.epoch, 1, 1, 1001) is None, "an old claim changes nothing"
+    assert new.claimed(Claim("billing", one.epoch), 1, 1, 1001) is None, "an old claim changes nothing"
     assert new.owner("billing") is None
     old.delete("billing")
     assert old.released(P) is None
@@ -161,10 +162,10 @@ def test_at_two_brokers_the_higher_epoch_has_it_and_the_other_lets_go_later() ->
 def test_what_moved_away_is_over_when_it_is_deleted_there_and_back_when_that_broker_is_retired() -> None:
     held = Kept(1)
     one = hosted(held)
-    assert held.claimed("billing", one.epoch + 5, 2, 1, 1000) is one
+    assert held.claimed(Claim("billing", one.epoch + 5), 2, 1, 1000) is one
     assert held.retired(2) == [one]
     assert held.expired(1000 + HOLD_US, always) == []
-    assert held.claimed("billing", one.epoch + 6, 2, 1, 1000) is one
+    assert held.claimed(Claim("billing", one.epoch + 6), 2, 1, 1000) is one
     held.withdrawn("billing", 3, 2, 1001)
     assert held.expired(1001, always) == [], "another broker has nothing to say in this"
     held.withdrawn("billing", 2, 2, 1001)
@@ -175,8 +176,8 @@ def test_heard_claims_survive_a_restart() -> None:
     """A subscription that moved while its disk had not heard of it has moved after a restart as well."""
     held = Kept(1)
     one = hosted(held)
-    held.claimed("billing", one.epoch + 5, 2, 1, 1000)
-    held.claimed("other", 7, 3, 1, 1000)
+    held.claimed(Claim("billing", one.epoch + 5), 2, 1, 1000)
+    held.claimed(Claim("other", 7), 3, 1, 1000)
     tables: dict[str, dict[bytes, bytes]] = {}
     for save in held.saves(10**9):
         tables.setdefault(save.table, {}).update({k: v for k, v in save.rows if v is not None})
@@ -194,8 +195,8 @@ def test_equal_epochs_go_to_the_higher_broker() -> None:
     low, high = Kept(1), Kept(2)
     epochs = attach(low).subscription.epoch, attach(high).subscription.epoch
     assert epochs[0] == epochs[1]
-    assert high.claimed("billing", epochs[0], 1, 1, 20) is None
-    assert low.claimed("billing", epochs[1], 2, 1, 20) is not None
+    assert high.claimed(Claim("billing", epochs[0]), 1, 1, 20) is None
+    assert low.claimed(Claim("billing", epochs[1]), 2, 1, 20) is not None
 
 
 # ---- acknowledgements

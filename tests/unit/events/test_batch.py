@@ -8,7 +8,9 @@ import struct
 import subprocess
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
+import google_crc32c
 import msgspec
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from postroad import kernel
 from postroad.errors import BugError, PeerError, TooLargeError, UsageError
 from postroad.events import BatchBuilder, Event, EventBatch, Gap, empty_frame, topic_number
-from postroad.events.batch import HEADER_DTYPE, checksum
+from postroad.events.batch import HEADER_DTYPE
 from postroad.ids import MessageId, pubend_id, volatile_pubend
 from postroad.kernel import layout, reference
 from postroad.kernel.layout import RULE_TEXT, Rule
@@ -62,7 +64,7 @@ def streamed(count: int, start: int = 10, first: int = 100) -> EventBatch:
 
 
 GOLDEN = bytes.fromhex(
-    "87000000 10 01 0000 01000000 00000000"  # length 135, PUBLISH, version 1, no flags, one event, no CRC
+    "87000000 10 01 0000 01000000 a59f254f"  # length 135, PUBLISH, version 1, no flags, one event
     "0000000000000000 0000000000000000 0000000000000000"  # pubend, start, end
     "09000000 00000000"  # channel: the ninth publish of this connection; reserved
     "0000002a 00000007 0193c1d2e3f4 0001"  # id
@@ -100,7 +102,8 @@ def test_golden_frame() -> None:
 def test_layout_is_said_once() -> None:
     assert layout.FRAME_HEADER.size == layout.FRAME_HEADER_BYTES
     assert layout.EVENT_HEADER.size == layout.EVENT_HEADER_BYTES == HEADER_DTYPE.itemsize
-    assert {layout.KIND_PUBLISH, layout.KIND_DELIVERY, layout.KIND_KNOWLEDGE} == BATCH_KINDS
+    kinds = {layout.KIND_PUBLISH, layout.KIND_DELIVERY, layout.KIND_BEST_EFFORT, layout.KIND_KNOWLEDGE}
+    assert kinds == BATCH_KINDS
     assert set(RULE_TEXT) == set(Rule) - {Rule.NONE}
 
 
@@ -500,25 +503,39 @@ def test_a_kind_out_of_place() -> None:
         EventBatch.parse(published(1), DEFAULT_LIMITS, expect=Kind.DELIVERY)
 
 
-def test_checksum() -> None:
-    frame = streamed(3).data
-    good = frame[:12] + checksum(frame).to_bytes(4, "little") + frame[16:]
-    assert EventBatch.parse(good, DEFAULT_LIMITS).count == 3
-    damaged = good[:-1] + bytes((good[-1] ^ 1,))
+@pytest.mark.parametrize("of", [kernel, reference])
+def test_a_checksum_covers_every_byte_of_a_frame(of: Any) -> None:
+    """Whichever bit changes on the way, also one of the header (CRC-32C, as google-crc32c has it)."""
+    frame = of.sealed(bytes(bytearray(streamed(3).data)))
+    given = int.from_bytes(frame[12:16], "little")
+    assert given == google_crc32c.value(frame[:12] + bytes(4) + frame[16:])
+    assert of.intact(frame)
+    assert of.intact(streamed(3).data), "none is given"
+    for at in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[at // 8] ^= 1 << at % 8
+        assert not of.intact(bytes(damaged)), f"bit {at}"
     with pytest.raises(PeerError, match="checksum"):
-        EventBatch.parse(damaged, DEFAULT_LIMITS)
-    assert checksum(bytes(16) + b"123456789") == 0xE3069283  # the check value of CRC-32C
+        EventBatch.parse(frame[:-1] + bytes((frame[-1] ^ 1,)), DEFAULT_LIMITS)
+    with pytest.raises(BugError):
+        of.intact(frame[:47])
 
 
-def test_new_frames_do_not_carry_the_old_checksum() -> None:
-    frame = streamed(3).data
-    batch = EventBatch.parse(frame[:12] + checksum(frame).to_bytes(4, "little") + frame[16:], DEFAULT_LIMITS)
-    for data in (
-        batch.select(None, kind=Kind.DELIVERY, pubend=1, start=0, end=999, channel=1),
-        batch.restamped(kind=Kind.DELIVERY, channel=1),
-        batch.with_ticks(5, kind=Kind.DELIVERY, pubend=1, start=0, channel=1).data,
-    ):
-        assert EventBatch.parse(data, DEFAULT_LIMITS).count == 3
+def test_frames_that_are_sent_have_a_checksum_of_their_own() -> None:
+    batch = EventBatch.parse(published(3), DEFAULT_LIMITS)
+    kept = batch.with_ticks(5, kind=Kind.KNOWLEDGE, pubend=1, start=0, channel=1)
+    assert kept.data[12:16] == bytes(4)
+    sent = [
+        batch.data,
+        kept.select(None, kind=Kind.DELIVERY, pubend=1, start=0, end=999, channel=1),
+        kept.select(np.array([0, 2], np.uint32), kind=Kind.DELIVERY, pubend=1, start=0, end=999, channel=1),
+        kept.restamped(kind=Kind.DELIVERY, channel=1),
+        empty_frame(kind=Kind.DELIVERY, pubend=1, start=0, end=9, channel=1, lost=True),
+    ]
+    for data in sent:
+        assert data[12:16] != bytes(4)
+        assert reference.intact(data)
+    assert len({data[12:16] for data in sent}) == len(sent)
 
 
 # ---------------------------------------------------------------- the choice of the kernel

@@ -184,14 +184,14 @@ def test_brokers_with_other_limits_are_not_linked() -> None:
         ({"window": 1}, "window"),
         ({"window": 1 << 40}, "window"),
         ({"time_us": -1}, "clock"),
-        ({"publisher": 1 << 32}, "32-bit"),
-        ({"resume_key": b"x" * 65}, "short key"),
+        ({"publisher": 1 << 32}, "4294967295"),
+        ({"resume_key": b"x" * 65}, "a key has at most"),
         ({"limits": msgspec.structs.replace(DEFAULT_LIMITS, topic_depth=0)}, "topic_depth"),
         ({"limits": msgspec.structs.replace(DEFAULT_LIMITS, event_bytes=1)}, "event_bytes"),
         ({"role": "broker", "name": "", "node": bytes(16)}, "name"),
         ({"role": "broker", "node": b"short"}, "node id"),
-        ({"role": "broker", "node": bytes(16), "broker": 1 << 32}, "32-bit"),
-        ({"role": "broker", "node": bytes(16), "boot": -1}, "32-bit"),
+        ({"role": "broker", "node": bytes(16), "broker": 1 << 32}, "4294967295"),
+        ({"role": "broker", "node": bytes(16), "boot": -1}, "4294967295"),
         ({"role": "broker", "node": bytes(16), "cost": 0}, "cost"),
     ],
 )
@@ -281,8 +281,12 @@ def test_a_broker_that_says_no_is_asked_again_later() -> None:
 
 # -- who may send what -----------------------------------------------------------------------------
 
-CLIENTS_SEND = {Kind.PUBLISH, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST}
+CLIENTS_SEND = {
+    *(Kind.PUBLISH, Kind.BEST_EFFORT, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE, Kind.ACK, Kind.REQUEST),
+    *(Kind.SEND, Kind.END_SESSION, Kind.RECEIVE, Kind.SETTLE, Kind.UNRECEIVE),
+}
 BROKERS_SEND = {
+    Kind.BEST_EFFORT,
     *(Kind.KNOWLEDGE, Kind.SILENCE, Kind.ATTACH, Kind.DETACH, Kind.NACK, Kind.STAMP, Kind.RELEASE),
     *(Kind.TOPOLOGY, Kind.DIGEST, Kind.INTEREST, Kind.INTEREST_PULL),
     *(Kind.QUERY, Kind.ANSWER, Kind.DISCOVER),

@@ -9,6 +9,7 @@ from postroad.events import BatchBuilder, EventBatch, Value
 from postroad.ids import MessageId, SubscriptionKey, SubscriptionKind
 from postroad.overlay import interest
 from postroad.overlay.interest import Interest
+from postroad.overlay.interest_entries import Claim
 from postroad.selectors import Selector
 from postroad.selectors import cover_index as covering
 from postroad.selectors.covering import Effort
@@ -493,7 +494,7 @@ def heard(broker: Interest) -> dict[str, int | None]:
     """What others claim, as it is after all that was heard."""
     found: dict[str, int | None] = {}
     for one in broker.take_heard():
-        found |= one.claims
+        found |= {name: None if claim is None else claim.epoch for name, claim in one.claims.items()}
     return found
 
 
@@ -503,15 +504,15 @@ def test_names_claimed_anew_by_a_change_of_several_versions_stay_claimed() -> No
     names = [f"{number:0250}" for number in range(5_000)]
     for update in owner.full(OTHER):
         broker.accept(update)
-    for update in owner.claim(dict.fromkeys(names, 7)):
+    for update in owner.claim({name: Claim(name, 7) for name in names}):
         assert broker.accept(update) == (True, False)
     assert heard(broker) == dict.fromkeys(names, 7)
-    updates = owner.claim(dict.fromkeys(names, 8))
+    updates = owner.claim({name: Claim(name, 8) for name in names})
     assert len(updates) > 1
     for update in updates:
         assert broker.accept(update) == (True, False)
     assert heard(broker) == dict.fromkeys(names, 8)
-    assert broker.claims_of(OTHER).claims == dict.fromkeys(names, 8)
+    assert broker.claims_of(OTHER).claims == {name: Claim(name, 8) for name in names}
     for update in owner.claim({names[0]: None}):
         broker.accept(update)
     assert heard(broker) == {names[0]: None}

@@ -8,10 +8,12 @@ from msgspec.structs import replace
 from postroad.errors import BugError, PeerError, UsageError
 from postroad.queues import inbox as module
 from postroad.queues.inbox import (
+    ENDED_US,
     FORGET_US,
     Accept,
     Answer,
     Decide,
+    End,
     Forget,
     Inboxes,
     Join,
@@ -28,6 +30,9 @@ from postroad.queues.inbox import (
     Sweep,
     check_message,
     kind_of,
+    name_of,
+    session_of,
+    source_of,
 )
 from postroad.queues.messages import Chain
 
@@ -50,7 +55,7 @@ class Desk:
         self.inboxes = Inboxes(Limits(**limits))
 
     def do(self, operation: Operation) -> str:
-        answer = self.inboxes.apply(module.encode(operation))
+        (answer,) = self.inboxes.apply(module.encode(operation))
         self.inboxes.check()
         return answer.outcome
 
@@ -243,6 +248,47 @@ def test_sources_that_were_silent_for_long_are_forgotten_once_they_have_nothing_
     assert desk.inboxes.inboxes["stock"].sources == {}
 
 
+def test_a_session_that_ended_in_good_order_is_forgotten_soon_after_its_last_message_is_gone() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    desk.put(message(1), now_us=1)
+    desk.do(End("stock", "shop", 2))
+    desk.do(Sweep(ENDED_US + 2))
+    assert desk.put(message(1)) == "known", "its message is here"
+    desk.do(Accept("stock", key(1), "clerk", 5))
+    desk.do(Sweep(ENDED_US + 4))
+    assert desk.put(message(1)) == "known"
+    desk.do(Sweep(ENDED_US + 5))
+    assert desk.inboxes.inboxes["stock"].sources == {}
+
+
+def test_messages_that_are_not_put_together_have_an_outcome_each() -> None:
+    desk = Desk(inbox_messages=2)
+    messages = (message(1), message(3, after=2), message(1), message(2, after=1), message(3, after=2))
+    (answer,) = desk.inboxes.apply(module.encode(Put(messages, 0, together=False)))
+    assert [each.outcome for each in answer.each] == ["kept", "gap", "known", "kept", "full"]
+    assert answer.each[1].last == 1
+    desk.inboxes.check()
+
+
+def test_a_rejection_that_is_said_twice_counts_once() -> None:
+    desk = Desk(attempts=2)
+    desk.join("clerk")
+    desk.put(message(1))
+    said = Reject("stock", key(1), "clerk", "broken", False, 0, 0, 1)
+    assert [desk.do(said), desk.do(said)] == ["again", "again"]
+    assert desk.do(replace(said, attempt=2)) == "dead"
+
+
+def test_a_consumer_is_not_given_again_what_it_has_and_nothing_that_is_not_kept() -> None:
+    desk = Desk()
+    desk.join("clerk")
+    for number in (1, 2, 3):
+        desk.put(message(number, after=number - 1))
+    ready = desk.inboxes.ready("stock", "clerk", 0, 9, held={key(1)}, end=3)
+    assert [each.id for each in ready] == [2]
+
+
 def test_a_transaction_over_two_arcs_commits_in_both_or_in_none() -> None:
     for commit in (True, False):
         home, other = Desk(), Desk()
@@ -261,28 +307,28 @@ def test_a_transaction_over_two_arcs_commits_in_both_or_in_none() -> None:
             assert desk.do(Resolve(b"t", commit, 9)) == "done"
             assert desk.do(Resolve(b"t", commit, 9)) == "done"
             assert desk.ready("clerk", inbox=name) == ([("shop", 1)] if commit else [])
-            assert desk.do(Stage(b"t", b"home", (message(1, inbox=name),), 9)) == (
-                "known" if commit else "rejected"
-            )
+            assert desk.put(message(1, inbox=name)) == ("known" if commit else "kept")
             assert desk.put(message(2, after=1, inbox=name)) == "kept"
         home.do(Forget(b"t"))
         assert home.inboxes.decisions == {}
 
 
 def test_what_is_out_of_bounds_is_the_callers_fault() -> None:
-    check_message(message(1))
+    named = source_of(b"12345678", "shop")
+    assert (name_of(named), session_of(named)) == ("shop", b"12345678")
+    check_message(message(1, named))
     for bad, text in (
-        (message(1, inbox=""), "the name of an inbox"),
-        (message(1, "s" * 256), "the name of an source"),
-        (message(1, payload=bytes(module.MAX_PAYLOAD_BYTES + 1)), "over the limit"),
-        (message(1, priority=10), "a priority is from 0 to 9, not 10"),
-        (message(1, after=1), "1 cannot come after 1"),
+        (message(1, named, inbox=""), "the name of an inbox"),
+        (message(1, named + "s" * 252), "the name of an source"),
+        (message(1, named, payload=bytes(module.MAX_PAYLOAD_BYTES + 1)), "over the limit"),
+        (message(1, named, priority=10), "a priority is from 0 to 9, not 10"),
+        (message(1, named, after=1), "1 cannot come after 1"),
     ):
         with pytest.raises(UsageError, match=text):
             check_message(bad)
     with pytest.raises(PeerError, match="cannot be read"):
         Inboxes(Limits()).install(b"\xc1")
-    with pytest.raises(BugError, match="is no operation"):
+    with pytest.raises(BugError, match="is no list of operations"):
         Inboxes(Limits()).apply(b"\xc1")
 
 

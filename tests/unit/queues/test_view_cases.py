@@ -469,7 +469,7 @@ def test_timers_are_random_and_double() -> None:
     station = Station(B, Settings())
     view = pair().view(A)
     station.deliver(A, Know(view))
-    station.do(lambda arc: arc.set_candidates((B, C, D), 0))
+    station.do(lambda arc: arc.set_candidates((C, B, D), 0))
     arc = station.core
     assert arc.next_deadline() == 0
     arc.tick(1_000, 0)
@@ -481,3 +481,14 @@ def test_timers_are_random_and_double() -> None:
     arc.attempt_at, arc.attempts = None, 40
     arc.tick(1_000, 0)
     assert arc.attempt_at == 1_000 + 30_000_000
+
+
+def test_who_would_be_responsible_does_not_wait_and_nobody_waits_for_the_dead() -> None:
+    network = pair()
+    network.candidates((B, C, D), B)
+    network.crash(A)
+    network.settle()
+    network.tick(B)
+    assert network[B].core.proposal is None
+    assert network.view(B).responsible == B
+    assert network.now_us == 0

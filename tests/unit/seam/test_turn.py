@@ -107,3 +107,9 @@ def test_nobody_claims_what_another_room_has() -> None:
     ):
         with pytest.raises(BugError):
             claim()
+
+
+def test_a_request_needs_no_right_that_nobody_checks() -> None:
+    board = Turns().board
+    with pytest.raises(BugError, match="'operator', which nobody checks"):
+        board.request("stop", lambda _turn, _peer, _request: None, needs="operator")

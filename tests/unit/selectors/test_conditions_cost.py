@@ -7,7 +7,7 @@ import pytest
 from postroad.errors import BugError, PeerError, TooLargeError, UsageError
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.overlay.interest import Interest
-from postroad.overlay.interest_entries import make_update
+from postroad.overlay.interest_entries import Claim, make_update
 from postroad.selectors import ConditionBudget, MatchIndex, Selector
 from postroad.selectors.cost import COST_PER_PRINCIPAL, LONGEST_TEXT
 from postroad.wire.frames import DEFAULT_LIMITS, InterestClaim, InterestEntry, InterestUpdate
@@ -149,7 +149,7 @@ class TestSlices:
         assert intake.finish() == (True, False)
         assert matched(interest._index) == [OWNER]
         assert interest.version(OWNER) == 5
-        assert [heard.claims for heard in interest.take_heard()] == [{"n": 1}]
+        assert [heard.claims for heard in interest.take_heard()] == [{"n": Claim("n", 1)}]
         interest.check()
 
     def test_a_long_condition_fills_a_step_alone(self) -> None:

@@ -62,7 +62,7 @@ def knowledge(pubend: int, start: int, end: int, ticks: list[int], *, stamp: int
     for tick in ticks:
         builder.add(source.next(tick), "t", {}, str(tick).encode(), DEFAULT_LIMITS)
     frame = bytearray(builder.finish(kind=Kind.KNOWLEDGE, channel=stamp))
-    frame[16:24] = pubend.to_bytes(8, "little")
+    frame[12:24] = bytes(4) + pubend.to_bytes(8, "little")  # without a checksum
     frame[24:32] = start.to_bytes(8, "little", signed=True)
     frame[32:40] = end.to_bytes(8, "little", signed=True)
     for row, tick in enumerate(ticks):

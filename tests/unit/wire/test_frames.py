@@ -12,6 +12,7 @@ from postroad.events.batch import empty_frame
 from postroad.wire import frames
 from postroad.wire.frames import (
     BATCH_KINDS,
+    CHECKSUM_BYTES,
     CONTROL,
     DEFAULT_LIMITS,
     FRAME_PREFIX_BYTES,
@@ -99,6 +100,37 @@ MESSAGES: list[Message] = [
     frames.Query(source=1, target=2, number=3, hops=4, what="trace", body=b"?"),
     frames.Answer(source=2, target=1, number=3, hops=4, body=b"!"),
     frames.Direct(room="echo", body=b"?"),
+    frames.Send(
+        number=1,
+        source="shop",
+        session=b"12345678",
+        form="transactional",
+        messages=(frames.Posting(inbox="stock", id=2, after=1, payload=b"p", priority=9, chain=b"c"),),
+        confirm=True,
+    ),
+    frames.Sent(number=1, places=(0, 2), state="gap", last=4, chain=b"c"),
+    frames.EndSession(source="shop", session=b"12345678"),
+    frames.Receive(number=1, inbox="stock", consumer=b"12345678", window=64),
+    frames.Receiving(number=1, code="denied", reason="why"),
+    frames.Messages(
+        number=1,
+        place=b"high",
+        messages=(
+            frames.QueueMessage(
+                key=b"k",
+                source="shop",
+                session=b"12345678",
+                id=2,
+                form="express",
+                attempt=1,
+                sent_us=5,
+                payload=b"p",
+            ),
+        ),
+    ),
+    frames.Settle(number=1, ticket=2, keys=(b"k",), verdict="again", delay_us=7, reason="why"),
+    frames.Settled(number=1, ticket=2, outcomes=("again",)),
+    frames.Unreceive(number=1),
     frames.Discover(
         uuid=bytes(16),
         attempt=1,
@@ -135,13 +167,16 @@ def test_round_trip(message: Message) -> None:
     assert decode(memoryview(data)) == message
     assert int.from_bytes(data[:4], "little") == len(data)
     assert CONTROL[Kind(frame_kind(data))] is type(message)
-    assert data[5:8] == bytes((PROTOCOL_VERSION, 0, 0))
+    assert data[5:8] == bytes((PROTOCOL_VERSION, 0, 0x80))
+    assert decode(frame(frame_kind(data), data[FRAME_PREFIX_BYTES:-CHECKSUM_BYTES])) == message, (
+        "without checksum"
+    )
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_every_truncation_is_refused(message: Message) -> None:
     data = encode(message)
-    body = data[FRAME_PREFIX_BYTES:]
+    body = data[FRAME_PREFIX_BYTES:-CHECKSUM_BYTES]
     for end in range(len(body)):
         with pytest.raises(PeerError, match="malformed"):
             decode(frame(frame_kind(data), body[:end]))
@@ -200,8 +235,22 @@ def test_garbage(kind: Kind, body: bytes) -> None:
         decode(frame(kind, body))
 
 
-def test_control_frames_have_no_flags() -> None:
-    for flags in (1, 0x100, 0xFFFF):
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_no_bit_of_a_control_frame_changes_unseen(message: Message) -> None:
+    """Its length apart, which the splitter goes by: a frame cut elsewhere has another checksum."""
+    data = encode(message)
+    for at in range(8 * 4, 8 * len(data)):
+        damaged = bytearray(data)
+        damaged[at // 8] ^= 1 << at % 8
+        with pytest.raises(PeerError):
+            decode(bytes(damaged))
+    for cut in range(FRAME_PREFIX_BYTES, len(data)):
+        with pytest.raises(PeerError):
+            decode(data[:cut])
+
+
+def test_control_frames_have_no_other_flags() -> None:
+    for flags in (1, 0x100, 0x7FFF):
         data = encode(frames.Ping(time_us=1))
         with pytest.raises(PeerError, match="PING frame with flags"):
             decode(data[:6] + flags.to_bytes(2, "little") + data[8:])
@@ -226,7 +275,7 @@ def test_what_we_take_can_be_sent_on() -> None:
     assert len(short) == MAX_CONTROL_BYTES
     with pytest.raises(PeerError, match="no room"):
         decode(short)
-    entry[2] = "x" * (70_000 + spare - 3)
+    entry[2] = "x" * (70_000 + spare - 3 - CHECKSUM_BYTES)
     whole = frame(Kind.INTEREST, msgspec.msgpack.encode([7, 1, 2, [entry], []]))
     assert len(encode(decode(whole))) == MAX_CONTROL_BYTES
 

@@ -42,7 +42,7 @@ from postroad.errors import (
 )
 from postroad.events.batch import EventBatch
 from postroad.ids import HISTORY, is_history
-from postroad.links.access import ANONYMOUS
+from postroad.links.access import owning
 from postroad.links.links import Links
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply
@@ -209,7 +209,7 @@ class DurablePublishing:
             raise BugError("a publish frame of nobody")
         prefix = int.from_bytes(batch.id(0)[:8], "big")
         given = prefix == peer.publisher << 32 | self._me
-        principal = "" if peer.principal == ANONYMOUS else peer.principal
+        principal = owning(peer.principal)
         frame = Frame(batch, size, self._receipts.wait(connection, batch.channel), principal, given)
         if not self._refusals.hold(connection, frame):
             self._coming.append(frame)

@@ -8,20 +8,25 @@ while its token lies elsewhere. A claim goes when its broker withdraws it, or wh
 the broker. A table of that broker that is older than the claim withdraws nothing: after a restart, whoever
 was cut off may have such a table, and be the only one to have any.
 
+A name belongs to the principal that made it. Where two principals made the same one at brokers that did not
+know of each other, it belongs to the one that made it first; the claims of the other count for nothing,
+whatever their epochs, until those of the first are gone.
+
 A name that is deleted has a row of nobody, above the claim with which it was, for as long as lower claims are
 known: their brokers were away, and hold what is to be deleted (`durable.subscriber.moving` tells them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from postroad.durable.subscriber.backlog import Backlog
 from postroad.errors import BugError, PostroadError
+from postroad.overlay.interest_entries import Claim
 from postroad.seam.turn import Turn
 
 TABLE: Final = "durable.claims"
@@ -33,6 +38,36 @@ class Row(msgspec.Struct, frozen=True, order=True):
     epoch: int
     broker: int  # NOBODY: what is lower was deleted
     version: int  # of that broker's table, in which it was heard
+    principal: str = ""  # that it belongs to; "": nobody in particular
+    born: int = 0
+    fingerprint: bytes = b""
+
+
+class Title(NamedTuple):
+    """To whom a name belongs, and since when: of two the lesser is the elder."""
+
+    born: int
+    principal: str
+
+
+def title(rows: Iterable[Row]) -> Title | None:
+    """The eldest one among claims that are not below a deletion; None if they are nobody's."""
+    rows = tuple(rows)
+    deletion = max((row.epoch for row in rows if row.broker == NOBODY), default=0)
+    titles = [Title(row.born, row.principal) for row in rows if row.principal and row.epoch >= deletion]
+    return min(titles, default=None)
+
+
+def ranked(rows: Iterable[Row]) -> list[Row]:
+    """The highest claim first; claims of principals to whom the name does not belong come last."""
+    rows = tuple(rows)
+    eldest = title(rows)
+    deletion = max((row.epoch for row in rows if row.broker == NOBODY), default=0)
+
+    def counts(row: Row) -> bool:
+        return row.epoch < deletion or eldest is None or row.principal in ("", eldest.principal)
+
+    return sorted(rows, key=lambda row: (counts(row), row), reverse=True)
 
 
 class Claims:
@@ -42,7 +77,7 @@ class Claims:
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        # By name: the claims of other brokers, the highest first; at most one row of nobody, never the last.
+        # By name: the claims of other brokers, `ranked`; at most one row of nobody, never the last.
         self._rows: dict[str, tuple[Row, ...]] = {}
         self._deleted: dict[int, dict[str, None]] = {}  # broker -> names that it claims below a deletion
         self._dirty: dict[str, None] = {}  # names whose row is to be saved
@@ -55,15 +90,20 @@ class Claims:
         claims = self._rows.get(name)
         return None if claims is None else claims[0]
 
-    def hear(self, name: str, epoch: int, broker: int, version: int) -> None:
+    def rows(self, name: str) -> tuple[Row, ...]:
+        return self._rows.get(name, ())
+
+    def hear(self, claim: Claim, broker: int, version: int) -> None:
+        name, epoch = claim.name, claim.epoch
         claims = self._rows.get(name, ())
         if not claims and len(self._rows) >= MAX_CLAIMS:
             self.lost = True
             return
         if any(row.broker == broker and row.epoch >= epoch for row in claims):
             return
-        self._set(name, [Row(epoch, broker, version), *(row for row in claims if row.broker != broker)])
-        if [row.broker for row in self._rows[name]] != [row.broker for row in claims]:
+        heard = Row(epoch, broker, version, claim.principal, claim.born, claim.fingerprint)
+        self._set(name, [heard, *(row for row in claims if row.broker != broker)])
+        if [_lasting(row) for row in self._rows[name]] != [_lasting(row) for row in claims]:
             self.save(name)  # a later epoch alone is heard again after a restart
 
     def version(self, name: str, broker: int) -> int:
@@ -102,7 +142,7 @@ class Claims:
             names = self._deleted.get(row.broker, {})
             if names.pop(name, name) is None and not names:
                 del self._deleted[row.broker]
-        rows.sort(reverse=True)
+        rows = ranked(rows)
         if rows and rows[-1].broker == NOBODY:
             rows.pop()
         if rows:
@@ -152,7 +192,7 @@ class Claims:
     def check(self) -> None:
         deleted: dict[int, set[str]] = {}
         for name, rows in self._rows.items():
-            if not rows or rows[-1].broker == NOBODY or list(rows) != sorted(rows, reverse=True):
+            if not rows or rows[-1].broker == NOBODY or list(rows) != ranked(rows):
                 raise BugError(f"claims: those on {name!r} are not in order")
             if len({row.broker for row in rows}) != len(rows):
                 raise BugError(f"claims: two of one broker on {name!r}")
@@ -161,6 +201,10 @@ class Claims:
                     deleted.setdefault(row.broker, set()).add(name)
         if deleted != {broker: set(names) for broker, names in self._deleted.items()}:
             raise BugError("claims: those below deletions are other ones")
+
+
+def _lasting(row: Row) -> tuple[int, str, int]:
+    return row.broker, row.principal, row.born
 
 
 def read_claims(name: bytes, value: bytes) -> tuple[str, tuple[Row, ...]]:

@@ -1,8 +1,10 @@
 """What clients ask about durable subscriptions: lists, page by page, and deletion (spec D11).
 
 `subs` lists those that this broker hosts in the order of their names, as many as a frame takes: `more` says
-that there are others, which the same request with `after` gets. With `name` it is about that one only.
-`subs.delete` is answered once the subscription is gone from the disk.
+that there are others, which the same request with `after` gets. With `name` it is about that one only. A
+client sees those that are its principal's own or on topics that it may read, an administrator all of them.
+`subs.delete` is for the principal that a subscription belongs to, and for administrators. It is answered once
+the subscription is gone from the disk.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import msgspec
 from postroad.durable.subscriber.consumers import DurableGroups
 from postroad.durable.subscriber.hosting import Hosting
 from postroad.durable.subscriber.subscriptions import Subscription
-from postroad.errors import PostroadError, UsageError, shorten
+from postroad.errors import DeniedError, PostroadError, UsageError, shorten
+from postroad.links.links import Links
 from postroad.seam.peers import Peer
 from postroad.seam.replies import reply, reply_error
 from postroad.seam.switchboard import Switchboard
@@ -41,34 +44,56 @@ class DurableDesk:
         *,
         hosting: Hosting,
         groups: DurableGroups,
+        links: Links,
         name_of: Callable[[int], str],
         host: Host,
     ) -> None:
         self._hosting = hosting
         self._subscriptions = hosting.subscriptions
         self._groups = groups
+        self._links = links
         self._name_of = name_of
         self._host = host
         self._deleting: dict[int, tuple[int, int]] = {}  # ticket -> who waits: connection, number
         board.request("subs", self._list)
-        board.request("subs.delete", self._delete, needs="admin")
+        board.request("subs.delete", self._delete)
 
     # ---- lists
 
     def _list(self, turn: Turn, peer: Peer, request: Request) -> None:
-        reply(turn, peer.connection, request.number, self._page(request.arguments, turn.now_us))
+        page = self._page(request.arguments, turn.now_us, peer.connection)
+        reply(turn, peer.connection, request.number, page)
 
-    def _page(self, arguments: dict[str, str], now_us: int) -> dict[str, object]:
+    def _visible(self, connection: int) -> Callable[[Subscription], bool]:
+        """Whether a client may know of a subscription."""
+        links, owner, read = self._links, self._links.owner(connection), dict[str, bool]()
+        if links.may_admin(connection):
+            return lambda _subscription: True
+
+        def visible(subscription: Subscription) -> bool:
+            topic = subscription.selector.topic
+            if topic not in read:
+                read[topic] = links.may_subscribe(connection, topic)
+            return read[topic] or (owner != "" and subscription.principal == owner)
+
+        return visible
+
+    def _page(self, arguments: dict[str, str], now_us: int, connection: int) -> dict[str, object]:
         name, after = arguments.get("name"), arguments.get("after", "")
+        visible = self._visible(connection)
         if name is not None:
             subscription = self._subscriptions.get(name)
-            page, more = [] if subscription is None else [subscription], False
+            page, more = [] if subscription is None or not visible(subscription) else [subscription], False
         else:
-            behind = [subscription for subscription in self._subscriptions if subscription.name > after]
+            behind = [
+                subscription
+                for subscription in self._subscriptions
+                if subscription.name > after and visible(subscription)
+            ]
             page = heapq.nsmallest(PAGE_ROWS, behind, key=lambda subscription: subscription.name)
             more = len(page) < len(behind)
         rows = [self._row(subscription, now_us) for subscription in page]
-        about = {} if after else self._hosting.status()
+        about = {} if after or not self._links.may_admin(connection) else self._hosting.status()
         while True:
             groups = [
                 status
@@ -92,6 +117,10 @@ class DurableDesk:
 
     def _delete(self, turn: Turn, peer: Peer, request: Request) -> None:
         name = request.arguments.get("name", "")
+        title = self._subscriptions.title(name)
+        own = title is not None and title.principal == self._links.owner(peer.connection)
+        if not own and not self._links.may_admin(peer.connection):
+            raise DeniedError(f"{request.what} needs the right `admin` at this broker, or a name of your own")
         subscription = self._subscriptions.get(name)
         elsewhere = self._subscriptions.owner(name)
         if elsewhere is not None and (subscription is None or subscription.moved_at is not None):

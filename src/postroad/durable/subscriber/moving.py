@@ -11,7 +11,8 @@ has it.
 
 Claims are heard by everybody who is there while their broker is. A broker that joined or was cut off may have
 missed one, and its broker may be away since; the others have it on their disks. So before a name begins that
-is not known here, all brokers in reach are asked what they know of it, once for all such names of a turn.
+is not known here, all brokers in reach are asked what they know of it, once for all such names of a turn. A
+token does not replace that: it proves a position, and not to whom the name belongs.
 
 A name is deleted where it is. A former broker that is away then holds what it has, and claims it when it is
 back. Whoever knows better (`claims`) tells it so, once a second until it has withdrawn its claim.
@@ -27,9 +28,10 @@ from typing import Final, Protocol
 import msgspec
 
 from postroad.durable.subscriber.claims import NOBODY
-from postroad.durable.subscriber.subscriptions import Subscription, Subscriptions
+from postroad.durable.subscriber.subscriptions import Subscription, Subscriptions, fingerprint
 from postroad.errors import (
     BugError,
+    DeniedError,
     MovedError,
     PeerError,
     PostroadError,
@@ -38,9 +40,10 @@ from postroad.errors import (
     from_wire,
 )
 from postroad.events.token import CheckpointToken
+from postroad.ids import principal_fits
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Heard, Interest
-from postroad.overlay.interest_entries import MAX_EPOCH
+from postroad.overlay.interest_entries import MAX_EPOCH, Claim, check_claim
 from postroad.overlay.topology import Topology
 from postroad.seam.peers import Peer
 from postroad.seam.switchboard import Switchboard
@@ -64,6 +67,8 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
     where: str
     shared: bool
     key: str
+    principal: str = ""  # who asks for it; "": nobody in particular
+    admin: bool = False  # it may use the names of others
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -74,6 +79,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     code: str = ""
     reason: str = ""
     born: int = 0
+    principal: str = ""  # that it belongs to
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +87,9 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     broker: int
     version: int
+    principal: str = ""
+    born: int = 0
+    fingerprint: bytes = b""
 
 
 @dataclass(slots=True)
@@ -91,6 +100,8 @@ class _Waiting:
     broker: int  # asked for its token
     deadline: int
     referrals: int = 0
+    principal: str = ""  # who it is, "" for nobody in particular
+    admin: bool = False  # it may use the names of others
 
 
 @dataclass(slots=True)
@@ -115,6 +126,7 @@ class Host(Protocol):
         selector: Selector,
         token: CheckpointToken | None,
         born: int = 0,
+        principal: str = "",
     ) -> None: ...
 
     def end(self, turn: Turn, subscription: Subscription, error: PostroadError) -> None: ...
@@ -145,8 +157,8 @@ class Moving:
         self._flood = flood
         self._host = host
         # To be told with the end of the turn; also what moved: should its new broker be retired, it is here.
-        self._claims: dict[str, int | None] = {
-            subscription.name: subscription.epoch for subscription in subscriptions
+        self._claims: dict[str, Claim | None] = {
+            subscription.name: _claim_of(subscription) for subscription in subscriptions
         }
         self._waiting: dict[int, dict[int, _Waiting]] = {}  # by connection, then by number
         self._count = 0  # of `_waiting`
@@ -163,7 +175,7 @@ class Moving:
 
     def claim(self, subscription: Subscription) -> None:
         """It is hosted here, and on disk."""
-        self._claims[subscription.name] = subscription.epoch
+        self._claims[subscription.name] = _claim_of(subscription)
 
     def unclaim(self, name: str) -> None:
         self._claims[name] = None
@@ -174,17 +186,22 @@ class Moving:
         for owner, version, claims, whole in news:
             if owner == NOBODY or self._retired(owner):
                 continue
-            gone = [name for name, epoch in claims.items() if epoch is None]
+            gone = [name for name, claim in claims.items() if claim is None]
             if whole:
                 gone += subscriptions.claims.of(owner, but=claims)
             for name in gone:
                 subscriptions.withdrawn(name, owner, version, now_us)
-            for name, epoch in claims.items():
-                if epoch is None:
+            for name, claim in claims.items():
+                if claim is None:
                     continue
-                moved = subscriptions.claimed(name, epoch, owner, version, now_us)
-                if moved is not None:
+                moved = subscriptions.claimed(claim, owner, version, now_us)
+                if moved is None:
+                    continue
+                if moved.principal in ("", claim.principal) or not claim.principal:
                     self._host.end(turn, moved, self._moved(name, owner))
+                else:  # two principals made it, and that one was the first
+                    self._host.end(turn, moved, not_its_own(name))
+                    self._host.delete(turn, name)
 
     def _moved(self, name: str, broker: int) -> MovedError:
         return MovedError(
@@ -222,10 +239,20 @@ class Moving:
 
     # ---- a subscriber whose token another broker keeps
 
-    def wait(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
+    def wait(
+        self,
+        turn: Turn,
+        connection: int,
+        message: Subscribe,
+        selector: Selector,
+        *,
+        principal: str,
+        admin: bool,
+    ) -> None:
         """Ask for its token; UnavailableError if that cannot be."""
         broker = self._subscriptions.owner(message.durable) or 0
-        waiting = _Waiting(connection, message, selector, broker, turn.now_us + HANDOVER_US)
+        deadline = turn.now_us + HANDOVER_US
+        waiting = _Waiting(connection, message, selector, broker, deadline, principal=principal, admin=admin)
         self._ask(turn, waiting)
         self._put(waiting)
 
@@ -248,7 +275,13 @@ class Moving:
         self._check_room()
         message = waiting.message
         request = _Request(
-            message.durable, waiting.selector.topic, waiting.selector.where, message.shared, message.key
+            message.durable,
+            waiting.selector.topic,
+            waiting.selector.where,
+            message.shared,
+            message.key,
+            waiting.principal,
+            waiting.admin,
         )
         answered = partial(self._on_answer, waiting)
         if not self._inquiries.ask(turn, waiting.broker, HANDOVER, msgspec.msgpack.encode(request), answered):
@@ -297,7 +330,15 @@ class Moving:
         # A token that was kept here until it moved there may be ahead where that broker saw nothing.
         own_token = CheckpointToken() if known is None else known.token()
         token = CheckpointToken.from_json(answer.token).maximum(own_token)
-        self._host.attach(turn, waiting.connection, waiting.message, waiting.selector, token, answer.born)
+        self._host.attach(
+            turn,
+            waiting.connection,
+            waiting.message,
+            waiting.selector,
+            token,
+            answer.born,
+            answer.principal if principal_fits(answer.principal) else "",
+        )
 
     def _refuse(self, turn: Turn, waiting: _Waiting, error: PostroadError) -> None:
         ended = Ended(number=waiting.message.number, code=error.code, reason=str(error))
@@ -355,10 +396,11 @@ class Moving:
             known = decode_body(body, list[_Known])
         except PeerError:
             return
-        for claim in known:
-            away = not self.reachable(claim.broker) and not self._retired(claim.broker)
-            if away and claim.broker != NOBODY and claim.name in names and 0 < claim.epoch <= MAX_EPOCH:
-                self._subscriptions.claimed(claim.name, claim.epoch, claim.broker, claim.version, now_us)
+        for known_claim in known:
+            broker, claim = known_claim.broker, _claim_in(known_claim)
+            away = not self.reachable(broker) and not self._retired(broker)
+            if claim is not None and away and broker != NOBODY and claim.name in names:
+                self._subscriptions.claimed(claim, broker, known_claim.version, now_us)
 
     def _begin_known(self, turn: Turn) -> None:
         """Those of whose names everybody in reach has said what it knows, or had the time to."""
@@ -381,7 +423,17 @@ class Moving:
         for name in names[:MAX_NAMES]:
             highest = self._subscriptions.claims.highest(name)
             if highest is not None and self._subscriptions.owner(name) is not None:
-                known.append(_Known(name, highest.epoch, highest.broker, highest.version))
+                known.append(
+                    _Known(
+                        name,
+                        highest.epoch,
+                        highest.broker,
+                        highest.version,
+                        highest.principal,
+                        highest.born,
+                        highest.fingerprint,
+                    )
+                )
         self._inquiries.respond(turn, broker, number, msgspec.msgpack.encode(known))
 
     # ---- the former broker
@@ -404,11 +456,15 @@ class Moving:
         ):  # deleted where it moved to
             return _Answer()
         try:
+            if subscription.principal not in ("", request.principal) and not request.admin:
+                raise not_its_own(request.name)
             subscription.check_same(Selector.parse(request.topic, request.where), request.shared, request.key)
         except UsageError as error:
             return _Answer(code=error.code, reason=str(error))
         self._host.end(turn, subscription, self._moved(subscription.name, broker))
-        return _Answer(token=subscription.token().to_json(), born=subscription.born)
+        return _Answer(
+            token=subscription.token().to_json(), born=subscription.born, principal=subscription.principal
+        )
 
     # ---- time
 
@@ -435,6 +491,34 @@ class Moving:
     def check(self) -> None:
         if self._count != len(self._everybody()) or not all(self._waiting.values()):
             raise BugError("moving: subscribers that wait are miscounted")
+
+
+def not_its_own(name: str) -> DeniedError:
+    """Says no more than that there is such a name: what it is for is its principal's business."""
+    return DeniedError(
+        f"the durable subscription {name!r} belongs to another principal: choose another name, or have the"
+        " right `admin`"
+    )
+
+
+def _claim_of(subscription: Subscription) -> Claim:
+    return Claim(
+        subscription.name,
+        subscription.epoch,
+        subscription.principal,
+        subscription.born,
+        fingerprint(subscription.selector, subscription.shared, subscription.key),
+    )
+
+
+def _claim_in(known: _Known) -> Claim | None:
+    """What another broker knows of, if it can be."""
+    claim = Claim(known.name, known.epoch, known.principal, known.born, known.fingerprint)
+    try:
+        check_claim(claim)
+    except PeerError:
+        return None
+    return claim
 
 
 class NoDurableSubscribers:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
+from postroad.clients.quotas import Quotas
 from postroad.durable.subscriber.catchup import CatchupStream
 from postroad.durable.subscriber.outputs import Message, delivery_frame
 from postroad.errors import BugError, TooLargeError, UnavailableError, UsageError
@@ -50,6 +51,7 @@ class _Reader:
     key: SubscriptionKey
     connection: int
     number: int
+    give_back: Callable[[], None]  # its part of its principal's quota
     need: Mapping[int, int]  # what knowledge of other brokers' pubends must be filtered with
     ends: Mapping[int, int]
     streams: dict[int, CatchupStream]  # by pubend, those that are not at their end
@@ -67,12 +69,14 @@ class Readers:
         interest: Interest,
         routing: Routing,
         flood: Callable[[Turn, Sequence[InterestUpdate]], None],
+        quotas: Quotas,
     ) -> None:
         self._me = me
         self._links = links
         self._interest = interest
         self._routing = routing
         self._flood = flood
+        self._quotas = quotas
         self._readers: dict[tuple[int, int], _Reader] = {}  # by connection and number
         self._ids = count(1)
         self._look_at: int | None = None
@@ -99,15 +103,25 @@ class Readers:
                     f" {(tick - turn.now_us) // SECOND_US} s ahead of this broker's clock: {tick}; at most"
                     f" {FUTURE_US // SECOND_US} s are allowed"
                 )
+        peer = self._links.peer(connection)
+        give_back = self._quotas.take(
+            "" if peer is None else peer.principal, SubscriptionKind.READER, selector
+        )
         key = SubscriptionKey(SubscriptionKind.READER, next(self._ids))
         need: Mapping[int, int] = {}
         if any(pubend >> 32 != self._me for pubend in ends):
-            self._flood(turn, self._interest.subscribe(key, selector))
+            try:
+                updates = self._interest.subscribe(key, selector)
+            except UsageError:
+                give_back()
+                raise
+            self._flood(turn, updates)
             need = {self._me: self._interest.own_version}
         reader = self._readers[connection, message.number] = _Reader(
             key=key,
             connection=connection,
             number=message.number,
+            give_back=give_back,
             need=need,
             ends=ends,
             streams={
@@ -132,6 +146,7 @@ class Readers:
         reader = self._readers.pop((connection, number), None)
         if reader is None:
             return False
+        reader.give_back()
         if reader.need:
             self._flood(turn, self._interest.unsubscribe(reader.key))
         return True

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from postroad.clients.quotas import Quotas
 from postroad.durable.publisher.release import Report
 from postroad.durable.subscriber.claims import MAX_CLAIMS
 from postroad.durable.subscriber.consumers import DurableGroups
@@ -21,7 +22,7 @@ from postroad.durable.subscriber.desk import DurableDesk
 from postroad.durable.subscriber.following import Following
 from postroad.durable.subscriber.groups import TABLE as GROUPS
 from postroad.durable.subscriber.hosting import MAX_UNFOLLOWED, TABLES, Hosting
-from postroad.durable.subscriber.moving import Moving
+from postroad.durable.subscriber.moving import Moving, not_its_own
 from postroad.durable.subscriber.outputs import (
     Confirmed,
     Deliver,
@@ -34,10 +35,17 @@ from postroad.durable.subscriber.outputs import (
 )
 from postroad.durable.subscriber.reading import Readers
 from postroad.durable.subscriber.sessions import Session, Sessions
-from postroad.durable.subscriber.subscriptions import Attachment, Subscription, check_name, durable_key
+from postroad.durable.subscriber.subscriptions import (
+    Attachment,
+    Subscription,
+    check_key,
+    check_name,
+    durable_key,
+)
 from postroad.errors import BugError, DeletedError, PeerError, PostroadError, UnavailableError, UsageError
 from postroad.events.token import CheckpointToken
-from postroad.ids import SubscriptionKey, is_history, is_volatile, pubend_text
+from postroad.ids import SubscriptionKey, SubscriptionKind, is_history, is_volatile, pubend_text
+from postroad.links.access import ANONYMOUS
 from postroad.links.links import Links
 from postroad.overlay.inquiries import Inquiries
 from postroad.overlay.interest import Interest
@@ -89,6 +97,7 @@ class DurableSubscribers:
         topology: Topology,
         retired: Callable[[int], bool],
         tracking: Tracking | None,
+        quotas: Quotas,
         report: Callable[[int, Report], None],
         sent: Sent,
         now_us: int,
@@ -96,6 +105,8 @@ class DurableSubscribers:
         self._me, self._topology, self._tracking = me, topology, tracking
         self._links, self._interest, self._routing = links, interest, routing
         self._flood, self._report, self._sent = flood, report, sent
+        self._quotas = quotas
+        self._give_back: dict[int, Callable[[], None]] = {}  # by subscription: its part of a quota
         self._sessions = Sessions()
         # New subscriptions that were confirmed to nobody yet: who is missing; None while routing asks them.
         self._unconfirmed: dict[int, tuple[str, ...] | None] = {}
@@ -105,7 +116,9 @@ class DurableSubscribers:
         self._outputs: deque[Output] = deque()  # of hosting, not carried out yet
         self._wants: deque[Wants] = deque()  # curiosity among those, which comes last
         self._performing = False  # somebody is carrying them out
-        self.readers = Readers(me=me, links=links, interest=interest, routing=routing, flood=flood)
+        self.readers = Readers(
+            me=me, links=links, interest=interest, routing=routing, flood=flood, quotas=quotas
+        )
         self.hosting = Hosting(
             broker=me,
             boot=boot,
@@ -132,7 +145,12 @@ class DurableSubscribers:
             host=self,
         )
         self._desk = DurableDesk(
-            board, hosting=self.hosting, groups=self._groups, name_of=topology.name, host=self
+            board,
+            hosting=self.hosting,
+            groups=self._groups,
+            links=links,
+            name_of=topology.name,
+            host=self,
         )
         self._following = Following(
             hosting=self.hosting,
@@ -151,6 +169,9 @@ class DurableSubscribers:
         board.metrics(self.hosting.metrics)
         for subscription in self.hosting.subscriptions:
             self._interest.subscribe(durable_key(subscription.id), subscription.selector)
+            self._give_back[subscription.id] = self._quotas.restore(
+                subscription.principal or ANONYMOUS, SubscriptionKind.DURABLE, subscription.selector
+            )
         self._following.active = bool(len(self.hosting.subscriptions))
         self._version = self._interest.own_version if self._following.active else 0
         self._routing.add_host(self._following)
@@ -294,14 +315,16 @@ class DurableSubscribers:
     def subscribe(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """UsageError or UnavailableError if it cannot be."""
         check_name(message.durable, message.ack)
+        check_key(message.key)
         subscriptions = self.hosting.subscriptions
         heard = message.durable in subscriptions or subscriptions.owner(message.durable) is not None
-        if heard or message.token or not self.moving.look(connection, message, selector, turn.now_us):
+        if heard or not self.moving.look(connection, message, selector, turn.now_us):
             self.begin(turn, connection, message, selector)
 
     def begin(self, turn: Turn, connection: int, message: Subscribe, selector: Selector) -> None:
         """All that others know of the name is known here."""
         subscriptions = self.hosting.subscriptions
+        self._check_title(turn, connection, message.durable)
         known = subscriptions.get(message.durable)
         if message.shared and known is not None and known.session is not None:
             known.check_same(selector, message.shared, message.key)
@@ -322,10 +345,29 @@ class DurableSubscribers:
                 "at other brokers, and it may be one of them"
             )
         token = self._first_token(message, selector, turn.now_us)
+        if elsewhere is not None:
+            subscriptions.check_elsewhere(message.durable, selector, message.shared, message.key)
         if elsewhere is not None and not message.token:
-            self.moving.wait(turn, connection, message, selector)
+            self.moving.wait(
+                turn,
+                connection,
+                message,
+                selector,
+                principal=self._links.owner(connection),
+                admin=self._links.may_admin(connection),
+            )
         else:
             self.attach(turn, connection, message, selector, token)
+
+    def _check_title(self, turn: Turn, connection: int, name: str) -> None:
+        """DeniedError if the name belongs to another principal, and this one may not administer."""
+        title, known = self.hosting.subscriptions.title(name), self.hosting.subscriptions.get(name)
+        if title is None:
+            return
+        if not self._links.may_use(connection, title.principal):
+            raise not_its_own(name)
+        if known is not None and known.principal not in ("", title.principal):
+            self.delete(turn, name)  # of somebody who made it here while its principal was out of reach
 
     def attach(
         self,
@@ -335,8 +377,12 @@ class DurableSubscribers:
         selector: Selector,
         token: CheckpointToken | None,
         born: int = 0,
+        principal: str = "",
     ) -> None:
-        """Nobody else has it, or its token is known."""
+        """Nobody else has it, or its token is known. `born`, `principal`: as its former broker says."""
+        title = self.hosting.subscriptions.title(message.durable)
+        if title is not None:
+            born, principal = born or title.born, title.principal
         known = self.hosting.subscriptions.get(message.durable)
         named = {*(token or ()), *(() if known is None else known.cursors)}
         unfollowed = named - self._following.pubends()
@@ -360,6 +406,7 @@ class DurableSubscribers:
             key=message.key,
             late=0 if message.token else min(message.since_us, turn.now_us),
             born=born,
+            principal=principal or self._links.owner(connection),
         )
         attached = self.hosting.attach(turn, wanted)
         subscription = attached.subscription
@@ -385,8 +432,12 @@ class DurableSubscribers:
     ) -> None:
         """Others are to know of a new subscription, and it begins."""
         try:
+            self._give_back[subscription.id] = self._quotas.take(
+                subscription.principal or ANONYMOUS, SubscriptionKind.DURABLE, subscription.selector
+            )
             updates = self._interest.subscribe(durable_key(subscription.id), subscription.selector)
         except UsageError:
+            self._give_back.pop(subscription.id, _nothing)()
             self._forget(turn, session)
             self._groups.delete(turn, subscription.id)
             self.hosting.delete(turn, subscription.name)
@@ -584,6 +635,7 @@ class DurableSubscribers:
                 turn, subscription.session, DeletedError(f"the durable subscription {name!r} was deleted")
             )
         number = self.hosting.delete(turn, name)
+        self._give_back.pop(number)()
         self.moving.unclaim(name)
         self._unconfirmed.pop(number, None)
         for ticket in self._groups.delete(turn, number):
@@ -647,3 +699,7 @@ class DurableSubscribers:
         self._sessions.check()
         if self._outputs or self._wants:
             raise BugError("hosting: something that it asked for was never carried out")
+
+
+def _nothing() -> None:
+    pass

@@ -14,6 +14,7 @@ and has reported.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +24,12 @@ from typing import Annotated, Final
 import msgspec
 
 from postroad.durable.subscriber.backlog import Backlog
-from postroad.durable.subscriber.claims import NOBODY, Claims
+from postroad.durable.subscriber.claims import NOBODY, Claims, Row, Title, ranked, title
 from postroad.durable.subscriber.cursor import Cursor
 from postroad.errors import BugError, PostroadError, UsageError, shorten
 from postroad.events.token import CheckpointToken
 from postroad.ids import SubscriptionKey, SubscriptionKind, is_plain_name, pubend_text
+from postroad.overlay.interest_entries import FINGERPRINT_BYTES, Claim
 from postroad.seam.turn import Turn
 from postroad.selectors import Selector
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -38,6 +40,7 @@ ACKS: Final = ("", "auto", "batch", "manual")  # "": the subscriber keeps its to
 MAX_SUBSCRIPTIONS: Final = 100_000
 MAX_AHEAD: Final = 1_000  # pubends of a subscription that it acknowledged before they began here
 MAX_NAME_BYTES: Final = 255
+MAX_KEY_BYTES: Final = 255  # as of any attribute's name
 SAVE_US: Final = 250 * MILLISECOND_US  # released(s, p) of tokens that subscribers keep (paper, 5.1)
 UNFOLLOWED: Final = (1 << 63) - 1  # `since`, while the pubend is not followed yet
 HOLD_US: Final = 60 * SECOND_US  # after a subscription moved to another broker
@@ -61,6 +64,7 @@ class _Row(msgspec.Struct, frozen=True):
     key: str
     late: int = 0
     born: int = 0  # in rows of earlier versions: created_us
+    principal: str = ""  # in rows of earlier versions: not known
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Subscription:
     key: str = ""  # attribute that orders a shared subscription
     late: int = 0  # it begins after this tick on pubends that its broker hears of later
     born: int = 0  # when it was made, at whichever broker: another one, of the same name, began anew
+    principal: str = ""  # that it belongs to; "": nobody in particular, and the next one that has a name
     session: int | None = None  # the broker's handle of its connection; None: not connected
     moved_at: int | None = None  # another broker hosts it since then
     cursors: dict[int, Cursor] = field(default_factory=dict)  # by pubend
@@ -104,6 +109,12 @@ class Subscription:
             )
 
 
+def fingerprint(selector: Selector, shared: bool, key: str) -> bytes:
+    """Tells brokers that do not host a subscription whether somebody asks for what it is."""
+    texts = msgspec.msgpack.encode((selector.topic, selector.where, shared, key))
+    return hashlib.sha256(texts).digest()[:FINGERPRINT_BYTES]
+
+
 def durable_key(subscriber: int) -> SubscriptionKey:
     """What interest and routing call a durable subscription."""
     return SubscriptionKey(SubscriptionKind.DURABLE, subscriber)
@@ -115,6 +126,7 @@ class Attachment:
 
     `token`: it goes on after that, not after what it acknowledged. `late`: if it is created, it begins after
     this tick on pubends that its broker hears of later. `born`: of one that comes from another broker.
+    `principal`: to whom it belongs from now on, if it was nobody's.
     """
 
     name: str
@@ -126,6 +138,7 @@ class Attachment:
     key: str = ""
     late: int = 0
     born: int = 0
+    principal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +229,7 @@ class Subscriptions:
                 raise UsageError(f"more than {MAX_SUBSCRIPTIONS} durable subscriptions")
             subscription = self._create(wanted, now_us)
         subscription.born = wanted.born or subscription.born
+        subscription.principal = subscription.principal or wanted.principal
         created = subscription.epoch == 0
         subscription.session, subscription.ack, subscription.moved_at, subscription.epoch = (
             wanted.session,
@@ -276,20 +290,43 @@ class Subscriptions:
 
         Equal epochs go to the higher broker number.
         """
-        highest, subscription = self.claims.highest(name), self._by_name.get(name)
-        if highest is None or highest.broker == NOBODY:
-            return None
-        if subscription is not None and (subscription.epoch, self._broker) > (highest.epoch, highest.broker):
-            return None
-        return highest.broker
+        highest = self._highest(name)
+        return None if highest is None or highest.broker in (NOBODY, self._broker) else highest.broker
 
-    def claimed(self, name: str, epoch: int, broker: int, version: int, now_us: int) -> Subscription | None:
-        """Another broker says that it hosts `name` since `epoch`, with this version of its table. What moved
-        there, if it was ours.
+    def _highest(self, name: str) -> Row | None:
+        """Of all claims, that of this broker included."""
+        subscription = self._by_name.get(name)
+        if subscription is None:
+            return self.claims.highest(name)
+        return ranked([*self.claims.rows(name), self._own_row(subscription)])[0]
+
+    def _own_row(self, subscription: Subscription) -> Row:
+        return Row(subscription.epoch, self._broker, 0, subscription.principal, subscription.born)
+
+    def title(self, name: str) -> Title | None:
+        """To whom the name belongs in this network, as far as is known; None: to nobody in particular."""
+        subscription = self._by_name.get(name)
+        own = [] if subscription is None else [self._own_row(subscription)]
+        return title([*self.claims.rows(name), *own])
+
+    def check_elsewhere(self, name: str, selector: Selector, shared: bool, key: str) -> None:
+        """UsageError unless what another broker has under this name is what somebody here asks for."""
+        highest = self._highest(name)
+        known = b"" if highest is None else highest.fingerprint
+        if known and known != fingerprint(selector, shared, key):
+            raise UsageError(
+                f"the durable subscription {name!r} is for another topic, condition or key: delete it first, "
+                "or choose another name"
+            )
+
+    def claimed(self, claim: Claim, broker: int, version: int, now_us: int) -> Subscription | None:
+        """Another broker says that it hosts this name, with this version of its table. What moved there, if
+        it was ours.
 
         What is ours by a higher claim stays: that one is known to the other as well.
         """
-        self.claims.hear(name, epoch, broker, version)
+        name = claim.name
+        self.claims.hear(claim, broker, version)
         subscription = self._by_name.get(name)
         if subscription is None or subscription.moved_at is not None or self.owner(name) is None:
             return None
@@ -505,6 +542,7 @@ class Subscriptions:
                 subscription.key,
                 subscription.late,
                 subscription.born,
+                subscription.principal,
             )
         )
 
@@ -540,6 +578,7 @@ class Subscriptions:
                 row.key,
                 max(0, row.late),
                 row.born or row.created_us,
+                row.principal,
             )
             self._by_name[subscription.name] = self._by_id[subscription.id] = subscription
             self._next = max(self._next, subscription.id + 1)
@@ -604,11 +643,12 @@ class Subscriptions:
         whole = moved or all(cursor.whole for cursor in subscription.cursors.values())
         return {
             "name": subscription.name,
+            "principal": subscription.principal,
             "topic": subscription.selector.topic,
             "where": subscription.selector.where,
             "ack": subscription.ack or "token",
             "shared": subscription.shared,
-            "key": subscription.key,
+            "key": shorten(subscription.key, MAX_KEY_BYTES),  # those of earlier versions have no bound
             "connected": subscription.session is not None,
             "moved": moved,
             "lag_events": events,
@@ -659,6 +699,14 @@ def check_name(name: str, ack: str) -> None:
         raise UsageError(
             f"a durable name does not end as those generated for plain subscriptions do, in '#', eight "
             f"hexadecimal digits, '.' and a number: {shorten(name, 40)!r}"
+        )
+
+
+def check_key(key: str) -> None:
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise UsageError(
+            f"a key is the name of an attribute, which has up to {MAX_KEY_BYTES} bytes: this one has"
+            f" {len(key.encode())}"
         )
 
 

@@ -30,7 +30,7 @@ from postroad.sim.machine.frames import split
 from postroad.sim.machine.world import Timer, World
 from postroad.units import MILLISECOND_US, SECOND_US
 from postroad.wire.datagrams import MAX_DATAGRAM_BYTES
-from postroad.wire.frames import BATCH_KINDS, Credit, Kind, decode, encode
+from postroad.wire.frames import CREDITED_KINDS, Credit, Kind, decode, encode
 
 DIAL_REFUSED_US: Final = 2 * MILLISECOND_US
 DIAL_TIMEOUT_US: Final = 5 * SECOND_US
@@ -465,12 +465,12 @@ class Network:
             self.world.note("network", "loses", connection=number, frame=frame)
             if frame[4] == Kind.ATTACH:
                 self.attach_lost(connection.ends[side].name, frame)
-            if frame[4] in BATCH_KINDS:  # the other end will never give back the credit this frame took
+            if frame[4] in CREDITED_KINDS:  # the other end will never give back the credit this frame took
                 self._enqueue(connection, 1 - side, encode(Credit(size=len(frame))))
             return
         if repeat < raw.repeat:
             self.world.note("network", "repeats", connection=number, frame=frame)
-            if frame[4] in BATCH_KINDS:
+            if frame[4] in CREDITED_KINDS:
                 connection.pipes[side].debt += len(frame)
             self._arrive_late(connection, side, frame, late)
         if overtake < raw.overtake:

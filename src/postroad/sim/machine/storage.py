@@ -273,6 +273,7 @@ class VirtualStorage:
             self._tidy_later()
         if commit.items or commit.stale:
             self._wake()
+        if commit.items or commit.stale or self.group.waiting:
             self._commit()  # chops that could not be saved wait for somebody else's commit
 
     def _strikes(self, step: str) -> bool:

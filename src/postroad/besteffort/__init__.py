@@ -1,0 +1,1 @@
+"""The datagram path of brokers. Repair is the clients' (`client.repair`)."""

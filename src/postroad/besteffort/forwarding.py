@@ -1,0 +1,346 @@
+"""Best-effort events: forwarded along the origin's tree, dropped where there is no room (spec B1, paper
+2.1).
+
+An event comes from a client or from the parent in its origin's tree, and goes to local subscribers and to
+each child behind which somebody wants it, by the same interest and the same trees as any other event. There
+is no log, no acknowledgement, no order and no second try. Brokers know nothing of repair: its messages are
+such events, too.
+
+Events travel as datagrams where these pass in both directions, which greetings find out: each side says
+every few seconds, in a sealed datagram, whether it hears the other one. Where they do not pass, the same
+frame goes over the connection while that has credit, and is dropped when it has none. A client that wants
+datagrams greets; its address is the one that its sealed datagrams come from, so it may be behind a NAT.
+
+What comes in is limited per client, because one datagram may become many. What carries no valid code gets no
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postroad.besteffort.settings import BestEffortConfig
+from postroad.clients.publishing import Publishers
+from postroad.errors import BugError, PeerError
+from postroad.events.batch import EventBatch, frame_ids
+from postroad.events.topics import RESERVED
+from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
+from postroad.links.links import Links
+from postroad.overlay.interest import Interest
+from postroad.overlay.topology import Topology
+from postroad.seam.datagrams import Datagram, Endpoint
+from postroad.seam.peers import Peer
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
+from postroad.selectors import Group
+from postroad.streams.delivery import Delivery
+from postroad.streams.feeding import rows_for
+from postroad.tracking.strategies import Tracking
+from postroad.units import SECOND_US
+from postroad.wire.datagrams import (
+    BEST_EFFORT,
+    DATAGRAM_PREFIX_BYTES,
+    GREETING,
+    MAX_BEST_EFFORT_BYTES,
+    MAX_DATAGRAM_BYTES,
+    SEAL_BYTES,
+    SESSION_BYTES,
+    seal,
+    session_of,
+    unseal,
+)
+from postroad.wire.frames import Kind
+
+GREET_US: Final = 5 * SECOND_US
+SILENT_US: Final = 3 * GREET_US  # after this long without a datagram the connection is used again
+MAX_HOPS: Final = 64  # between brokers, where views of the graph differ for a moment
+REPAIR_TOPICS: Final = "$repair/"  # of clients' repair messages, which are not tracked
+ROOM_BYTES: Final = MAX_DATAGRAM_BYTES - DATAGRAM_PREFIX_BYTES - SEAL_BYTES  # for a frame
+COUNTERS: Final = (
+    "best_effort_published_total",
+    "best_effort_received_total",
+    "best_effort_delivered_total",
+    "best_effort_forwarded_total",
+    "best_effort_dropped_total",
+    "best_effort_refused_total",
+    "best_effort_limited_total",
+)
+
+
+@dataclass(slots=True)
+class _Path:
+    """The way to one peer."""
+
+    peer: Peer
+    endpoint: Endpoint | None  # where its datagrams come from, or should
+    heard_us: int | None = None  # its last datagram
+    hears: bool = False  # it says that ours arrive
+    greet_us: int = 0  # brokers: when it is greeted next
+    allowance: float = 0.0  # clients: bytes it may send now
+    allowed_us: int = 0
+
+    def open(self, now_us: int) -> bool:
+        """Whether datagrams pass, in both directions."""
+        return self.hears and self.heard_us is not None and now_us - self.heard_us < SILENT_US
+
+
+class Forwarding:
+    def __init__(
+        self,
+        board: Switchboard,
+        *,
+        me: int,
+        config: BestEffortConfig,
+        topology: Topology,
+        interest: Interest,
+        delivery: Delivery,
+        links: Links,
+        publishers: Publishers,
+        tracking: Tracking | None,
+        records_forwards: bool,
+    ) -> None:
+        self._me = me
+        self._config = config
+        self._topology = topology
+        self._interest = interest
+        self._delivery = delivery
+        self._links = links
+        self._publishers = publishers
+        self._tracking = tracking
+        self._records_forwards = records_forwards
+        self._paths: dict[int, _Path] = {}  # by connection, of clients and neighbours that are up
+        self._sessions: dict[bytes, _Path] = {}  # those of them with a key, by its first bytes
+        self._neighbours: dict[int, _Path] = {}  # by broker
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        board.peers("client", up=self._up, down=self._down)
+        board.peers("broker", up=self._up, down=self._down)
+        board.datagram(BEST_EFFORT, self._on_events)
+        board.datagram(GREETING, self._on_greeting)
+        board.metrics(self.metrics)
+        board.status("best_effort", self._status)
+
+    # ---- peers
+
+    def _up(self, turn: Turn, peer: Peer) -> None:
+        endpoint = (peer.host, peer.datagrams) if peer.host and peer.datagrams else None
+        path = _Path(peer, endpoint, greet_us=turn.now_us)
+        path.allowance, path.allowed_us = float(self._config.client_burst_bytes), turn.now_us
+        self._paths[peer.connection] = path
+        if peer.datagram_key:
+            self._sessions[peer.datagram_key[:SESSION_BYTES]] = path
+        if peer.role == "broker":
+            self._neighbours[peer.broker] = path
+
+    def _down(self, _turn: Turn, peer: Peer) -> None:
+        path = self._paths.pop(peer.connection, None)
+        if path is None:
+            return
+        if self._sessions.get(peer.datagram_key[:SESSION_BYTES]) is path:
+            del self._sessions[peer.datagram_key[:SESSION_BYTES]]
+        if self._neighbours.get(peer.broker) is path:
+            del self._neighbours[peer.broker]
+
+    # ---- datagrams
+
+    def _opened(self, turn: Turn, datagram: Datagram) -> tuple[_Path, bytes] | None:
+        """Whose it is and what is in it; None if it is nobody's."""
+        path = self._sessions.get(session_of(datagram.data))
+        body = None
+        if path is not None:
+            peer = path.peer
+            body = unseal(datagram.data, peer.datagram_key, dialled=peer.dialled is None)
+        if path is None or body is None:
+            self._counters["best_effort_refused_total"] += 1
+            return None
+        path.heard_us, path.endpoint = turn.now_us, datagram.source
+        return path, body
+
+    def _on_greeting(self, turn: Turn, datagram: Datagram) -> None:
+        path = self._sessions.get(session_of(datagram.data))
+        first = path is not None and path.heard_us is None
+        opened = self._opened(turn, datagram)
+        if opened is None:
+            return
+        path, body = opened
+        path.hears = body == b"\x01"
+        if path.peer.role == "client" or first or not path.hears:  # else it knows that it is heard
+            self._greet(turn, path)
+
+    def _greet(self, turn: Turn, path: _Path) -> None:
+        if path.endpoint is None:
+            return
+        peer = path.peer
+        hears = path.heard_us is not None and turn.now_us - path.heard_us < SILENT_US
+        body = b"\x01" if hears else b"\x00"
+        turn.send_to(path.endpoint, seal(GREETING, peer.datagram_key, body, dialled=peer.dialled is not None))
+
+    def _on_events(self, turn: Turn, datagram: Datagram) -> None:
+        opened = self._opened(turn, datagram)
+        if opened is None:
+            return
+        path, body = opened
+        try:
+            batch = EventBatch.parse(body, path.peer.limits, expect=Kind.BEST_EFFORT)
+            self.frame(turn, path.peer, batch)
+        except PeerError:
+            # A datagram is dropped, not its connection: UDP may have damaged it beyond its own checksum.
+            self._counters["best_effort_refused_total"] += 1
+
+    # ---- events
+
+    def frame(self, turn: Turn, peer: Peer, batch: EventBatch) -> None:
+        """A checked frame, however it came. PeerError if this peer may not send it."""
+        path = self._paths.get(peer.connection)
+        if path is None or not batch.count:
+            return
+        if peer.role == "client":
+            self._publish(turn, path, batch)
+        else:
+            self._route(turn, path, batch)
+
+    def _publish(self, turn: Turn, path: _Path, batch: EventBatch) -> None:
+        peer = path.peer
+        if not self._within(path, len(batch.data), turn.now_us):
+            self._counters["best_effort_limited_total"] += batch.count
+            return
+        self._publishers.check(peer, batch)
+        largest = int((batch.offsets[1:] - batch.offsets[:-1]).max())
+        if largest > MAX_BEST_EFFORT_BYTES:
+            raise PeerError(f"a best-effort event of {largest} bytes, the most is {MAX_BEST_EFFORT_BYTES}")
+        for topic in batch.topics():
+            if not self._links.may_publish(peer.connection, topic) or topic.split("/", 1)[0] == RESERVED:
+                self._counters["best_effort_refused_total"] += batch.count
+                return
+        self._counters["best_effort_published_total"] += batch.count
+        if self._tracking is not None and _tracked(batch):
+            self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
+        self._spread(turn, self._me, batch, MAX_HOPS)
+
+    def _within(self, path: _Path, size: int, now_us: int) -> bool:
+        passed_us = max(0, now_us - path.allowed_us)
+        path.allowed_us = now_us
+        earned = passed_us * self._config.client_bytes_per_s / SECOND_US
+        path.allowance = min(path.allowance + earned, float(self._config.client_burst_bytes))
+        if path.allowance < size:
+            return False
+        path.allowance -= size
+        return True
+
+    def _route(self, turn: Turn, path: _Path, batch: EventBatch) -> None:
+        """From a neighbour: only from the parent, so that nothing comes twice or runs in circles for long."""
+        origin, hops = batch.pubend >> 32, batch.channel
+        if self._topology.parent(origin) != path.peer.broker or not 0 < hops <= MAX_HOPS:
+            self._counters["best_effort_dropped_total"] += batch.count
+            return
+        self._counters["best_effort_received_total"] += batch.count
+        if self._tracking is not None and _tracked(batch):
+            self._tracking.routed(origin, path.peer.broker, batch.ids(), turn.now_us)
+        self._spread(turn, origin, batch, hops - 1)
+
+    def _spread(self, turn: Turn, origin: int, batch: EventBatch, hops: int) -> None:
+        tracked = self._tracking is not None and _tracked(batch)
+        for rows, takers in self._delivery.takers(batch):
+            names: list[str] = []
+            frames: dict[int, list[bytes]] = {}  # by subscription number
+            for connection, number, name in takers:
+                if number not in frames:
+                    frames[number] = list(_frames(batch, rows, origin, number))
+                if self._send(turn, self._paths.get(connection), frames[number], len(rows)):
+                    self._counters["best_effort_delivered_total"] += len(rows)
+                    names.append(name)
+            if tracked and names and self._tracking is not None:
+                self._tracking.noted.append((turn.now_us, batch.ids(rows), origin << 32, names))
+        children = self._topology.children(origin)
+        if children and hops > 0:
+            self._forward(turn, origin, batch, hops, self._interest.match(batch), tracked=tracked)
+
+    def _forward(
+        self, turn: Turn, origin: int, batch: EventBatch, hops: int, groups: list[Group], *, tracked: bool
+    ) -> None:
+        for child, owners in self._topology.children(origin).items():
+            rows = rows_for(groups, owners)
+            if rows is None:
+                continue
+            frames = list(_frames(batch, rows, origin, hops))
+            if self._send(turn, self._neighbours.get(child), frames, len(rows)):
+                self._counters["best_effort_forwarded_total"] += len(rows)
+                if tracked and self._records_forwards and self._tracking is not None:
+                    for frame in frames:
+                        ids = frame_ids(frame, int.from_bytes(frame[8:12], "little"))
+                        self._tracking.forwarded(origin, (child,), ids, turn.now_us)
+
+    def _send(self, turn: Turn, path: _Path | None, frames: list[bytes], count: int) -> bool:
+        """Whether it went out."""
+        if path is not None and path.endpoint is not None and path.open(turn.now_us):
+            peer = path.peer
+            for frame in frames:
+                sealed = seal(BEST_EFFORT, peer.datagram_key, frame, dialled=peer.dialled is not None)
+                turn.send_to(path.endpoint, sealed)
+            return True
+        if path is not None and self._links.available(path.peer.connection) > 0:
+            for frame in frames:
+                self._links.spend(path.peer.connection, len(frame))
+                turn.send(path.peer.connection, frame)
+            return True
+        self._counters["best_effort_dropped_total"] += count
+        return False
+
+    # ---- time and inspection
+
+    def tick(self, turn: Turn) -> None:
+        for path in self._neighbours.values():
+            if turn.now_us >= path.greet_us and path.peer.datagram_key:
+                path.greet_us = turn.now_us + GREET_US
+                self._greet(turn, path)
+
+    def next_deadline(self) -> int | None:
+        return min(
+            (path.greet_us for path in self._neighbours.values() if path.peer.datagram_key), default=None
+        )
+
+    def metrics(self) -> dict[str, int | float]:
+        return {**self._counters, "best_effort_paths": sum(path.hears for path in self._paths.values())}
+
+    def _status(self, now_us: int) -> dict[str, object]:
+        return {
+            "datagrams_with": sorted(path.peer.name for path in self._paths.values() if path.open(now_us)),
+            **{
+                name.removeprefix("best_effort_").removesuffix("_total"): n
+                for name, n in self._counters.items()
+            },
+        }
+
+    def check(self) -> None:
+        if any(path.peer.connection != number for number, path in self._paths.items()):
+            raise BugError("a path is kept under another connection's number")
+        known = set(map(id, self._paths.values()))
+        if any(id(path) not in known for path in (*self._sessions.values(), *self._neighbours.values())):
+            raise BugError("a session or a neighbour is kept that is down")
+
+
+def _tracked(batch: EventBatch) -> bool:
+    """Repair messages are not: what they carry is known by another id."""
+    return not batch.topic(0).startswith(REPAIR_TOPICS)
+
+
+def _frames(batch: EventBatch, rows: NDArray[np.uint32], origin: int, channel: int) -> Iterator[bytes]:
+    """Frames of these rows, each of which fits a datagram."""
+    offsets = batch.offsets
+    sizes = (offsets[rows + 1] - offsets[rows] + EVENT_HEADER_BYTES).tolist()
+    first, size = 0, FRAME_HEADER_BYTES
+    for at, more in enumerate(sizes):
+        if at > first and size + more > ROOM_BYTES:
+            yield _frame(batch, rows[first:at], origin, channel)
+            first, size = at, FRAME_HEADER_BYTES
+        size += more
+    yield _frame(batch, rows[first:], origin, channel)
+
+
+def _frame(batch: EventBatch, rows: NDArray[np.uint32], origin: int, channel: int) -> bytes:
+    whole = None if len(rows) == batch.count else rows
+    return batch.select(whole, kind=Kind.BEST_EFFORT, pubend=origin << 32, start=0, end=0, channel=channel)

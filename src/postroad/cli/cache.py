@@ -1,0 +1,92 @@
+"""`postroad cache`: a node that keeps best-effort events for those who missed them (spec B10)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from postroad.cli.connection import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    JsonOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenOption,
+    client_for,
+)
+from postroad.errors import UsageError
+
+if TYPE_CHECKING:
+    from postroad.client.aio import Client
+    from postroad.client.subscription import Subscription
+
+MAX_MESSAGES: Final = 1_000_000
+
+
+def register(app: typer.Typer) -> None:
+    app.command("cache")(cache)
+
+
+def cache(
+    topic: Annotated[str, typer.Option("--topic", help="What to keep, such as orders/#.")],
+    where: Annotated[str, typer.Option(help="A condition over attributes, such as \"region = 'eu'\".")] = "",
+    messages: Annotated[int, typer.Option(min=1, max=MAX_MESSAGES, help="How many to keep.")] = 10_000,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+    token: TokenOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep best-effort events, and send them again to who asks, until it is interrupted.
+
+    Says `caching` on stderr once it does, and at the end what it did.
+    """
+    import uvloop
+
+    if not topic:
+        raise UsageError("a cache keeps a topic such as orders/#")
+    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    uvloop.run(_serve(client, topic, where, messages, timeout, as_json=as_json))
+
+
+async def _serve(
+    client: Client, topic: str, where: str, messages: int, patience: float | None, *, as_json: bool
+) -> None:
+    from postroad.client.repair.settings import RepairSettings
+
+    settings = RepairSettings(cache_min=messages, cache_max=messages)
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with client, client._repairing(topic, where, settings) as events:
+        print(f"caching {topic} at {client.broker}", file=sys.stderr, flush=True)
+        reader = asyncio.create_task(_drop(events))
+        try:
+            async with asyncio.timeout(patience):
+                await ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            reader.cancel()
+            figures = events.repair
+        if as_json:
+            print(json.dumps(figures))
+        else:
+            print(
+                f"kept {figures['cache_messages']:.0f}, repaired {figures['repairs_sent']:.0f},"
+                f" hit ratio {figures['cache_hit_ratio']:.3f}"
+            )
+
+
+async def _drop(events: Subscription) -> None:
+    """The cache has its own copies: what the application would get goes nowhere."""
+    async for _ in events.batches():
+        pass

@@ -1,0 +1,235 @@
+"""A publisher's part in repair: it says what it sent, and is the first cache that is asked.
+
+Every second, or after 32 messages, it sends a summary: the numbers and bits of what is new, and once more of
+what was new in the one before, so that the loss of one summary is made good by the next (spec B9). When
+nothing is new it says how far it is, less and less often. It keeps its messages for 30 s. What receivers ask
+for is gathered for 0.3 s and sent once, with the names of all who asked (spec B7).
+
+However many ask, it sends at most `repairs_per_s` and holds at most MAX_ASKED requests: a storm of requests
+costs its own bytes and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.client.repair.messages import (
+    MAX_ENTRIES,
+    MAX_WANTED,
+    Gone,
+    Message,
+    Repair,
+    Request,
+    Summary,
+)
+from postroad.client.repair.settings import RepairSettings
+from postroad.errors import BugError
+from postroad.units import MILLISECOND_US, SECOND_US
+
+MAX_ASKED: Final = 4_096  # messages asked for and not yet repaired
+MAX_NAMES: Final = 16  # receivers that one repair is for
+MAX_HEARTBEATS: Final = 12  # a publisher that is quiet for longer than these take has told everybody
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    sequence: int
+    bits: int
+    row: bytes
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A message for these receivers alone; for everybody who listens to this publisher if there are none."""
+
+    receivers: tuple[bytes, ...]
+    message: Message
+    bits: int | None = None  # of a repair by content: those who may want it
+
+
+class PublisherSide:
+    """`me`: the first 8 bytes of its ids. A new number from a broker is a new publisher."""
+
+    def __init__(self, me: bytes, settings: RepairSettings) -> None:
+        self.me = me
+        self._settings = settings
+        self.sequence = 0  # of the last message
+        self._kept: deque[Kept] = deque()  # consecutive, the oldest first
+        self._kept_bytes = 0
+        self._told = 0  # the last one that a summary named
+        self._before = 0  # the first of those that were new in the last summary
+        self._summary_us: int | None = None  # when the next one is due
+        self._heartbeats = 0  # since the last message
+        self._asked: dict[int, dict[bytes, None]] = {}  # message -> who asked
+        self._ranges: dict[tuple[int, int], dict[bytes, None]] = {}  # likewise, for entries
+        self._gone: dict[bytes, dict[int, None]] = {}  # who asked -> what is no longer here
+        self._gathered_us: int | None = None  # when what was asked for is sent
+        self._allowance = float(settings.repairs_per_s)
+        self._allowed_us = 0
+        self.summaries = self.requests = self.repairs = self.refused = self.misses = 0
+
+    def publish(self, bits: int, row: bytes, now_us: int) -> tuple[int, ...]:
+        """The record to send with it: the bits of the `record` messages before. Its number is `sequence`."""
+        self.sequence += 1
+        size = self._settings.record
+        recent: list[int] = []
+        if size:
+            for kept in reversed(self._kept):
+                if len(recent) == size:
+                    break
+                recent.append(kept.bits)
+        self._kept.append(Kept(self.sequence, bits, row, now_us))
+        self._kept_bytes += len(row)
+        while self._kept_bytes > self._settings.keep_bytes:
+            self._forget()
+        if self._settings.summaries:
+            self._heartbeats = 0
+            if self._summary_us is None or self.sequence == self._told + 1:
+                self._summary_us = now_us + self._settings.summary_us
+            if self.sequence - self._told >= self._settings.summary_messages:
+                self._summary_us = now_us
+        return tuple(recent)
+
+    def _forget(self) -> None:
+        self._kept_bytes -= len(self._kept.popleft().row)
+
+    def kept(self, sequence: int) -> Kept | None:
+        if not self._kept or not self._kept[0].sequence <= sequence <= self.sequence:
+            return None
+        return self._kept[sequence - self._kept[0].sequence]
+
+    # --- requests
+
+    def request(self, request: Request, now_us: int) -> None:
+        self.requests += 1
+        receiver = request.receiver
+        for sequence in request.wanted:
+            if self.kept(sequence) is None:
+                self.misses += 1
+                if len(self._gone) < MAX_ASKED and sequence <= self.sequence:
+                    self._gone.setdefault(receiver, {})[sequence] = None
+            elif sequence in self._asked or len(self._asked) < MAX_ASKED:
+                self._asked.setdefault(sequence, {})[receiver] = None
+            else:
+                self.refused += 1
+        for span in request.ranges:
+            if span in self._ranges or len(self._ranges) < MAX_ASKED:
+                self._ranges.setdefault(span, {})[receiver] = None
+        if self._gathered_us is None:
+            self._gathered_us = now_us + self._settings.gather_us
+
+    def _answer(self, now_us: int) -> list[Named]:
+        out: list[Named] = []
+        settings = self._settings
+        passed = max(0, now_us - self._allowed_us)
+        self._allowance = min(
+            settings.repairs_per_s, self._allowance + passed * settings.repairs_per_s / SECOND_US
+        )
+        self._allowed_us = now_us
+        for sequence, receivers in self._asked.items():
+            kept = self.kept(sequence)
+            if kept is None:
+                continue
+            repair = Repair(publisher=self.me, sequence=sequence, row=kept.row)
+            if settings.policy == "content":
+                groups: list[tuple[bytes, ...]] = [()]
+            else:
+                size = 1 if settings.policy == "unicast" else MAX_NAMES
+                names = tuple(receivers)
+                groups = [names[at : at + size] for at in range(0, len(names), size)]
+            for group in groups:
+                if self._allowance < 1:
+                    self.refused += 1
+                    continue
+                self._allowance -= 1
+                self.repairs += 1
+                out.append(Named(group, repair, kept.bits if not group else None))
+        for (first, last), receivers in self._ranges.items():
+            out += self._describe(first, last, tuple(receivers))
+        for receiver, sequences in self._gone.items():
+            gone = tuple(sorted(sequences)[:MAX_WANTED])
+            out.append(Named((receiver,), Gone(publisher=self.me, sequences=gone)))
+        self._asked, self._ranges, self._gone = {}, {}, {}
+        return out
+
+    def _describe(self, first: int, last: int, receivers: tuple[bytes, ...]) -> list[Named]:
+        """Entries of a range that no summary brought to these; what is no longer kept is gone."""
+        oldest = self._kept[0].sequence if self._kept else self.sequence + 1
+        first, last = max(first, oldest), min(last, self.sequence, max(first, oldest) + MAX_ENTRIES - 1)
+        summary = self._summary(first, max(first - 1, last), first)
+        groups = range(0, len(receivers), MAX_NAMES)
+        return [Named(receivers[at : at + MAX_NAMES], summary) for at in groups]
+
+    # --- summaries
+
+    def _summary(self, first: int, last: int, fresh: int) -> Summary:
+        kept = [found for at in range(first, last + 1) if (found := self.kept(at)) is not None]
+        if len(kept) != last - first + 1:  # the oldest of them are no longer here
+            first = kept[0].sequence if kept else last + 1
+        since = self.kept(first)
+        return Summary(
+            first=first,
+            fresh=max(first, min(fresh, last + 1)),
+            since_ms=0 if since is None else since.at_us // MILLISECOND_US,
+            entries=tuple(one.bits for one in kept),
+        )
+
+    def _summarise(self, now_us: int) -> list[Named]:
+        out: list[Named] = []
+        settings = self._settings
+        while self._told < self.sequence:
+            fresh, last = self._told + 1, min(self.sequence, self._told + settings.summary_messages)
+            if last == self.sequence and last - fresh + 1 < settings.summary_messages and out:
+                break  # the rest has its own second
+            out.append(Named((), self._summary(self._before or fresh, last, fresh)))
+            self._before, self._told = fresh, last
+        if out:
+            self._summary_us = now_us + settings.summary_us
+        else:
+            out.append(
+                Named((), self._summary(self._before or self.sequence + 1, self.sequence, self._told + 1))
+            )
+            self._before = self.sequence + 1
+            self._heartbeats += 1
+            wait = min(settings.heartbeat_us, settings.summary_us << self._heartbeats)
+            self._summary_us = now_us + wait if self._heartbeats < MAX_HEARTBEATS else None
+        self.summaries += len(out)
+        return out
+
+    # --- time
+
+    def finish(self, now_us: int) -> bool:
+        """No more will be published: a summary of the last is due now, if they were not told twice."""
+        if not self._settings.summaries or self._before > self.sequence:
+            return False
+        self._summary_us = now_us
+        return True
+
+    def next_deadline(self) -> int | None:
+        due = [at for at in (self._summary_us, self._gathered_us) if at is not None]
+        return min(due, default=None)
+
+    def tick(self, now_us: int) -> list[Named]:
+        out: list[Named] = []
+        while self._kept and now_us - self._kept[0].at_us > self._settings.keep_us:
+            self._forget()
+        if self._gathered_us is not None and now_us >= self._gathered_us:
+            self._gathered_us = None
+            out += self._answer(now_us)
+        if self._summary_us is not None and now_us >= self._summary_us:
+            out += self._summarise(now_us)
+        return out
+
+    @property
+    def oldest(self) -> int:
+        """Of what is kept; one more than the last if nothing is."""
+        return self._kept[0].sequence if self._kept else self.sequence + 1
+
+    def check(self) -> None:
+        if [kept.sequence for kept in self._kept] != list(range(self.oldest, self.sequence + 1)):
+            raise BugError("what a publisher keeps has gaps")
+        if len(self._asked) > MAX_ASKED or self._told > self.sequence:
+            raise BugError("a publisher's requests or summaries are out of bounds")

@@ -1,0 +1,350 @@
+"""A receiver's part in repair: it finds out what it missed, and asks for it (spec B4, paper 3.1).
+
+Of each publisher it knows up to which number it has looked at what was published (`covered`), and ranges
+below that of which no summary has come. A number that a summary or a record covers, that was not received
+and whose bits match one of the masks is a loss. Nothing is marked as looked at that no summary covered.
+
+Losses of one publisher are asked for together, and one request is under way at a time. It goes to the
+publisher, which has every message; if that says nothing, to others by content (`neighbours`). After `tries`
+requests a loss is given up, and is a Gap, once.
+
+What was delivered is remembered within a window; what is older than the window is dropped, since it may have
+been delivered. A publisher is known by the first 8 bytes of its ids, so one that starts anew is another one,
+and nothing from before the first word of it counts as lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from postroad.client.repair.messages import MAX_RANGES, MAX_WANTED, Gone, Request, Summary
+from postroad.client.repair.settings import RepairSettings
+from postroad.errors import BugError
+from postroad.selectors.tags import Mask, matched
+from postroad.units import MILLISECOND_US
+
+MAX_SOURCES: Final = 4_096  # publishers remembered
+MAX_LOST: Final = 4_096  # losses of one publisher that are being repaired
+MAX_SEEN: Final = 16_384  # messages of one publisher remembered as received
+MAX_HELD: Final = 16_384  # messages of one publisher held back for order
+MAX_FALSE: Final = 64  # repairs that were not wanted, before masks that cause them are doubted
+MAX_BEFORE: Final = 64  # messages before the first word of a publisher that are asked about
+MAX_FRESH: Final = 1 << 20  # a summary that jumps further is a publisher gone wrong
+_BACKOFF: Final = (5, 4)  # a request that failed waits this much longer
+
+
+@dataclass(slots=True)
+class Loss:
+    bits: int
+    found_us: int
+    tries: int = 0
+    silent: int = 0  # requests in a row without a word of the publisher
+    content: bool = False  # others are being asked
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Messages of a publisher in (start, end] that could not be repaired."""
+
+    publisher: bytes
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Source:
+    """What is known of one publisher."""
+
+    covered: int = -1  # looked at up to here, but for `unknown`; -1 before the first summary or record
+    low: int = 0  # what is not above this may have been delivered: it is dropped
+    unknown: list[tuple[int, int]] = field(default_factory=list)  # ranges below `covered`, not looked at
+    unknown_tries: int = 0
+    seen: set[int] = field(default_factory=set)  # received, above `low`
+    lost: dict[int, Loss] = field(default_factory=dict)  # in the order in which they were found
+    asked: set[int] = field(default_factory=set)  # of `lost`, in the request under way
+    asked_us: int = 0
+    due_us: int | None = None  # when the next request goes out, or the one under way has failed
+    backoff_us: int = 0
+    answer_us: int = 0  # how long a publisher takes to answer, averaged; 0: not known yet
+    held: dict[int, tuple[Any, int]] = field(default_factory=dict)  # ordered: waiting for earlier ones
+    released: int = 0  # ordered: the last one handed out
+
+
+class Receiver:
+    """All publishers as one subscriber sees them. `masks` are those of its subscription."""
+
+    def __init__(self, me: bytes, masks: tuple[Mask, ...], settings: RepairSettings, started_us: int) -> None:
+        self.me = me
+        self.masks = masks
+        self._settings = settings
+        self._started_us = started_us
+        self._sources: OrderedDict[bytes, _Source] = OrderedDict()  # heard of last comes last
+        self.false_repairs = 0
+        self.detected = self.recovered = self.requests = self.duplicates = self.given_up = 0
+        self.recovery_us: list[int] = []  # of the latest recoveries, from the detection on
+        self._content: list[tuple[bytes, int, int]] = []  # to be asked of others: publisher, number, bits
+
+    # --- what comes
+
+    def message(
+        self, publisher: bytes, sequence: int, item: Any, now_us: int, *, repair: bool = False
+    ) -> list[Any]:
+        """A message, or the repair of one, perhaps by others: what the application gets now."""
+        source = self._source(publisher, speaks=not repair)
+        if sequence <= source.low or sequence in source.seen:
+            self.duplicates += 1
+            return []
+        self._remember(source, sequence)
+        loss = source.lost.pop(sequence, None)
+        if loss is not None:
+            if loss.tries == 1 and sequence in source.asked:
+                self._measure(source, now_us - source.asked_us)
+            self.recovered += 1
+            self.recovery_us.append(now_us - loss.found_us)
+            del self.recovery_us[:-1_000]
+            if sequence in source.asked and source.due_us is not None:
+                # A publisher answers all of a request at once: what does not come with it was lost again.
+                source.due_us = min(source.due_us, now_us + 2 * self._settings.settle_us)
+                source.backoff_us = 0
+            source.asked.discard(sequence)
+            if not source.asked and not source.unknown:
+                source.due_us = now_us if source.lost else None
+        if not self._settings.order_us:
+            return [item]
+        if sequence <= source.released:
+            return []  # its Gap was told, or what came after it was handed out
+        if len(source.held) >= MAX_HELD:
+            oldest = min(source.held)
+            source.held[oldest] = (source.held[oldest][0], 0)
+        source.held[sequence] = (item, now_us + self._settings.order_us)
+        return self._release(source, now_us)
+
+    def _measure(self, source: _Source, answer_us: int) -> None:
+        source.answer_us += (answer_us - source.answer_us) // (4 if source.answer_us else 1)
+
+    def summary(self, publisher: bytes, summary: Summary, now_us: int) -> list[Any]:
+        """What the application gets now: what waited for its order to be known."""
+        source = self._source(publisher)
+        # What was published before this subscription began is not missed by it.
+        earlier = summary.since_ms < self._started_us // MILLISECOND_US
+        if source.covered < 0:
+            source.covered = summary.last if earlier else max(0, summary.first - 1 - MAX_BEFORE)
+        if summary.last > source.covered + MAX_FRESH:
+            source.covered = summary.last - MAX_FRESH
+        if summary.first > source.covered + 1:
+            self._not_told(source, source.covered + 1, summary.first - 1, now_us)
+            source.covered = summary.first - 1
+        for at, bits in enumerate(summary.entries):
+            sequence = summary.first + at
+            if not earlier and (sequence > source.covered or self._is_unknown(source, sequence)):
+                self._look_at(source, sequence, bits, now_us)
+        if source.unknown:
+            source.unknown = _without(source.unknown, summary.first, summary.last)
+        source.covered = max(source.covered, summary.last)
+        return self._release(source, now_us) if self._settings.order_us else []
+
+    def record(self, publisher: bytes, sequence: int, record: tuple[int, ...], now_us: int) -> None:
+        """The paper's way (3.1): the bits of the messages before this one, the latest first."""
+        source = self._source(publisher)
+        if source.covered < 0:
+            source.covered = sequence - 1
+        for back, bits in enumerate(record, 1):
+            if sequence - back > source.covered:
+                self._look_at(source, sequence - back, bits, now_us)
+        # What lies between `covered` and the record is looked at by nobody: there is no way to know of it.
+        source.covered = max(source.covered, sequence)
+
+    def gone(self, gone: Gone, now_us: int) -> None:
+        """The publisher no longer has them: others may."""
+        source = self._sources.get(gone.publisher)
+        if source is None:
+            return
+        for sequence in gone.sequences:
+            loss = source.lost.get(sequence)
+            if loss is not None and not loss.content:
+                loss.silent = self._settings.publisher_tries
+                source.due_us = now_us
+
+    def false_repair(self, publisher: bytes, sequence: int, now_us: int) -> None:
+        """It did not match after all. Masks that do not tell well enough what matches are given up."""
+        self.message(publisher, sequence, None, now_us, repair=True)
+        self.false_repairs += 1
+        self.recovered -= 1
+        if self.false_repairs > MAX_FALSE and self.false_repairs > self.recovered:
+            self.masks = tuple(mask for mask in self.masks if mask.exact)
+
+    # --- what is known of a publisher
+
+    def _source(self, publisher: bytes, *, speaks: bool = True) -> _Source:
+        source = self._sources.get(publisher)
+        if source is None:
+            source = self._sources[publisher] = _Source()
+            if len(self._sources) > MAX_SOURCES:
+                self._sources.popitem(last=False)
+        else:
+            self._sources.move_to_end(publisher)
+        if speaks:
+            for loss in source.lost.values():
+                if not loss.silent:
+                    break
+                loss.silent = 0
+        return source
+
+    def _remember(self, source: _Source, sequence: int) -> None:
+        source.seen.add(sequence)
+        if len(source.seen) > MAX_SEEN:
+            kept = sorted(source.seen)[MAX_SEEN // 2 :]
+            source.low = max(source.low, kept[0] - 1)
+            source.seen = set(kept)
+            for lost in [lost for lost in source.lost if lost <= source.low]:
+                source.lost[lost].tries = self._settings.tries
+
+    def _look_at(self, source: _Source, sequence: int, bits: int, now_us: int) -> None:
+        if sequence in source.seen or sequence in source.lost or sequence <= source.low:
+            return
+        if not matched(bits, self.masks):
+            return
+        self.detected += 1
+        if len(source.lost) >= MAX_LOST:
+            oldest = next(iter(source.lost))
+            source.lost[oldest].tries = self._settings.tries
+            source.due_us = now_us
+        source.lost[sequence] = Loss(bits, now_us)
+        self._soon(source, now_us)
+
+    def _not_told(self, source: _Source, first: int, last: int, now_us: int) -> None:
+        source.unknown.append((first, last))
+        if len(source.unknown) > MAX_RANGES:
+            (first, _), (_, last) = source.unknown[0], source.unknown[1]
+            source.unknown[:2] = [(first, last)]
+        source.unknown_tries = 0
+        self._soon(source, now_us)
+
+    def _soon(self, source: _Source, now_us: int) -> None:
+        if source.due_us is None:
+            source.due_us = now_us + self._settings.settle_us
+
+    def _is_unknown(self, source: _Source, sequence: int) -> bool:
+        return any(first <= sequence <= last for first, last in source.unknown)
+
+    # --- asking
+
+    def tick(self, now_us: int) -> tuple[list[tuple[bytes, Request]], list[Any]]:
+        """Requests to publishers; Losts, and what waited for its order."""
+        requests: list[tuple[bytes, Request]] = []
+        out: list[Any] = []
+        for publisher, source in self._sources.items():
+            if source.due_us is not None and now_us >= source.due_us:
+                request = self._ask(publisher, source, now_us, out)
+                if request is not None:
+                    requests.append((publisher, request))
+            if source.held:
+                out += self._release(source, now_us)
+        return requests, out
+
+    def _ask(self, publisher: bytes, source: _Source, now_us: int, out: list[Any]) -> Request | None:
+        settings = self._settings
+        out += self._give_up(publisher, source)
+        source.asked.clear()
+        if not source.lost and not source.unknown:
+            source.due_us, source.backoff_us = None, 0
+            return None
+        wanted: list[int] = []
+        for sequence, loss in source.lost.items():
+            if len(wanted) == MAX_WANTED:
+                break
+            loss.tries += 1
+            loss.silent += 1
+            source.asked.add(sequence)
+            if not loss.content and (loss.silent > settings.publisher_tries or not settings.publisher_first):
+                loss.content = True
+                self._content.append((publisher, sequence, loss.bits))
+            wanted.append(sequence)
+        source.asked_us = now_us
+        usual = max(settings.gather_us, source.answer_us * 5 // 4) if source.answer_us else settings.retry_us
+        wait = source.backoff_us or usual + settings.settle_us
+        source.due_us = now_us + wait
+        source.backoff_us = min(wait * _BACKOFF[0] // _BACKOFF[1], settings.max_retry_us)
+        if source.unknown:
+            source.unknown_tries += 1
+        if not settings.publisher_first:
+            return None
+        self.requests += 1
+        return Request(receiver=self.me, wanted=tuple(sorted(wanted)), ranges=tuple(source.unknown))
+
+    def _give_up(self, publisher: bytes, source: _Source) -> list[Lost]:
+        """What was asked for often enough."""
+        spent = sorted(at for at, loss in source.lost.items() if loss.tries >= self._settings.tries)
+        lost: list[Lost] = []
+        for sequence in spent:
+            del source.lost[sequence]
+            self._remember(source, sequence)  # a repair that comes now is too late: the Gap is told
+            if lost and lost[-1].end == sequence - 1:
+                lost[-1] = Lost(publisher, lost[-1].start, sequence)
+            else:
+                lost.append(Lost(publisher, sequence - 1, sequence))
+        if source.unknown and source.unknown_tries >= self._settings.tries:
+            lost += [Lost(publisher, first - 1, last) for first, last in source.unknown]
+            source.unknown.clear()
+        self.given_up += sum(one.end - one.start for one in lost)
+        return lost
+
+    def take_content(self) -> list[tuple[bytes, int, int]]:
+        """What is to be asked of others: publisher, number and bits."""
+        taken, self._content = self._content, []
+        return taken
+
+    # --- order
+
+    def _release(self, source: _Source, now_us: int) -> list[Any]:
+        """What is held up to the first number that may still come, and what has waited for long enough."""
+        out: list[Any] = []
+        barrier = min([source.covered + 1, *source.lost, *(first for first, _ in source.unknown)], default=0)
+        for sequence in sorted(source.held):
+            item, until_us = source.held[sequence]
+            if sequence > barrier and now_us < until_us:
+                break
+            del source.held[sequence]
+            source.released = sequence
+            out.append(item)
+        return out
+
+    # --- inspection
+
+    def next_deadline(self) -> int | None:
+        due = [source.due_us for source in self._sources.values() if source.due_us is not None]
+        for source in self._sources.values():
+            due += [until_us for _, until_us in source.held.values()]
+        return min(due, default=None)
+
+    def waiting(self, publisher: bytes, sequence: int) -> bool:
+        """Whether this is missing."""
+        source = self._sources.get(publisher)
+        return source is not None and sequence in source.lost
+
+    @property
+    def missing(self) -> int:
+        return sum(len(source.lost) for source in self._sources.values())
+
+    def check(self) -> None:
+        for source in self._sources.values():
+            if len(source.lost) > MAX_LOST or len(source.seen) > MAX_SEEN or len(source.held) > MAX_HELD:
+                raise BugError("what a receiver remembers of a publisher is out of bounds")
+            if source.lost.keys() & source.seen or not source.asked <= source.lost.keys():
+                raise BugError("a message is both lost and received")
+            if (source.lost or source.unknown) and source.due_us is None:
+                raise BugError("a loss that nobody will ask for")
+            if len(source.unknown) > MAX_RANGES:
+                raise BugError("too many ranges are unknown")
+
+
+def _without(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    left: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if low < first:
+            left.append((low, min(high, first - 1)))
+        if high > last:
+            left.append((max(low, last + 1), high))
+    return [span for span in left if span[0] <= span[1]][-MAX_RANGES:]

@@ -1,0 +1,453 @@
+"""Best effort of one client: what it publishes, what it repairs, and how both travel.
+
+Repair uses what any client has, publishing and subscribing (paper 2.3). Its messages are best-effort events:
+
+| topic | who says it | who hears it |
+|---|---|---|
+| $repair/summary/PUBLISHER | the publisher | all who repair |
+| $repair/request/PUBLISHER | who misses something | the publisher |
+| $repair/ask, attributes b0_7, b0_15, ... | who misses something | whose bits are among these |
+| $repair/again, the same attributes | a cache | the same |
+| $repair/for, an attribute for each receiver | a publisher or a cache | these receivers |
+
+A PUBLISHER is the first 8 bytes of its ids, in hexadecimal. The attributes of a filter with too many ones
+for an event are those of the same filter folded, b1_3 or b2_3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from postroad.client.repair.messages import (
+    PREFIX_BYTES,
+    Ask,
+    Gone,
+    Message,
+    Repair,
+    Request,
+    Summary,
+    decode,
+    encode,
+)
+from postroad.client.repair.neighbours import Neighbours
+from postroad.client.repair.publisher import Named, PublisherSide
+from postroad.client.repair.receiver import Lost, Receiver
+from postroad.client.repair.settings import DEFAULTS, RepairSettings
+from postroad.errors import PeerError, TooLargeError, UsageError
+from postroad.events import EventBatch, Gap, Value
+from postroad.events.batch import best_effort_frame, encode_row
+from postroad.ids import MessageId
+from postroad.kernel.layout import EVENT_HEADER_BYTES, FRAME_HEADER_BYTES
+from postroad.selectors import Selector
+from postroad.selectors.tags import WIDTH, event_bits, fold, positions, selector_masks
+from postroad.units import MILLISECOND_US
+from postroad.wire.datagrams import (
+    DATAGRAM_PREFIX_BYTES,
+    MAX_BEST_EFFORT_BYTES,
+    MAX_DATAGRAM_BYTES,
+    SEAL_BYTES,
+)
+from postroad.wire.frames import Limits
+
+ROOT: Final = "$repair"
+FOLDS: Final = (WIDTH, 64, 32)  # widths of filters as attributes: the first that has few enough ones
+MAX_BITS: Final = 56  # attributes of an ask; an event has at most 64
+MAX_MASKS: Final = 8  # conjunctions of a subscription that are subscribed to as bits
+MAX_PENDING: Final = 64  # rows that wait for the end of the turn; then they go
+ROOM_BYTES: Final = MAX_DATAGRAM_BYTES - DATAGRAM_PREFIX_BYTES - SEAL_BYTES - FRAME_HEADER_BYTES
+
+Row = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class _Repaired:
+    """A subscription. Without repair it only drops what came before."""
+
+    number: int
+    selector: Selector
+    receiver: Receiver
+    neighbours: Neighbours | None
+    own: tuple[int, ...]  # the subscriptions that its repair needs
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """For a subscription: an event, or a gap."""
+
+    number: int
+    content: EventBatch | Gap
+
+
+class Session:
+    """`subscribe(topic, where)` makes a subscription of the client's own and returns its number,
+    `unsubscribe` ends it. `draw(n)` gives a random number in 0..n-1."""
+
+    def __init__(
+        self,
+        *,
+        draw: Callable[[int], int],
+        subscribe: Callable[[str, str], int],
+        unsubscribe: Callable[[int], None],
+    ) -> None:
+        self.me = draw(1 << 64).to_bytes(PREFIX_BYTES, "big")
+        self._draw = draw
+        self._subscribe = subscribe
+        self._unsubscribe = unsubscribe
+        self._prefix = b""  # of this client's ids at the broker of the moment
+        self._publisher: PublisherSide | None = None
+        self._requests: int | None = None  # the subscription to requests for what it published
+        self._shared: tuple[int, ...] = ()  # those that all repaired subscriptions need
+        self._own: dict[int, int] = {}  # own subscriptions -> the one they serve, 0 for all
+        self._repaired: dict[int, _Repaired] = {}
+        self._pending: list[Row] = []  # to be sent at the end of the turn
+        self._next_id: Callable[[], bytes] | None = None
+        self._limits: Limits | None = None
+        self.settings = DEFAULTS
+        self.unreadable = 0  # repair messages that were none
+
+    @property
+    def active(self) -> bool:
+        """Whether this client publishes or repairs best-effort events, so that datagrams are of use to it."""
+        return self._publisher is not None or bool(self._own)
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) >= MAX_PENDING
+
+    def opened(self, prefix: bytes, limits: Limits, next_id: Callable[[], bytes]) -> None:
+        """A broker welcomed us, with this prefix of our ids."""
+        self._limits, self._next_id = limits, next_id
+        if prefix != self._prefix:
+            self._prefix = prefix
+            if self._publisher is not None:
+                self._publisher = None  # others take it for a new publisher; so it is
+                self._end_requests()
+
+    # --- publishing
+
+    def publish(self, topic: str, payload: bytes, attributes: Mapping[str, Value], now_us: int) -> bytes:
+        """Queue one event; its id."""
+        if self._next_id is None or self._limits is None:
+            raise UsageError("best effort needs a broker, and there is none")
+        if topic.split("/", 1)[0] == ROOT:
+            raise UsageError(f"topics below {ROOT} are for repair itself")
+        publisher = self._publisher
+        if publisher is None:
+            publisher = self._publisher = PublisherSide(self._prefix, self.settings)
+            self._requests = self._subscribe(f"{ROOT}/request/{self._prefix.hex()}", "")
+            self._own[self._requests] = 0
+        identity = self._next_id()
+        row = encode_row(identity, topic, attributes, payload, self._limits, tick=publisher.sequence + 1)
+        if len(row[1]) > MAX_BEST_EFFORT_BYTES:
+            raise TooLargeError(
+                f"a best-effort event of {len(row[1])} bytes with its topic and attributes, the most is"
+                f" {MAX_BEST_EFFORT_BYTES}: publish it in another mode"
+            )
+        publisher.publish(event_bits(topic, attributes), b"".join(row), now_us)
+        self._pending.append(row)
+        return identity
+
+    def _end_requests(self) -> None:
+        if self._requests is not None:
+            del self._own[self._requests]
+            self._unsubscribe(self._requests)
+            self._requests = None
+
+    def take(self) -> list[bytes]:
+        """The frames to send now, each fit for a datagram."""
+        frames: list[bytes] = []
+        rows: list[Row] = []
+        size = 0
+        for row in self._pending:
+            more = len(row[0]) + len(row[1])
+            if rows and size + more > ROOM_BYTES:
+                frames.append(best_effort_frame(rows, channel=0))
+                rows, size = [], 0
+            rows.append(row)
+            size += more
+        if rows:
+            frames.append(best_effort_frame(rows, channel=0))
+        self._pending.clear()
+        return frames
+
+    def finish(self, now_us: int) -> bool:
+        """This client is about to go: what it published is summarised now. Whether there was anything."""
+        return self._publisher is not None and self._publisher.finish(now_us)
+
+    # --- subscriptions
+
+    def repair(self, number: int, topic: str, where: str, settings: RepairSettings, started_us: int) -> None:
+        """From now on this subscription is repaired; `started_us` by the broker's clock."""
+        selector = Selector.parse(topic, where)
+        masks = selector_masks(selector)
+        if not self._shared:
+            named = f"r{self.me.hex()} IS NOT NULL"
+            self._shared = (
+                self._subscribe(f"{ROOT}/summary/+", ""),
+                self._subscribe(f"{ROOT}/for", named),
+            )
+            self._own |= dict.fromkeys(self._shared, 0)
+        condition = _as_condition([mask.bits for mask in masks])
+        own = (
+            ()
+            if condition is None
+            else tuple(self._subscribe(f"{ROOT}/{what}", condition) for what in ("ask", "again"))
+        )
+        self._own |= dict.fromkeys(own, number)
+        receiver = Receiver(self.me, masks, settings, started_us)
+        neighbours = Neighbours(self.me, settings, draw=self._draw)
+        self._repaired[number] = _Repaired(number, selector, receiver, neighbours, own)
+
+    def end(self, number: int) -> None:
+        """The subscription is over."""
+        repaired = self._repaired.pop(number, None)
+        if repaired is None:
+            return
+        last = not any(one.neighbours is not None for one in self._repaired.values())
+        for own in (*repaired.own, *(self._shared if last else ())):
+            if self._own.pop(own, None) is not None:
+                self._unsubscribe(own)
+        if last:
+            self._shared = ()
+
+    def is_own(self, number: int) -> bool:
+        return number in self._own
+
+    # --- what comes
+
+    def received(self, batch: EventBatch, limits: Limits, now_us: int, skew_us: int) -> list[Item]:
+        """A checked frame: what the application gets."""
+        number = batch.channel
+        if number in self._own:
+            out: list[Item] = []
+            for row in range(batch.count):
+                try:
+                    message = decode(batch.payload(row))
+                    out += self._heard(number, batch.id(row), message, limits, now_us, skew_us)
+                except PeerError:
+                    self.unreadable += 1  # whoever may publish to these topics can say anything
+            return out
+        repaired = self._repaired.get(number)
+        if repaired is None:
+            repaired = self._repaired[number] = _Repaired(
+                number, Selector.parse("#"), Receiver(self.me, (), DEFAULTS, 0), None, ()
+            )
+        fresh: list[Any] = []
+        for row in range(batch.count):
+            prefix, sequence = batch.id(row)[:PREFIX_BYTES], batch.tick(row)
+            if repaired.neighbours is not None:
+                sent_ms = MessageId.from_bytes(batch.id(row)).time_ms
+                repaired.neighbours.received(prefix, now_us + skew_us - sent_ms * MILLISECOND_US)
+                repaired.neighbours.forget(prefix, sequence, now_us)
+                bits = event_bits(batch.topic(row), batch.attributes(row))
+                repaired.neighbours.cache.put(prefix, sequence, _row_bytes(batch, row), bits)
+            fresh += repaired.receiver.message(prefix, sequence, (batch, row), now_us)
+        if len(fresh) == batch.count and all(one[0] is batch for one in fresh):
+            return [Item(number, batch)]
+        return _items(number, fresh)
+
+    def _heard(
+        self, number: int, identity: bytes, message: Message, limits: Limits, now_us: int, skew_us: int
+    ) -> list[Item]:
+        serves = self._own[number]
+        some = [self._repaired[serves]] if serves else list(self._repaired.values())
+        out: list[Item] = []
+        if isinstance(message, Request):
+            if self._publisher is not None:
+                self._publisher.request(message, now_us)
+            return []
+        for repaired in some:
+            if repaired.neighbours is None:
+                continue
+            if isinstance(message, Summary):
+                items = repaired.receiver.summary(identity[:PREFIX_BYTES], message, now_us)
+                out += _items(repaired.number, items)
+            elif isinstance(message, Gone):
+                repaired.receiver.gone(message, now_us)
+            elif isinstance(message, Ask):
+                if message.receiver != self.me:
+                    asked = msgspec.structs.replace(message, sent_us=message.sent_us - skew_us)
+                    repaired.neighbours.heard_ask(asked, now_us)
+            elif isinstance(message, Repair):
+                out += self._repair_came(repaired, message, limits, now_us)
+        return out
+
+    def _repair_came(self, repaired: _Repaired, repair: Repair, limits: Limits, now_us: int) -> list[Item]:
+        """What a repair carries is checked like any frame, and its id and number must be those it is sent
+        for."""
+        publisher, sequence, row = repair.publisher, repair.sequence, repair.row
+        frame = best_effort_frame([(row[:EVENT_HEADER_BYTES], row[EVENT_HEADER_BYTES:])], channel=0)
+        batch = EventBatch.parse(frame, limits)
+        if batch.id(0)[:PREFIX_BYTES] != publisher or batch.tick(0) != sequence:
+            raise PeerError("a repair with another message than it names")
+        if repaired.neighbours is None:
+            return []
+        repaired.neighbours.heard_repair(publisher, sequence, now_us)
+        topic, attributes = batch.topic(0), batch.attributes(0)
+        if not repaired.selector.matches(topic, attributes):
+            if repaired.receiver.waiting(publisher, sequence):
+                repaired.receiver.false_repair(publisher, sequence, now_us)
+            return []
+        repaired.neighbours.cache.put(publisher, sequence, row, event_bits(topic, attributes))
+        fresh = repaired.receiver.message(publisher, sequence, (batch, 0), now_us, repair=True)
+        return _items(repaired.number, fresh)
+
+    # --- time
+
+    def next_deadline(self) -> int | None:
+        due = [None if self._publisher is None else self._publisher.next_deadline()]
+        for repaired in self._repaired.values():
+            due.append(repaired.receiver.next_deadline())
+            if repaired.neighbours is not None:
+                due.append(repaired.neighbours.next_deadline())
+        return min((one for one in due if one is not None), default=None)
+
+    def tick(self, now_us: int, skew_us: int) -> list[Item]:
+        """What is due is queued; what the application gets is returned."""
+        out: list[Item] = []
+        if self._publisher is not None:
+            for named in self._publisher.tick(now_us):
+                self._say(named, skew_us)
+        for repaired in self._repaired.values():
+            requests, items = repaired.receiver.tick(now_us)
+            out += _items(repaired.number, items)
+            for publisher, request in requests:
+                self._event(f"{ROOT}/request/{publisher.hex()}", {}, encode(request))
+            if repaired.neighbours is None:
+                continue
+            for publisher, sequence, bits in repaired.receiver.take_content():
+                repaired.neighbours.want(publisher, sequence, bits, now_us)
+            for named in repaired.neighbours.tick(now_us, now_us + skew_us):
+                self._say(named, skew_us)
+        return out
+
+    def _say(self, named: Named, skew_us: int) -> None:
+        message = named.message
+        if isinstance(message, Summary):
+            if message.since_ms:
+                since_ms = max(0, message.since_ms + skew_us // MILLISECOND_US)
+                message = msgspec.structs.replace(message, since_ms=since_ms)
+            topic = f"{ROOT}/summary/{self._prefix.hex()}"
+        elif isinstance(message, Ask):
+            topic = f"{ROOT}/ask"
+        else:
+            topic = f"{ROOT}/again"
+        attributes: dict[str, Value] = {}
+        if named.receivers:
+            topic = f"{ROOT}/for"
+            attributes = {f"r{receiver.hex()}": True for receiver in named.receivers}
+        elif named.bits is not None:
+            attributes = _as_attributes(named.bits)
+        self._event(topic, attributes, encode(message), summary=message)
+
+    def _event(
+        self, topic: str, attributes: dict[str, Value], payload: bytes, summary: Message | None = None
+    ) -> None:
+        if self._next_id is None or self._limits is None:
+            return
+        row = encode_row(self._next_id(), topic, attributes, payload, self._limits, tick=1)
+        if len(row[0]) + len(row[1]) <= ROOM_BYTES:
+            self._pending.append(row)
+        elif isinstance(summary, Summary) and len(summary.entries) > 1:
+            for half in _halves(summary):
+                self._event(topic, attributes, encode(half), summary=half)
+        elif len(attributes) > 1:  # as many receivers as fit
+            names = list(attributes)
+            for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+                self._event(topic, dict.fromkeys(part, True), payload)
+
+    # --- inspection
+
+    def figures(self, number: int) -> dict[str, float]:
+        """What repair did for a subscription."""
+        repaired = self._repaired.get(number)
+        if repaired is None:
+            return {}
+        receiver, neighbours = repaired.receiver, repaired.neighbours
+        delays = sorted(receiver.recovery_us)
+        found: dict[str, float] = {
+            "losses_detected": receiver.detected,
+            "recovered": receiver.recovered,
+            "missing": receiver.missing,
+            "given_up": receiver.given_up,
+            "duplicates_suppressed": receiver.duplicates,
+            "false_repairs": receiver.false_repairs,
+            "requests_sent": receiver.requests,
+            "recovery_ms_p50": delays[len(delays) // 2] / 1_000 if delays else 0.0,
+            "recovery_ms_p99": delays[len(delays) * 99 // 100] / 1_000 if delays else 0.0,
+        }
+        if neighbours is not None:
+            asked = neighbours.cache.hits + neighbours.cache.misses
+            found |= {
+                "asks_sent": neighbours.asks,
+                "repairs_sent": neighbours.repairs,
+                "cache_messages": len(neighbours.cache),
+                "cache_size": neighbours.cache.size,
+                "cache_hit_ratio": neighbours.cache.hits / asked if asked else 1.0,
+                "told_apart": float(all(mask.exact for mask in selector_masks(repaired.selector))),
+            }
+        return found
+
+    def check(self) -> None:
+        if self._publisher is not None:
+            self._publisher.check()
+        for repaired in self._repaired.values():
+            repaired.receiver.check()
+            if repaired.neighbours is not None:
+                repaired.neighbours.check()
+
+
+def _halves(summary: Summary) -> tuple[Summary, Summary]:
+    middle = len(summary.entries) // 2
+    first = msgspec.structs.replace(
+        summary,
+        fresh=min(summary.fresh, summary.first + middle),
+        entries=summary.entries[:middle],
+    )
+    second = msgspec.structs.replace(
+        summary,
+        first=summary.first + middle,
+        fresh=max(summary.fresh, summary.first + middle),
+        entries=summary.entries[middle:],
+    )
+    return first, second
+
+
+def _items(number: int, contents: list[Any]) -> list[Item]:
+    out: list[Item] = []
+    for content in contents:
+        if isinstance(content, Lost):
+            text = f"{content.publisher[:4].hex()}-{content.publisher[4:].hex()}"
+            out.append(Item(number, Gap(pubend=text, start=content.start, end=content.end)))
+        elif content is not None:
+            batch, row = content
+            out.append(Item(number, batch if batch.count == 1 else batch.slice(row, row + 1)))
+    return out
+
+
+def _row_bytes(batch: EventBatch, row: int) -> bytes:
+    at = FRAME_HEADER_BYTES + EVENT_HEADER_BYTES * row
+    first, last = batch.offsets[row : row + 2].tolist()
+    return batch.data[at : at + EVENT_HEADER_BYTES] + batch.data[first:last]
+
+
+def _as_attributes(bits: int) -> dict[str, Value]:
+    filters = [(level, positions(fold(bits, WIDTH, width))) for level, width in enumerate(FOLDS)]
+    level, ones = next((one for one in filters if len(one[1]) <= MAX_BITS), filters[-1])
+    return {f"b{level}_{at}": True for at in ones}
+
+
+def _as_condition(masks: list[int]) -> str | None:
+    """Asks for what matches one of these masks, at whichever width they are made (spec B5)."""
+    parts: list[str] = []
+    for bits in masks[:MAX_MASKS]:
+        for level, width in enumerate(FOLDS):
+            ones = positions(fold(bits, WIDTH, width))
+            parts.append(" AND ".join(f"b{level}_{at} IS NOT NULL" for at in ones))
+    if not masks:
+        return None
+    return "" if "" in parts else " OR ".join(f"({part})" for part in parts)

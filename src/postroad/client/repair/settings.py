@@ -1,0 +1,54 @@
+"""How repair behaves. Times in microseconds. The defaults are what the spec measured beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from postroad.errors import UsageError
+from postroad.units import MILLISECOND_US, SECOND_US
+
+Policy = Literal["named", "unicast", "content"]  # who is sent a repair: all who asked, each by itself, all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairSettings:
+    # Detection: a record of so many entries on every message (the paper's way), or summaries (ours).
+    record: int = 0
+    summaries: bool = True
+    summary_us: int = SECOND_US  # at most this long after a message, a summary names it
+    summary_messages: int = 32  # or after so many
+    heartbeat_us: int = 30 * SECOND_US  # a quiet publisher says so at least this often
+    # Publishers as caches.
+    publisher_first: bool = True
+    keep_us: int = 30 * SECOND_US
+    keep_bytes: int = 64 << 20
+    gather_us: int = 300 * MILLISECOND_US  # requests, before a publisher repairs
+    repairs_per_s: int = 1_000  # of one publisher; what is above is asked for again
+    policy: Policy = "named"
+    # Receivers.
+    settle_us: int = 100 * MILLISECOND_US  # messages overtake each other: a loss is asked for after this
+    retry_us: int = 1_000 * MILLISECOND_US
+    max_retry_us: int = 4 * SECOND_US
+    tries: int = 8
+    publisher_tries: int = 3  # in a row without a word of it; then others are asked, too
+    order_us: int = 0  # > 0: order per publisher is restored within this window
+    # Caches.
+    cache_min: int = 5
+    cache_max: int = 300
+    hit_ratio: float = 1.0
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.record <= 64:
+            raise UsageError(f"a record of {self.record} entries; it has between 0 and 64")
+        if not 1 <= self.cache_min <= self.cache_max:
+            raise UsageError(
+                f"a cache of {self.cache_min} to {self.cache_max} messages: the least is 1, at most the other"
+            )
+        times = (self.summary_us, self.heartbeat_us, self.keep_us, self.gather_us, self.retry_us)
+        if min(times) <= 0 or self.tries < 1 or self.order_us < 0:
+            raise UsageError("times of repair are positive, and there is at least one try")
+
+
+DEFAULTS = RepairSettings()

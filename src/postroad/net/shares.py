@@ -1,0 +1,96 @@
+"""Shares of a turn: of what each connection asks for a turn serves a little, and the rest waits in line.
+
+A request may cost a thousand times its bytes, and a reply much more. So frames that ask for work wait in a
+line per connection. A turn takes some from every line, one connection after the other, as many as keep it
+short: how many that is, is learned from how long turns took. A connection whose line is long is not read
+from: what it sends beyond waits in its own socket. One that does not read its replies is asked nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from postroad.seam.inputs import Received
+from postroad.units import MIB, MILLISECOND_US
+from postroad.wire.frames import Kind
+
+if TYPE_CHECKING:
+    from postroad.net.server import Connection
+
+ASKING: Final = frozenset({int(Kind.REQUEST), int(Kind.SUBSCRIBE), int(Kind.UNSUBSCRIBE)})
+LONG_LINE: Final = 256  # frames of a connection that wait before it is not read from
+SHORT_LINE: Final = 64  # it is read from again
+TURN_US: Final = 5 * MILLISECOND_US  # a turn that takes longer takes fewer
+MAX_SHARE: Final = 256  # asking frames in one turn, of all connections together
+UNREAD_BYTES: Final = MIB  # replies that wait for a peer to read them
+
+
+class Shares:
+    def __init__(self) -> None:
+        self._lines: dict[Connection, deque[bytes]] = {}  # none is empty; the next to be served comes first
+        self._paused: set[Connection] = set()  # of these, those that are not read from
+        self._share = MAX_SHARE  # asking frames in the next turn
+        self.stalled = False  # all that wait have replies to read first
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def frames(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def add(self, connection: Connection, frames: Sequence[bytes]) -> bool:
+        """Whether these wait, since one of them asks for something or earlier ones do."""
+        line = self._lines.get(connection)
+        if line is None:
+            if not any(frame[4] in ASKING for frame in frames):
+                return False
+            line = self._lines[connection] = deque()
+        line.extend(frames)
+        if len(line) > LONG_LINE and connection not in self._paused:
+            self._paused.add(connection)
+            connection.transport.pause_reading()
+        return True
+
+    def take(self) -> list[Received]:
+        """What this turn handles of those that wait."""
+        taken: list[Received] = []
+        left, self.stalled = self._share, bool(self._lines)
+        each = max(1, left // max(1, len(self._lines)))
+        for connection in list(self._lines):
+            if left <= 0:
+                self.stalled = False
+                break
+            if connection.transport.get_write_buffer_size() > UNREAD_BYTES:
+                continue
+            self.stalled = False
+            left -= self._take_from(connection, min(each, left), taken)
+        return taken
+
+    def _take_from(self, connection: Connection, most: int, taken: list[Received]) -> int:
+        """How many asking frames were taken of this connection, which is last in the order from now on."""
+        line, asking = self._lines.pop(connection), 0
+        while line and (line[0][4] not in ASKING or asking < most):
+            frame = line.popleft()
+            asking += frame[4] in ASKING
+            taken.append(Received(connection=connection.number, frame=frame))
+        if line:
+            self._lines[connection] = line
+        if len(line) <= SHORT_LINE and connection in self._paused:
+            self._paused.discard(connection)
+            connection.transport.resume_reading()
+        return asking
+
+    def took(self, microseconds: int) -> None:
+        """A turn with a share in it took so long."""
+        if microseconds > TURN_US:
+            self._share = max(1, self._share // 2)
+        else:
+            self._share = min(MAX_SHARE, self._share + max(1, self._share // 4))
+
+    def forget(self, connection: Connection) -> None:
+        """It is closed: nothing of it is handled any more."""
+        self._lines.pop(connection, None)
+        self._paused.discard(connection)

@@ -1,0 +1,789 @@
+"""Queues at a broker: what clients send and receive, at any broker (spec Q2 to Q7).
+
+The broker that a client is connected to is the entry: the paper's source broker. It finds the broker that is
+responsible for an inbox, hands messages and settlements to it and keeps a copy until they are answered; it
+joins an inbox there on behalf of a consumer, and joins again after every change of the view. So a client
+needs one connection, and no other broker's address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from postroad.errors import (
+    DeniedError,
+    FullError,
+    PeerError,
+    PostroadError,
+    TooLargeError,
+    UnavailableError,
+    UsageError,
+)
+from postroad.ids import name_fits
+from postroad.links.direct import DirectPeers
+from postroad.links.links import Links
+from postroad.overlay.topology import Topology
+from postroad.queues.arcs import Arcs
+from postroad.queues.errands import Errands
+from postroad.queues.founding import Founding
+from postroad.queues.inbox import (
+    MAX_PAYLOAD_BYTES,
+    MAX_PRIORITY,
+    MAX_TOGETHER,
+    SESSION_BYTES,
+    Answer,
+    Message,
+    kind_of,
+    name_of,
+    session_of,
+    source_of,
+)
+from postroad.queues.messages import STARTED, Ask, Chain, Kept, Node, View
+from postroad.queues.messages import Message as ArcMessage
+from postroad.queues.reports import Reports
+from postroad.queues.serving import MAX_WISH_BYTES, Serving
+from postroad.queues.settings import QueueConfig
+from postroad.queues.talk import (
+    About,
+    AskChains,
+    AskQueues,
+    Chains,
+    Deliver,
+    Delivered,
+    Done,
+    Elsewhere,
+    EndTask,
+    JoinTask,
+    LeaveTask,
+    Locate,
+    PutTask,
+    Removed,
+    Said,
+    SettleTask,
+    Work,
+    decode,
+    decode_chain,
+    decode_key,
+    encode,
+)
+from postroad.queues.talk import (
+    Queues as QueueRows,
+)
+from postroad.queues.transactions import Transactions
+from postroad.ring.ring import Ring
+from postroad.seam.peers import Peer
+from postroad.seam.storage import LogStream, StreamEnd
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
+from postroad.units import MIB, SECOND_US
+from postroad.wire import frames
+from postroad.wire.frames import (
+    EndSession,
+    Messages,
+    Posting,
+    QueueMessage,
+    Receive,
+    Receiving,
+    Send,
+    Sent,
+    Settle,
+    Settled,
+    Unreceive,
+)
+
+ROOM: Final = "queues"
+CONSUMER_BYTES: Final = 8
+MAX_WINDOW: Final = 4_096
+MAX_ID: Final = (1 << 62) - 1
+MAX_DELAY_US: Final = 30 * 86_400 * SECOND_US
+MAX_SENDS: Final = 8_192  # of one client that are not answered
+MAX_SEND_BYTES: Final = 32 * MIB  # the same in bytes
+MAX_RECEIVERS: Final = 1_000  # of one client
+MAX_SESSIONS: Final = 1_000  # of one client, whose inboxes are remembered
+MAX_SESSION_INBOXES: Final = 10_000
+MAX_REASON: Final = 1_000
+MAX_KEY_BYTES: Final = 1_024
+MAX_CHAIN_BYTES: Final = 64
+
+
+@dataclass(slots=True)
+class _Receiver:
+    """A consumer that is connected here."""
+
+    connection: int
+    number: int
+    inbox: str
+    arc: int
+    task: JoinTask
+    joined: bool = False  # at least once
+    joining: bool = False
+
+
+@dataclass(slots=True)
+class _Client:
+    principal: str
+    admin: bool
+    sends: int = 0  # parts of SENDs that are not answered
+    send_bytes: int = 0
+    receivers: dict[int, _Receiver] = field(default_factory=dict)  # by number
+    sessions: dict[str, set[str]] = field(default_factory=dict)  # source -> inboxes that it sent to
+
+
+@dataclass(slots=True)
+class _Confirming:
+    """A part of a SEND whose messages are kept, and whose sender waits to hear that they were accepted."""
+
+    connection: int
+    number: int  # of the SEND
+    arc: int
+    task: PutTask
+    places: list[int]
+    waiting: set[int]  # places within the task
+
+
+class Queues:
+    def __init__(
+        self,
+        board: Switchboard,
+        *,
+        me: Node,
+        boot: int,
+        config: QueueConfig,
+        streams: Mapping[LogStream, StreamEnd] | None,
+        ring: Ring,
+        direct: DirectPeers,
+        topology: Topology,
+        links: Links,
+        dials: bool,
+        draw: Callable[[int], int],
+    ) -> None:
+        self._me, self._config = me, config
+        self._ring, self._direct, self._links, self._topology = ring, direct, links, topology
+        self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
+        self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
+        self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
+        self._ring_changed = True
+        self.arcs = Arcs(
+            board,
+            me=me,
+            boot=boot,
+            count=config.arcs,
+            settings=config.views(),
+            limits=config.limits(),
+            streams=None if config.memory_only else streams,
+            draw=draw,
+            say=self._say_of_arc,
+            kept=self._kept,
+            moved=self._moved,
+            stopped=self._stopped,
+        )
+        self.errands = Errands(
+            me=me,
+            arcs=self.arcs,
+            ring=ring,
+            say=self.say,
+            max_bytes=config.outstanding_bytes,
+            answer_us=config.answer_us,
+        )
+        self.serving = Serving(
+            arcs=self.arcs,
+            errands=self.errands,
+            say=self.say,
+            rejoin_us=config.rejoin_us,
+            express_bytes=config.express_bytes,
+        )
+        self._transactions = Transactions(me=me, boot=boot, arcs=self.arcs, errands=self.errands)
+        self._founding = Founding(
+            me=me, arcs=self.arcs, ring=ring, topology=topology, links=links, dials=dials, say=self.say
+        )
+        self._reports = Reports(
+            board,
+            me=me,
+            arcs=self.arcs,
+            errands=self.errands,
+            serving=self.serving,
+            ring=ring,
+            topology=topology,
+            links=links,
+            say=self.say,
+        )
+        board.from_client(Send, self._send)
+        board.from_client(EndSession, self._end_session)
+        board.from_client(Receive, self._receive)
+        board.from_client(Settle, self._settle)
+        board.from_client(Unreceive, self._unreceive)
+        board.peers("client", down=self._client_down)
+        board.from_direct(ROOM, self._received, self._unreached, self._interrupted)
+
+    # ---- brokers
+
+    def say(self, turn: Turn, node: Node, said: Said) -> bool:
+        if node == self._me:
+            self._hear(turn, node, said)
+            return True
+        number = self._ring.number(node)
+        return number is not None and self._direct.send(turn, number, ROOM, encode(said))
+
+    def _say_of_arc(self, turn: Turn, node: Node, arc: int, message: ArcMessage) -> None:
+        self.say(turn, node, About(arc, message))
+
+    def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
+        self._hear(turn, self._ring.node_of(peer), decode(body))
+
+    def _hear(self, turn: Turn, sender: Node, said: Said) -> None:
+        match said:
+            case About():
+                self.arcs.received(turn, sender, said.arc, said.message)
+            case Work():
+                self.serving.work(turn, sender, said)
+            case Done():
+                self.errands.answered(turn, said)
+            case Elsewhere():
+                self.errands.elsewhere(turn, sender, said)
+            case Deliver():
+                self._deliver(turn, said)
+            case Delivered():
+                self._delivered(turn, said)
+            case Removed():
+                self._removed(turn, said)
+            case Locate():
+                if not self.errands.pass_on(turn, said):
+                    self.arcs.received(turn, said.asker, said.arc, Ask())
+            case AskChains():
+                self.say(turn, sender, Chains(self.arcs.knows_chain))
+            case Chains():
+                self._founding.heard(turn, sender, said)
+            case AskQueues():
+                self._reports.asked(turn, sender, said)
+            case QueueRows():
+                self._reports.answered(turn, sender, said)
+
+    def _unreached(self, turn: Turn, broker: int) -> None:
+        node = self._ring.node(broker)
+        if node is None:
+            return
+        self.errands.unreached(turn, node)
+        self.serving.unreached(turn, node)
+        self._join_again(turn, node)
+
+    def _join_again(self, turn: Turn, node: Node) -> None:
+        """That broker may have lost sight of the consumers here."""
+        for receiver in list(self._receivers.values()):
+            view = self.arcs.view(receiver.arc)
+            if view is not None and view.responsible == node:
+                self._join(turn, receiver)
+
+    def _interrupted(self, turn: Turn, broker: int) -> None:
+        node = self._ring.node(broker)
+        if node is not None:
+            self.errands.interrupted(turn, node)
+            self.serving.interrupted(turn, node)
+            self._join_again(turn, node)
+
+    def ring_changed(self, turn: Turn) -> None:
+        """The closest brokers are others: arcs hear of it at the end of the turn."""
+        del turn
+        self._ring_changed = True
+
+    # ---- arcs
+
+    def _kept(self, turn: Turn, arc: int, kept: Kept) -> None:
+        self.serving.kept(turn, arc, kept)
+
+    def _stopped(self, turn: Turn, arc: int) -> None:
+        self.serving.stopped(turn, arc)
+
+    def _moved(self, turn: Turn, arc: int, view: View) -> None:
+        self.errands.moved(turn, arc, view)
+        if view.stage != STARTED:
+            return
+        for receiver in list(self._receivers.values()):
+            if receiver.arc == arc:
+                self._join(turn, receiver)
+        for number, confirming in list(self._confirming.items()):
+            if confirming.arc == arc:
+                del self._confirming[number]
+                self._confirm_again(turn, confirming)
+
+    # ---- sending
+
+    def _client(self, peer: Peer) -> _Client:
+        client = self._clients.get(peer.connection)
+        if client is None:
+            admin = self._links.may_admin(peer.connection)
+            client = self._clients[peer.connection] = _Client(peer.principal, admin)
+        return client
+
+    def _send(self, turn: Turn, peer: Peer, message: Send) -> None:
+        _check_send(message)
+        client = self._client(peer)
+        try:
+            messages = [self._message(turn, peer, message, posting) for posting in message.messages]
+            source = source_of(message.session, message.source)
+            size = sum(each.size for each in messages)
+            if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:
+                raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
+            self._remember_session(client, source, messages)
+            if message.together and len(messages) > 1:
+                self._send_together(turn, peer.connection, message, messages)
+            else:
+                self._send_each(turn, peer.connection, message, messages)
+        except (UsageError, UnavailableError) as error:
+            self._refuse_send(turn, peer.connection, message.number, (), error)
+
+    def _message(self, turn: Turn, peer: Peer, message: Send, posting: Posting) -> Message:
+        if not self._links.may_send(peer.connection, posting.inbox):
+            raise DeniedError(f"an access rule forbids sending to {posting.inbox!r}")
+        size = len(posting.payload) + len(posting.attributes)
+        if size > MAX_PAYLOAD_BYTES:
+            raise TooLargeError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
+        ordered = message.form == "transactional"
+        return Message(
+            inbox=posting.inbox,
+            chain=decode_chain(posting.chain),
+            source=source_of(message.session, message.source),
+            id=posting.id,
+            ordered=ordered,
+            payload=posting.payload,
+            after=posting.after if ordered else 0,
+            priority=posting.priority,
+            not_before_us=turn.now_us + posting.delay_us if posting.delay_us else 0,
+            expires_us=turn.now_us + posting.expires_us if posting.expires_us else 0,
+            attributes=posting.attributes,
+            sent_us=turn.now_us,
+        )
+
+    @staticmethod
+    def _remember_session(client: _Client, source: str, messages: list[Message]) -> None:
+        """So that its inboxes can be told when it ends."""
+        inboxes = client.sessions.get(source)
+        if inboxes is None:
+            if len(client.sessions) >= MAX_SESSIONS:
+                return
+            inboxes = client.sessions[source] = set()
+        if len(inboxes) < MAX_SESSION_INBOXES:
+            inboxes.update(message.inbox for message in messages)
+
+    def _send_each(self, turn: Turn, connection: int, message: Send, messages: list[Message]) -> None:
+        """A task per arc; those of one arc in their order."""
+        by_arc: dict[int, list[int]] = {}
+        for place, each in enumerate(messages):
+            by_arc.setdefault(self.arcs.index(each.inbox), []).append(place)
+        for arc, places in by_arc.items():
+            for part in _split(places, messages):
+                task = PutTask(tuple(messages[place] for place in part), message.form, False, message.confirm)
+                whole = len(part) == len(messages)
+                self._put(turn, connection, message, arc, task, part, whole=whole)
+
+    def _put(
+        self,
+        turn: Turn,
+        connection: int,
+        message: Send,
+        arc: int,
+        task: PutTask,
+        places: list[int],
+        *,
+        whole: bool,
+    ) -> None:
+        size = sum(each.size for each in task.messages)
+        client = self._clients[connection]
+
+        def done(turn: Turn, answer: Done, said: object) -> None:
+            client.sends -= 1
+            client.send_bytes -= size
+            assert isinstance(said, PutTask)
+            self._sent(turn, connection, message, said, places, answer, whole=whole)
+
+        try:
+            number = self.errands.ask(turn, arc, task, done, size)
+        except FullError as error:
+            self._refuse_send(turn, connection, message.number, () if whole else tuple(places), error)
+            return
+        client.sends += 1
+        client.send_bytes += size
+        if message.confirm:
+            self._confirming[number] = _Confirming(
+                connection, message.number, arc, task, places, set(range(len(places)))
+            )
+
+    def _sent(
+        self,
+        turn: Turn,
+        connection: int,
+        message: Send,
+        task: PutTask,
+        places: list[int],
+        done: Done,
+        *,
+        whole: bool,
+    ) -> None:
+        """The responsible broker has answered, or nobody did in time."""
+        if done.code:
+            self._confirming.pop(done.number, None)
+            error = UnavailableError(f"nobody knows what became of it: {done.reason}")
+            self._refuse_send(turn, connection, message.number, () if whole else tuple(places), error)
+            return
+        (answer,) = done.answers
+        each = answer.each if answer.outcome == "each" else (answer,) * len(places)
+        groups: dict[tuple[str, int, Chain], list[int]] = {}
+        for place, outcome, said in zip(places, each, task.messages, strict=True):
+            groups.setdefault((_state_of(outcome), outcome.last, said.chain), []).append(place)
+        confirming = self._confirming.get(done.number)
+        for (state, last, chain), found in groups.items():
+            shown = () if whole and len(groups) == 1 else tuple(found)
+            if state in ("kept", "gap"):
+                if message.reliable or state == "gap":
+                    sent = Sent(
+                        number=message.number, places=shown, state=state, last=last, chain=encode(chain)
+                    )
+                    self._tell(turn, connection, sent)
+            else:
+                self._refuse_send(turn, connection, message.number, shown, _error_of(state))
+            if confirming is not None and state != "kept":
+                confirming.waiting -= {places.index(place) for place in found}
+        if confirming is not None and not confirming.waiting:
+            del self._confirming[done.number]
+
+    def _refuse_send(
+        self, turn: Turn, connection: int, number: int, places: tuple[int, ...], error: PostroadError
+    ) -> None:
+        sent = Sent(number=number, places=places, state="", code=error.code, reason=str(error))
+        self._tell(turn, connection, sent)
+
+    def _send_together(self, turn: Turn, connection: int, message: Send, messages: list[Message]) -> None:
+        client = self._clients[connection]
+        size = sum(each.size for each in messages)
+        if sum(map(_frame_bytes, messages)) > MAX_WISH_BYTES:
+            raise TooLargeError(f"a transaction of {size} bytes is over the limit of {MAX_WISH_BYTES}")
+
+        def done(turn: Turn, answer: Answer | PostroadError) -> None:
+            client.sends -= 1
+            client.send_bytes -= size
+            if isinstance(answer, PostroadError):
+                self._refuse_send(turn, connection, message.number, (), answer)
+                return
+            state = _state_of(answer)
+            if state in ("kept", "gap"):
+                sent = Sent(number=message.number, places=(), state=state, last=answer.last)
+                self._tell(turn, connection, sent)
+            else:
+                self._refuse_send(turn, connection, message.number, (), _error_of(state))
+
+        self._transactions.begin(turn, messages, done)
+        client.sends += 1
+        client.send_bytes += size
+
+    def _end_session(self, turn: Turn, peer: Peer, message: EndSession) -> None:
+        _check_name("source", message.source)
+        _check_bytes("session", message.session, SESSION_BYTES)
+        source = source_of(message.session, message.source)
+        for inbox in sorted(self._client(peer).sessions.pop(source, ())):
+            try:
+                self.errands.ask(turn, self.arcs.index(inbox), EndTask(inbox, source), _ignore)
+            except FullError:
+                return  # it is forgotten after a day then
+
+    # ---- delivery confirmations
+
+    def _delivered(self, turn: Turn, said: Delivered) -> None:
+        confirming = self._confirming.get(said.number)
+        if confirming is None or said.place not in confirming.waiting:
+            return
+        confirming.waiting.discard(said.place)
+        sent = Sent(number=confirming.number, places=(confirming.places[said.place],), state="delivered")
+        self._tell(turn, confirming.connection, sent)
+        if not confirming.waiting:
+            del self._confirming[said.number]
+
+    def _confirm_again(self, turn: Turn, old: _Confirming) -> None:
+        """Another broker is responsible now, and does not know who waits."""
+        waiting = sorted(old.waiting)
+        task = PutTask(tuple(old.task.messages[place] for place in waiting), old.task.form, False, True)
+        if old.connection not in self._clients or task.form == "express":
+            return
+        try:
+            number = self.errands.ask(turn, old.arc, task, _ignore, sum(each.size for each in task.messages))
+        except FullError:
+            return  # a confirmation that is lost is allowed: its sender may send again
+        places = [old.places[place] for place in waiting]
+        self._confirming[number] = _Confirming(
+            old.connection, old.number, old.arc, task, places, set(range(len(places)))
+        )
+
+    # ---- receiving
+
+    def _receive(self, turn: Turn, peer: Peer, message: Receive) -> None:
+        _check_name("inbox", message.inbox)
+        _check_bytes("consumer", message.consumer, CONSUMER_BYTES)
+        if not 1 <= message.window <= MAX_WINDOW:
+            raise PeerError(f"a window is 1 to {MAX_WINDOW} messages, not {message.window}")
+        client = self._client(peer)
+        if message.number in client.receivers:
+            raise PeerError(f"number {message.number} of a RECEIVE is in use")
+        try:
+            if len(client.receivers) >= MAX_RECEIVERS:
+                raise UsageError(f"a client receives from at most {MAX_RECEIVERS} inboxes at once")
+            if not self._links.may_receive(peer.connection, message.inbox):
+                raise DeniedError(f"an access rule forbids receiving as {message.inbox!r}")
+        except UsageError as error:
+            refused = Receiving(number=message.number, code=error.code, reason=str(error))
+            self._tell(turn, peer.connection, refused)
+            return
+        consumer = message.consumer.hex()
+        task = JoinTask(message.inbox, consumer, client.principal, client.admin, message.window)
+        arc = self.arcs.index(message.inbox)
+        old = self._receivers.get((message.inbox, consumer))
+        if old is not None:
+            self._clients[old.connection].receivers.pop(old.number, None)
+        receiver = _Receiver(peer.connection, message.number, message.inbox, arc, task)
+        client.receivers[message.number] = receiver
+        self._receivers[message.inbox, consumer] = receiver
+        self._join(turn, receiver)
+
+    def _join(self, turn: Turn, receiver: _Receiver) -> None:
+        if receiver.joining:
+            return  # it is asked again until it is answered
+
+        def done(turn: Turn, answer: Done, _task: object) -> None:
+            receiver.joining = False
+            if self._receivers.get((receiver.inbox, receiver.task.consumer)) is not receiver:
+                return
+            if answer.code:
+                if receiver.joined:
+                    self._join(turn, receiver)
+                else:
+                    self._drop(turn, receiver, UnavailableError(f"nobody serves it now: {answer.reason}"))
+                return
+            outcome = answer.answers[0].outcome
+            if outcome == "joined":
+                if not receiver.joined:
+                    receiver.joined = True
+                    self._tell(turn, receiver.connection, Receiving(number=receiver.number))
+            elif outcome == "denied":
+                owned = DeniedError(f"the name {receiver.inbox!r} belongs to another principal")
+                self._drop(turn, receiver, owned)
+            else:
+                self._drop(turn, receiver, FullError(f"inbox {receiver.inbox!r} has too many consumers"))
+
+        receiver.joining = True
+        try:
+            self.errands.ask(turn, receiver.arc, receiver.task, done)
+        except FullError as error:
+            receiver.joining = False
+            self._drop(turn, receiver, error)
+
+    def _drop(self, turn: Turn, receiver: _Receiver, error: PostroadError) -> None:
+        self._forget_receiver(receiver)
+        told = Receiving(number=receiver.number, code=error.code, reason=str(error))
+        self._tell(turn, receiver.connection, told)
+
+    def _forget_receiver(self, receiver: _Receiver) -> None:
+        client = self._clients.get(receiver.connection)
+        if client is not None:
+            client.receivers.pop(receiver.number, None)
+        if self._receivers.get((receiver.inbox, receiver.task.consumer)) is receiver:
+            del self._receivers[receiver.inbox, receiver.task.consumer]
+
+    def _removed(self, turn: Turn, said: Removed) -> None:
+        receiver = self._receivers.get((said.inbox, said.consumer))
+        if receiver is not None:
+            self._join(turn, receiver)
+
+    def _leave(self, turn: Turn, receiver: _Receiver, *, lost: bool) -> None:
+        self._forget_receiver(receiver)
+        task = LeaveTask(receiver.inbox, receiver.task.consumer, lost)
+        try:
+            self.errands.ask(turn, receiver.arc, task, _ignore)
+        except FullError:
+            return  # it is missed soon
+
+    def _deliver(self, turn: Turn, said: Deliver) -> None:
+        receiver = self._receivers.get((said.inbox, said.consumer))
+        if receiver is None:
+            return  # the responsible broker hears soon that the consumer is gone
+        messages = tuple(
+            [
+                QueueMessage(
+                    key=handed.key,
+                    source=name_of(handed.message.source),
+                    session=session_of(handed.message.source),
+                    id=handed.message.id,
+                    form=handed.form,
+                    attempt=handed.message.attempts + 1,
+                    sent_us=handed.message.sent_us,
+                    payload=handed.message.payload,
+                    attributes=handed.message.attributes,
+                    priority=handed.message.priority,
+                )
+                for handed in said.messages
+            ]
+        )
+        self._tell(
+            turn,
+            receiver.connection,
+            Messages(number=receiver.number, place=said.place, messages=messages),
+        )
+
+    def _settle(self, turn: Turn, peer: Peer, message: Settle) -> None:
+        _check_settle(message)
+        keys = tuple([decode_key(key) for key in message.keys])
+        receiver = self._client(peer).receivers.get(message.number)
+        connection, number, ticket = peer.connection, message.number, message.ticket
+
+        def done(turn: Turn, answer: Done, _task: object = None) -> None:
+            outcomes = tuple(each.outcome for each in answer.answers)
+            if answer.code:
+                settled = Settled(
+                    number=number, ticket=ticket, outcomes=(), code=answer.code, reason=answer.reason
+                )
+            elif "full" in outcomes:
+                full = FullError("there is no room for another dead letter")
+                settled = Settled(
+                    number=number, ticket=ticket, outcomes=outcomes, code=full.code, reason=str(full)
+                )
+            else:
+                settled = Settled(number=number, ticket=ticket, outcomes=outcomes)
+            self._tell(turn, connection, settled)
+
+        if receiver is None:
+            nobody = Done(0, (), UnavailableError.code, "this inbox is not being received from")
+            done(turn, nobody)
+            return
+        task = SettleTask(
+            receiver.inbox, receiver.task.consumer, keys, message.verdict, message.delay_us, message.reason
+        )
+        try:
+            self.errands.ask(turn, receiver.arc, task, done, sum(map(len, message.keys)))
+        except FullError as error:
+            done(turn, Done(0, (), error.code, str(error)))
+
+    def _unreceive(self, turn: Turn, peer: Peer, message: Unreceive) -> None:
+        receiver = self._client(peer).receivers.get(message.number)
+        if receiver is not None:
+            self._leave(turn, receiver, lost=False)
+
+    def _client_down(self, turn: Turn, peer: Peer) -> None:
+        client = self._clients.pop(peer.connection, None)
+        if client is None:
+            return
+        for receiver in list(client.receivers.values()):
+            self._leave(turn, receiver, lost=True)
+        for number in [n for n, each in self._confirming.items() if each.connection == peer.connection]:
+            del self._confirming[number]
+
+    def _tell(self, turn: Turn, connection: int, message: frames.Message) -> None:
+        if connection in self._clients:
+            turn.send(connection, frames.encode(message))
+
+    # ---- time
+
+    def tick(self, turn: Turn) -> None:
+        if self._ring_changed:
+            self._ring_changed = False
+            count = self._config.views().electors + self._config.electors
+            self.arcs.set_candidates(turn, partial(self._closest, count))
+        self._founding.tick(turn)
+        self.errands.tick(turn)
+        self.serving.tick(turn)
+        self.arcs.tick(turn)
+        self._reports.tick(turn)
+
+    def _closest(self, count: int, key: bytes) -> list[Node]:
+        return self._ring.closest(key, count)
+
+    def next_deadline(self) -> int | None:
+        rooms = (self.arcs, self.errands, self.serving, self._founding, self._reports)
+        return min((due for room in rooms if (due := room.next_deadline()) is not None), default=None)
+
+    def check(self) -> None:
+        self.arcs.check()
+
+
+def _ignore(_turn: Turn, _done: Done, _task: object) -> None:
+    """Nobody waits for it."""
+
+
+def _state_of(answer: Answer) -> str:
+    """What the sender is told of an outcome. What was kept before is kept."""
+    return "kept" if answer.outcome == "known" else answer.outcome
+
+
+def _error_of(state: str) -> PostroadError:
+    if state == "full":
+        return FullError("the inbox or its arc is at a limit: nothing is kept, send it again later")
+    if state == "rejected":
+        return UsageError("a broker refused this message before, and does so for good")
+    return UnavailableError(f"the responsible broker answered {state!r}")
+
+
+def _frame_bytes(message: Message) -> int:
+    """What it takes in a frame, at most."""
+    names = len(message.inbox.encode()) + len(message.source.encode())
+    return len(message.payload) + len(message.attributes) + names + 192
+
+
+def _split(places: list[int], messages: list[Message]) -> list[list[int]]:
+    """Parts that fit a frame between brokers."""
+    parts: list[list[int]] = []
+    size = 0
+    for place in places:
+        more = _frame_bytes(messages[place])
+        if not parts or size + more > MAX_WISH_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(place)
+        size += more
+    return parts
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or not name_fits(name):
+        raise PeerError(f"the name of the {what} has 1 to 255 bytes and is printable, not {name[:40]!r}")
+
+
+def _check_bytes(what: str, data: bytes, size: int) -> None:
+    if len(data) != size:
+        raise PeerError(f"a {what} has {size} bytes, not {len(data)}")
+
+
+def _check_send(message: Send) -> None:
+    """PeerError unless every field is within its bounds."""
+    _check_name("source", message.source)
+    _check_bytes("session", message.session, SESSION_BYTES)
+    if not 1 <= len(message.messages) <= MAX_TOGETHER:
+        raise PeerError(f"a SEND has 1 to {MAX_TOGETHER} messages, not {len(message.messages)}")
+    try:
+        kind = kind_of(message.form, reliable=message.reliable)
+    except UsageError as error:
+        raise PeerError(str(error)) from None
+    if message.together and not kind.ordered:
+        raise PeerError("only transactional messages are sent together")
+    last = 0
+    for posting in message.messages:
+        _check_name("inbox", posting.inbox)
+        if not last < posting.id <= MAX_ID:
+            raise PeerError(f"ids of a session increase, up to 2^62-1: {posting.id} came after {last}")
+        if not 0 <= posting.after < posting.id:
+            raise PeerError(f"message {posting.id} cannot come after {posting.after}")
+        if not 0 <= posting.priority <= MAX_PRIORITY:
+            raise PeerError(f"a priority is 0 to {MAX_PRIORITY}, not {posting.priority}")
+        if not 0 <= posting.delay_us <= MAX_DELAY_US or not 0 <= posting.expires_us <= MAX_ID:
+            raise PeerError(f"a delay of {posting.delay_us} us or an expiry of {posting.expires_us} us")
+        if len(posting.chain) > MAX_CHAIN_BYTES:
+            raise PeerError(f"a chain of {len(posting.chain)} bytes, at most {MAX_CHAIN_BYTES}")
+        last = posting.id
+
+
+def _check_settle(message: Settle) -> None:
+    if not 1 <= len(message.keys) <= MAX_TOGETHER:
+        raise PeerError(f"a SETTLE has 1 to {MAX_TOGETHER} keys, not {len(message.keys)}")
+    if message.verdict not in ("accept", "again", "dead"):
+        raise PeerError(f"a verdict is accept, again or dead, not {message.verdict[:40]!r}")
+    if not 0 <= message.delay_us <= MAX_DELAY_US:
+        raise PeerError(f"a delay is 0 to {MAX_DELAY_US} us, not {message.delay_us}")
+    if len(message.reason) > MAX_REASON or any(len(key) > MAX_KEY_BYTES for key in message.keys):
+        raise PeerError(f"a reason has at most {MAX_REASON} characters, a key {MAX_KEY_BYTES} bytes")

@@ -1,0 +1,287 @@
+"""What people ask about queues, of the whole network and from any broker, and what administrators do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.errors import DeniedError, FullError, PostroadError, UnavailableError, UsageError
+from postroad.links.links import Links
+from postroad.overlay.topology import Topology
+from postroad.queues.arcs import Arcs
+from postroad.queues.errands import Errands, Say
+from postroad.queues.messages import Node
+from postroad.queues.serving import Serving
+from postroad.queues.talk import AskQueues, DeadTask, Done, QueueRow, ReviveTask, Task
+from postroad.queues.talk import Queues as QueueRows
+from postroad.ring.ring import Ring
+from postroad.seam.peers import Peer
+from postroad.seam.replies import reply, reply_error
+from postroad.seam.switchboard import Switchboard
+from postroad.seam.turn import Turn
+from postroad.units import SECOND_US
+from postroad.wire.frames import Request
+
+WAIT_US: Final = 2 * SECOND_US  # for all brokers to say which queues they are responsible for
+MAX_ROWS: Final = 500  # in one answer of a broker
+MAX_SHOWN: Final = 2_000  # queues in one reply to a client
+MAX_OPEN: Final = 256  # requests that wait for other brokers
+MAX_REVIVED: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class _Survey:
+    """A request about all queues that brokers are still answering."""
+
+    connection: int
+    number: int
+    until_us: int
+    waiting: set[Node]
+    rows: list[tuple[Node, QueueRow]] = field(default_factory=list)
+
+
+class Reports:
+    def __init__(
+        self,
+        board: Switchboard,
+        *,
+        me: Node,
+        arcs: Arcs,
+        errands: Errands,
+        serving: Serving,
+        ring: Ring,
+        topology: Topology,
+        links: Links,
+        say: Say,
+    ) -> None:
+        self._me, self._arcs, self._errands, self._serving = me, arcs, errands, serving
+        self._ring, self._topology, self._links, self._say = ring, topology, links, say
+        self._surveys: dict[int, _Survey] = {}
+        self._last_number = 0
+        board.request("queues", self._queues)
+        board.request("queues.dead", self._dead)
+        board.request("queues.revive", self._revive)
+        board.request("queues.found", self._found, needs="admin")
+        board.request("queues.rescue", self._rescue, needs="admin")
+        board.peers("client", down=self._client_down)
+        board.metrics(self._metrics)
+        board.status("queues", self._status)
+
+    # ---- all queues
+
+    def _queues(self, turn: Turn, peer: Peer, request: Request) -> None:
+        if len(self._surveys) >= MAX_OPEN:
+            raise UnavailableError(f"{MAX_OPEN} requests about queues are under way at this broker")
+        self._last_number += 1
+        number = self._last_number
+        nodes = self._others() | {self._me}
+        survey = _Survey(peer.connection, request.number, turn.now_us + WAIT_US, nodes)
+        self._surveys[number] = survey
+        for node in sorted(nodes):
+            self._say(turn, node, AskQueues(number, ""))
+
+    def _others(self) -> set[Node]:
+        """Whoever the overlay reaches, or the ring where the overlay is cut."""
+        overlay = {self._ring.node(broker) for broker in self._topology.reachable()}
+        return {node for node in overlay if node is not None} | set(self._ring.known)
+
+    def asked(self, turn: Turn, sender: Node, said: AskQueues) -> None:
+        rows: list[QueueRow] = []
+        more = False
+        for arc, name in self._serving.rows():
+            if name <= said.after:
+                continue
+            if len(rows) == MAX_ROWS:
+                more = True
+                break
+            rows.append(self._row(arc, name))
+        self._say(turn, sender, QueueRows(said.number, tuple(rows), more))
+
+    def _row(self, arc: int, name: str) -> QueueRow:
+        inbox = self._arcs.machine(arc).inboxes[name]
+        view = self._arcs.view(arc)
+        assert view is not None
+        oldest = next(iter(inbox.messages.values()), None)
+        return QueueRow(
+            inbox=name,
+            arc=arc,
+            depth=len(inbox.messages) + self._serving.express_waiting(arc, name),
+            bytes=inbox.bytes,
+            oldest_us=0 if oldest is None else oldest.sent_us,
+            consumers=len(inbox.consumers),
+            dead=len(inbox.dead),
+            owner=inbox.owner,
+            replicas=view.replicas,
+            epoch=view.epoch,
+        )
+
+    def answered(self, turn: Turn, sender: Node, said: QueueRows) -> None:
+        survey = self._surveys.get(said.number)
+        if survey is None or sender not in survey.waiting:
+            return
+        survey.rows += [(sender, row) for row in said.rows]
+        if said.more and len(survey.rows) < MAX_SHOWN:
+            self._say(turn, sender, AskQueues(said.number, said.rows[-1].inbox))
+            return
+        survey.waiting.discard(sender)
+        if not survey.waiting:
+            self._finish(turn, said.number)
+
+    def _finish(self, turn: Turn, number: int) -> None:
+        survey = self._surveys.pop(number)
+        newest: dict[str, tuple[Node, QueueRow]] = {}
+        for node, row in survey.rows:
+            known = newest.get(row.inbox)
+            if known is None or row.epoch > known[1].epoch:
+                newest[row.inbox] = (node, row)
+        queues = [
+            {
+                "inbox": row.inbox,
+                "depth": row.depth,
+                "oldest_s": max(0, turn.now_us - row.oldest_us) / SECOND_US if row.oldest_us else 0.0,
+                "consumers": row.consumers,
+                "responsible": self._ring.name(node),
+                "replicas": [self._ring.name(replica) for replica in row.replicas],
+                "epoch": row.epoch,
+                "dead": row.dead,
+                "owner": row.owner,
+                "bytes": row.bytes,
+            }
+            for _, (node, row) in sorted(newest.items())[:MAX_SHOWN]
+        ]
+        silent = sorted(self._ring.name(node) for node in survey.waiting)
+        body = {"queues": queues, "silent": silent, "more": len(newest) > MAX_SHOWN}
+        try:
+            reply(turn, survey.connection, survey.number, body)
+        except UnavailableError as error:
+            reply_error(turn, survey.connection, survey.number, error)
+
+    def _client_down(self, turn: Turn, peer: Peer) -> None:
+        del turn
+        for number in [n for n, each in self._surveys.items() if each.connection == peer.connection]:
+            del self._surveys[number]
+
+    # ---- dead letters
+
+    def _dead(self, turn: Turn, peer: Peer, request: Request) -> None:
+        inbox = self._inbox(peer, request)
+        task = DeadTask(inbox, peer.principal, self._links.may_admin(peer.connection))
+
+        def listed(turn: Turn, done: Done) -> None:
+            body = msgspec.json.decode(done.body) if done.body else {"dead": [], "more": False}
+            reply(turn, peer.connection, request.number, body)
+
+        self._ask(turn, peer, request, inbox, task, listed)
+
+    def _revive(self, turn: Turn, peer: Peer, request: Request) -> None:
+        inbox = self._inbox(peer, request)
+        text = request.arguments.get("count", str(MAX_REVIVED))
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_REVIVED:
+            raise UsageError(f"a count is 1 to {MAX_REVIVED}, not {text[:40]!r}")
+        drop = request.arguments.get("drop", "") == "yes"
+        admin = self._links.may_admin(peer.connection)
+        task = ReviveTask(inbox, peer.principal, admin, int(text), drop)
+
+        def revived(turn: Turn, done: Done) -> None:
+            if done.answers[0].outcome == "full":
+                raise FullError(f"inbox {inbox!r} has no room for its dead letters")
+            reply(turn, peer.connection, request.number, {"count": done.answers[0].last})
+
+        self._ask(turn, peer, request, inbox, task, revived)
+
+    def _inbox(self, peer: Peer, request: Request) -> str:
+        inbox = request.arguments.get("inbox", "")
+        if not inbox:
+            raise UsageError("which inbox? The request has no argument `inbox`")
+        if not self._links.may_receive(peer.connection, inbox):
+            raise DeniedError(f"an access rule forbids receiving as {inbox!r}")
+        return inbox
+
+    def _ask(
+        self,
+        turn: Turn,
+        peer: Peer,
+        request: Request,
+        inbox: str,
+        task: Task,
+        then: Callable[[Turn, Done], None],
+    ) -> None:
+        def done(turn: Turn, answer: Done, _task: object) -> None:
+            if self._links.peer(peer.connection) is None:
+                return
+            try:
+                if answer.code:
+                    raise UnavailableError(answer.reason)
+                if answer.answers[0].outcome == "denied":
+                    raise DeniedError(f"the name {inbox!r} belongs to another principal")
+                then(turn, answer)
+            except PostroadError as error:
+                reply_error(turn, peer.connection, request.number, error)
+
+        self._errands.ask(turn, self._arcs.index(inbox), task, done)
+
+    # ---- for administrators
+
+    def _found(self, turn: Turn, peer: Peer, request: Request) -> None:
+        reply(turn, peer.connection, request.number, {"arcs": self._arcs.found(turn)})
+
+    def _rescue(self, turn: Turn, peer: Peer, request: Request) -> None:
+        """Arcs that have lost a majority of their electors begin anew with what the reached brokers hold."""
+        alive = self._others() | {self._me}
+        confirmed = request.arguments.get("confirm", "") == "yes"
+        rows: list[dict[str, object]] = []
+        for index, arc in list(self._arcs.hosted()):
+            view = arc.view
+            if view is None or len(alive & set(view.electors)) >= view.majority:
+                continue
+            holders = set(view.last_started().replicas)
+            reached = [node for node in self._ring.closest(self._arcs.key(index), 1_024) if node in alive]
+            gone = sorted(set(view.electors) - alive)
+            rows.append(
+                {
+                    "arc": index,
+                    "electors": [self._ring.name(node) for node in view.electors],
+                    "gone": [self._ring.name(node) for node in gone],
+                    "reached": [self._ring.name(node) for node in reached],
+                    "lost": "everything" if not holders & alive else "what only the gone ones held",
+                }
+            )
+            if confirmed:
+                self._arcs.rescue(turn, index, reached)
+        reply(turn, peer.connection, request.number, {"arcs": rows, "done": confirmed})
+
+    # ---- time and inspection
+
+    def tick(self, turn: Turn) -> None:
+        for number in [n for n, each in self._surveys.items() if each.until_us <= turn.now_us]:
+            self._finish(turn, number)
+
+    def next_deadline(self) -> int | None:
+        return min((survey.until_us for survey in self._surveys.values()), default=None)
+
+    def _metrics(self) -> dict[str, int]:
+        served = [self._arcs.machine(index) for index, arc in self._arcs.hosted() if arc.serving]
+        inboxes = [inbox for machine in served for inbox in machine.inboxes.values()]
+        return {
+            **self._arcs.metrics(),
+            **self._errands.metrics(),
+            **self._serving.counters,
+            "queue_inboxes": len(inboxes),
+            "queue_depth": sum(len(inbox.messages) for inbox in inboxes),
+            "queue_depth_bytes": sum(machine.bytes for machine in served),
+            "queue_dead_letters": sum(len(inbox.dead) for inbox in inboxes),
+            "queue_consumers": sum(len(inbox.consumers) for inbox in inboxes),
+        }
+
+    def _status(self, now_us: int) -> dict[str, object]:
+        del now_us
+        arcs = [arc for _, arc in self._arcs.hosted()]
+        return {
+            "arcs": len(arcs),
+            "responsible_for": sum(arc.serving for arc in arcs),
+            "replica_of": sum(arc.chain is not None for arc in arcs),
+            "elector_of": sum(arc.view is not None and self._me in arc.view.electors for arc in arcs),
+        }

@@ -1,0 +1,737 @@
+"""What the responsible broker of an arc does (spec Q4 to Q8, "Consumers"): it takes tasks, writes them to all
+replicas, and hands messages to consumers.
+
+Tasks that came in one turn for one arc become one write; there is no timer, and writes do not wait for each
+other. A task is answered when its write is kept, never before. Consumers get only what is kept.
+
+Where a consumer is, how many messages it has, who wants to hear of a delivery, and express messages are only
+in the memory of this broker. After a change of the view consumers come again by themselves, and get again
+what they had not settled; one that does not come in time has left.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from postroad.errors import UnavailableError
+from postroad.queues.arcs import Arcs
+from postroad.queues.errands import Errands, Say
+from postroad.queues.inbox import (
+    ENDED_US,
+    FORGET_US,
+    MAX_TOGETHER,
+    Accept,
+    Answer,
+    Decide,
+    End,
+    Forget,
+    Inboxes,
+    Join,
+    Key,
+    Leave,
+    Message,
+    Operation,
+    Put,
+    Reject,
+    Resolve,
+    Revive,
+    Stage,
+    Sweep,
+    encode,
+    name_of,
+    session_of,
+)
+from postroad.queues.messages import Kept, Node
+from postroad.queues.talk import (
+    DeadTask,
+    DecideTask,
+    Deliver,
+    Delivered,
+    Done,
+    Elsewhere,
+    EndTask,
+    ForgetTask,
+    Handed,
+    JoinTask,
+    LeaveTask,
+    MessageKey,
+    PutTask,
+    Removed,
+    ResolveTask,
+    ReviveTask,
+    SettleTask,
+    StageTask,
+    Work,
+    place_of,
+)
+from postroad.queues.talk import encode as encode_key
+from postroad.seam.turn import Turn
+from postroad.units import KIB, MILLISECOND_US, SECOND_US
+
+MAX_WISH_BYTES: Final = 700 * KIB  # of what is written at once, or delivered in one frame
+MAX_DELIVERED: Final = 256  # messages in one frame
+MAX_CONFIRMS: Final = 65_536  # deliveries of an arc that somebody wants to hear of; then the oldest does not
+SWEEP_US: Final = 30 * SECOND_US  # between two looks for sources that can be forgotten
+LOOK_US: Final = 100 * MILLISECOND_US  # between two looks for what is delayed or has expired
+UNDECIDED_US: Final = 10 * SECOND_US  # after which a transaction that nobody decides is aborted
+EXPRESS: Final = "express"
+MAX_LISTED: Final = 1_000  # dead letters in one answer
+LISTED_BYTES: Final = 1_024  # of the payload of each
+MAX_ROW_BYTES: Final = 512
+
+Then = Callable[[Turn, tuple[Answer, ...]], None]
+
+
+@dataclass(slots=True)
+class _Wish:
+    """Operations that are to be written."""
+
+    operations: tuple[Operation, ...]
+    durable: bool
+    size: int
+    then: Then
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A consumer that is here by way of an entry broker."""
+
+    entry: Node
+    window: int
+    held: dict[Key, int] = field(default_factory=dict)  # what it has and did not settle -> which attempt
+    until_us: int | None = None  # it was lost, and may come back until then
+
+
+@dataclass(slots=True)
+class _Served:
+    """An arc that this broker is responsible for."""
+
+    place: bytes
+    wishes: list[_Wish] = field(default_factory=list)
+    written: dict[int, tuple[list[_Wish], list[tuple[str, int]]]] = field(default_factory=dict)
+    visible: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which all is kept
+    seats: dict[str, dict[str, _Seat]] = field(default_factory=dict)  # inbox -> consumer -> where it is
+    absent: dict[tuple[str, str], int] = field(default_factory=dict)  # consumers that did not come yet: until
+    confirms: dict[tuple[str, Key], tuple[Node, int, int]] = field(default_factory=dict)
+    express: dict[str, deque[Message]] = field(default_factory=dict)
+    express_held: dict[tuple[str, Key], Message] = field(default_factory=dict)
+    express_bytes: dict[str, int] = field(default_factory=dict)
+    look_us: int | None = None  # something is delayed or expires
+    sweep_us: int = 0
+
+
+class Serving:
+    """`say` sends to a broker, this one included."""
+
+    def __init__(self, *, arcs: Arcs, errands: Errands, say: Say, rejoin_us: int, express_bytes: int) -> None:
+        self._arcs, self._errands, self._say = arcs, errands, say
+        self._rejoin_us, self._max_express = rejoin_us, express_bytes
+        self._served: dict[int, _Served] = {}
+        self._stirred: set[int] = set()  # arcs with something to write
+        self.counters = dict.fromkeys(
+            (
+                "queue_kept_total",
+                "queue_accepted_total",
+                "queue_rejected_total",
+                "queue_handed_total",
+                "queue_express_total",
+                "queue_full_total",
+                "queue_writes_total",
+            ),
+            0,
+        )
+
+    # ---- responsibility comes and goes
+
+    def _begin(self, turn: Turn, arc: int) -> _Served:
+        view = self._arcs.view(arc)
+        assert view is not None
+        served = self._served[arc] = _Served(place_of(view), sweep_us=turn.now_us + SWEEP_US)
+        for name, inbox in self._arcs.machine(arc).inboxes.items():
+            served.visible[name] = inbox.next_number
+            for consumer in inbox.consumers:
+                served.absent[name, consumer] = turn.now_us + self._rejoin_us
+        served.look_us = turn.now_us
+        return served
+
+    def stopped(self, turn: Turn, arc: int) -> None:
+        """What is not kept has an unknown outcome: whoever asked asks the next one, and so do consumers."""
+        served = self._served.pop(arc, None)
+        self._stirred.discard(arc)
+        if served is not None:
+            for name, seats in served.seats.items():
+                for consumer, seat in seats.items():
+                    self._say(turn, seat.entry, Removed(name, consumer))
+
+    def unreached(self, turn: Turn, node: Node) -> None:
+        for served in self._served.values():
+            for seats in served.seats.values():
+                for seat in seats.values():
+                    if seat.entry == node and seat.until_us is None:
+                        seat.until_us = turn.now_us + self._rejoin_us
+
+    def interrupted(self, turn: Turn, node: Node) -> None:
+        """Messages on their way to that broker may be lost: its consumers get again what is not settled."""
+        for arc, served in list(self._served.items()):
+            for name, seats in served.seats.items():
+                for seat in seats.values():
+                    if seat.entry == node:
+                        self._give_back_express(served, name, seat)
+                        seat.held.clear()
+                self._pump(turn, arc, served, name)
+
+    # ---- tasks
+
+    def work(self, turn: Turn, sender: Node, message: Work) -> None:
+        arc = message.arc
+        if not self._arcs.serves(arc):
+            view = self._arcs.view(arc) if 0 <= arc < self._arcs.count else None
+            self._say(turn, sender, Elsewhere(message.number, arc, view))
+            return
+        served = self._served.get(arc) or self._begin(turn, arc)
+        task, number = message.task, message.number
+
+        def answer(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            self._say(turn, sender, Done(number, answers))
+
+        if isinstance(task, PutTask):
+            self._put(turn, arc, served, sender, number, task)
+        elif isinstance(task, JoinTask):
+            self._join(turn, arc, served, sender, task, answer)
+        elif isinstance(task, SettleTask):
+            self._settle(turn, arc, served, task, answer)
+        elif isinstance(task, LeaveTask):
+            self._leave(turn, arc, served, task, answer)
+        elif isinstance(task, DeadTask):
+            self._say(turn, sender, self._dead_letters(arc, number, task))
+        elif isinstance(task, ReviveTask):
+            self._revive(turn, arc, served, sender, number, task)
+        else:
+            self._wish(arc, served, (_operation(task, turn.now_us),), answer, durable=True)
+
+    def _wish(
+        self,
+        arc: int,
+        served: _Served,
+        operations: tuple[Operation, ...],
+        then: Then,
+        *,
+        durable: bool,
+        size: int = 0,
+    ) -> None:
+        served.wishes.append(_Wish(operations, durable, size + 256 * len(operations), then))
+        self._stirred.add(arc)
+
+    # ---- sending
+
+    def _put(self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask) -> None:
+        core = self._arcs.get(arc)
+        assert core is not None
+        if not all(core.knows(message.chain) for message in task.messages):
+            reason = "another network's messages are not taken in yet"
+            self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
+            return
+        if task.form == EXPRESS:
+            each = tuple([self._put_express(served, message) for message in task.messages])
+            self._confirm(turn, arc, served, sender, number, task)
+            self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
+            for name in dict.fromkeys(message.inbox for message in task.messages):
+                self._pump(turn, arc, served, name)
+            return
+
+        def kept(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            outcomes = [each.outcome for each in answers[0].each] or [answers[0].outcome]
+            self.counters["queue_kept_total"] += outcomes.count("kept")
+            self.counters["queue_full_total"] += outcomes.count("full")
+            self._say(turn, sender, Done(number, answers))
+            self._confirm(turn, arc, served, sender, number, task)
+
+        size = sum(message.size + len(message.inbox) for message in task.messages)
+        put = Put(task.messages, turn.now_us, task.together)
+        durable = any(message.ordered for message in task.messages)
+        self._wish(arc, served, (put,), kept, durable=durable, size=size)
+
+    def _confirm(
+        self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask
+    ) -> None:
+        """Somebody wants to hear when these are accepted."""
+        if not task.confirm:
+            return
+        machine = self._arcs.machine(arc)
+        for place, message in enumerate(task.messages):
+            key = (message.chain, message.source, message.id)
+            if self._is_here(machine, served, message.inbox, key):
+                served.confirms[message.inbox, key] = (sender, number, place)
+                while len(served.confirms) > MAX_CONFIRMS:
+                    del served.confirms[next(iter(served.confirms))]
+            elif task.form != EXPRESS and _was_accepted(machine, message):
+                self._say(turn, sender, Delivered(number, place))
+
+    def _is_here(self, machine: Inboxes, served: _Served, name: str, key: Key) -> bool:
+        inbox = machine.inboxes.get(name)
+        if inbox is not None and key in inbox.numbers:
+            return True
+        waiting = served.express.get(name, ())
+        return (name, key) in served.express_held or any(_key(message) == key for message in waiting)
+
+    # ---- receiving
+
+    def _join(
+        self, turn: Turn, arc: int, served: _Served, sender: Node, task: JoinTask, answer: Then
+    ) -> None:
+        inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
+        first = inbox is None or not inbox.owner
+
+        def joined(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            if answers[0].outcome == "joined":
+                served.absent.pop((task.inbox, task.consumer), None)
+                seats = served.seats.setdefault(task.inbox, {})
+                old = seats.get(task.consumer)
+                if old is not None:
+                    self._give_back_express(served, task.inbox, old)
+                seats[task.consumer] = _Seat(sender, task.window)
+            answer(turn, answers)
+            self._pump(turn, arc, served, task.inbox)
+
+        operation = Join(task.inbox, task.consumer, task.principal, task.admin, turn.now_us)
+        self._wish(arc, served, (operation,), joined, durable=first)
+
+    def _leave(self, turn: Turn, arc: int, served: _Served, task: LeaveTask, answer: Then) -> None:
+        seat = served.seats.get(task.inbox, {}).get(task.consumer)
+        if task.lost:
+            if seat is not None:
+                seat.until_us = turn.now_us + self._rejoin_us
+            answer(turn, (Answer("left"),))
+        else:
+            self._unseat(turn, arc, served, task.inbox, task.consumer, answer)
+
+    def _unseat(
+        self, turn: Turn, arc: int, served: _Served, name: str, consumer: str, then: Then | None = None
+    ) -> None:
+        """Its sources stick to others now, and they get what it did not settle."""
+        seat = served.seats.get(name, {}).pop(consumer, None)
+        served.absent.pop((name, consumer), None)
+        held: tuple[Key, ...] = ()
+        if seat is not None:
+            self._give_back_express(served, name, seat)
+            held = tuple(seat.held)[:MAX_TOGETHER]
+
+        def left(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            if then is not None:
+                then(turn, answers)
+            self._pump(turn, arc, served, name)
+
+        self._wish(arc, served, (Leave(name, consumer, held, turn.now_us),), left, durable=False)
+
+    def _settle(self, turn: Turn, arc: int, served: _Served, task: SettleTask, answer: Then) -> None:
+        inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
+        operations: list[Operation] = []
+        durable = False
+        for given in task.keys:
+            if given.express:
+                continue
+            number = None if inbox is None else inbox.numbers.get(given.key)
+            durable |= inbox is not None and number is not None and inbox.messages[number].ordered
+            operations.append(_verdict(task, given, turn.now_us))
+
+        def settled(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            stored = iter(answers)
+            outcomes = tuple(
+                [
+                    self._settle_express(served, task, given) if given.express else next(stored)
+                    for given in task.keys
+                ]
+            )
+            seat = served.seats.get(task.inbox, {}).get(task.consumer)
+            for given, outcome in zip(task.keys, outcomes, strict=True):
+                self._was_settled(turn, served, task.inbox, seat, given.key, outcome.outcome)
+            answer(turn, outcomes)
+            served.look_us = turn.now_us if task.delay_us else served.look_us
+            self._pump(turn, arc, served, task.inbox)
+
+        if operations:
+            self._wish(arc, served, tuple(operations), settled, durable=durable)
+        else:
+            settled(turn, ())
+
+    def _was_settled(
+        self, turn: Turn, served: _Served, name: str, seat: _Seat | None, key: Key, outcome: str
+    ) -> None:
+        if outcome in ("accepted", "dead", "again"):
+            self.counters["queue_accepted_total" if outcome == "accepted" else "queue_rejected_total"] += 1
+        if outcome == "accepted":
+            wanted = served.confirms.pop((name, key), None)
+            if wanted is not None:
+                entry, number, place = wanted
+                self._say(turn, entry, Delivered(number, place))
+        if seat is None or outcome == "early":
+            return
+        seat.held.pop(key, None)
+        if outcome == "again":
+            # What follows it comes again behind it.
+            for other in [held for held in seat.held if held[:2] == key[:2] and held[2] > key[2]]:
+                del seat.held[other]
+
+    # ---- express messages: in the memory of this broker, and nowhere else
+
+    def _put_express(self, served: _Served, message: Message) -> Answer:
+        name, key = message.inbox, _key(message)
+        waiting = served.express.setdefault(name, deque())
+        if (name, key) in served.express_held or (waiting and _key(waiting[-1]) == key):
+            return Answer("known")
+        size = served.express_bytes.get(name, 0) + message.size
+        if size > self._max_express:
+            return Answer("full")
+        served.express_bytes[name] = size
+        waiting.append(message)
+        self.counters["queue_express_total"] += 1
+        return Answer("kept")
+
+    def _settle_express(self, served: _Served, task: SettleTask, given: MessageKey) -> Answer:
+        message = served.express_held.pop((task.inbox, given.key), None)
+        if message is None:
+            return Answer("taken")
+        if task.verdict == "again":
+            served.express[task.inbox].append(message)
+            return Answer("again")
+        served.express_bytes[task.inbox] -= message.size
+        return Answer("accepted" if task.verdict == "accept" else "dead")
+
+    def _give_back_express(self, served: _Served, name: str, seat: _Seat) -> None:
+        for key in reversed(list(seat.held)):
+            message = served.express_held.pop((name, key), None)
+            if message is not None:
+                served.express[name].appendleft(message)
+
+    def _take_express(self, served: _Served, name: str, seat: _Seat, now_us: int, limit: int) -> list[Handed]:
+        waiting = served.express.get(name)
+        chosen: list[Handed] = []
+        later: list[Message] = []
+        while waiting and len(chosen) < limit:
+            message = waiting.popleft()
+            if 0 < message.expires_us <= now_us:
+                served.express_bytes[name] -= message.size
+            elif message.not_before_us > now_us:
+                later.append(message)
+            else:
+                key = _key(message)
+                seat.held[key] = 1
+                served.express_held[name, key] = message
+                chosen.append(Handed(encode_key(MessageKey(key, 1, True)), EXPRESS, message))
+        if waiting is not None:
+            waiting.extendleft(reversed(later))
+        return chosen
+
+    # ---- handing out
+
+    def _pump(self, turn: Turn, arc: int, served: _Served, name: str) -> None:
+        """Give the consumers of an inbox what is ready for them, as far as their windows go."""
+        if self._served.get(arc) is not served:
+            return
+        machine, now_us = self._arcs.machine(arc), turn.now_us
+        end = served.visible.get(name, 0)
+        for consumer, seat in served.seats.get(name, {}).items():
+            room = seat.window - len(seat.held)
+            if room <= 0 or seat.until_us is not None:
+                continue
+            handed = self._take_express(served, name, seat, now_us, room)
+            room -= len(handed)
+            ready = machine.ready(name, consumer, now_us, room, held=seat.held, end=end) if room else []
+            for message in ready:
+                key, attempt = _key(message), message.attempts + 1
+                seat.held[key] = attempt
+                form = "transactional" if message.ordered else "recoverable"
+                handed.append(Handed(encode_key(MessageKey(key, attempt, False)), form, message))
+            self.counters["queue_handed_total"] += len(handed)
+            for part in _parts(handed):
+                self._say(turn, seat.entry, Deliver(arc, name, consumer, served.place, part))
+
+    def kept(self, turn: Turn, arc: int, kept: Kept) -> None:
+        served = self._served.get(arc)
+        found = None if served is None else served.written.pop(kept.number, None)
+        if served is None or found is None:
+            return
+        wishes, touched = found
+        for name, number in touched:
+            served.visible[name] = max(served.visible.get(name, 0), number)
+        assert isinstance(kept.answer, tuple)
+        position = 0
+        for wish in wishes:
+            end = position + len(wish.operations)
+            wish.then(turn, kept.answer[position:end])
+            position = end
+        for name, _ in touched:
+            self._pump(turn, arc, served, name)
+        if served.wishes:
+            self._stirred.add(arc)
+
+    # ---- writing
+
+    def _write(self, turn: Turn, arc: int, served: _Served) -> None:
+        core = self._arcs.get(arc)
+        assert core is not None
+        while served.wishes and not core.refusal():
+            taken: list[_Wish] = []
+            size = 0
+            while served.wishes and (not taken or size + served.wishes[0].size <= MAX_WISH_BYTES):
+                wish = served.wishes.pop(0)
+                taken.append(wish)
+                size += wish.size
+            operations = [operation for wish in taken for operation in wish.operations]
+            durable = any(wish.durable for wish in taken)
+            self.counters["queue_writes_total"] += 1
+            # A write may be kept within `submit` where this broker is the only replica.
+            number = core.applied + 1
+            touched: list[tuple[str, int]] = []
+            served.written[number] = (taken, touched)
+            names = dict.fromkeys(name for operation in operations for name in _inboxes_of(operation))
+            if any(isinstance(operation, Resolve | Sweep) for operation in operations):
+                names = dict.fromkeys([*names, *self._arcs.machine(arc).inboxes])
+            note = partial(_note_numbers, names, touched)
+            self._arcs.submit(turn, arc, encode(*operations), durable=durable, applied=note)
+            self._note_times(turn, served, operations)
+
+    @staticmethod
+    def _note_times(turn: Turn, served: _Served, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            if (
+                isinstance(operation, Put | Stage)
+                and any(message.not_before_us or message.expires_us for message in operation.messages)
+            ) or (isinstance(operation, Reject) and operation.not_before_us):
+                served.look_us = turn.now_us
+
+    # ---- dead letters
+
+    def _dead_letters(self, arc: int, number: int, task: DeadTask) -> Done:
+        inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
+        if inbox is None:
+            return Done(number, (Answer("none"),))
+        if inbox.owner and inbox.owner != task.principal and not task.admin:
+            return Done(number, (Answer("denied"),))
+        return Done(number, (Answer("listed", len(inbox.dead)),), body=_list_dead(inbox.dead))
+
+    def _revive(
+        self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: ReviveTask
+    ) -> None:
+        inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
+        if inbox is not None and inbox.owner and inbox.owner != task.principal and not task.admin:
+            self._say(turn, sender, Done(number, (Answer("denied"),)))
+            return
+
+        def revived(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            self._say(turn, sender, Done(number, answers))
+
+        operation = Revive(task.inbox, task.count, task.drop, turn.now_us)
+        self._wish(arc, served, (operation,), revived, durable=True)
+
+    # ---- time
+
+    def tick(self, turn: Turn) -> None:
+        for arc in [arc for arc, _ in self._arcs.hosted() if self._arcs.serves(arc)]:
+            served = self._served.get(arc)
+            if served is None:
+                if not self._arcs.machine(arc).inboxes:
+                    continue
+                served = self._begin(turn, arc)
+            self._look_at_consumers(turn, arc, served)
+            if served.look_us is not None and served.look_us <= turn.now_us:
+                self._look_at_times(turn, arc, served)
+            if served.sweep_us <= turn.now_us:
+                self._look_at_sources(turn, arc, served)
+        while self._stirred:
+            arc = self._stirred.pop()
+            served = self._served.get(arc)
+            if served is not None and self._arcs.serves(arc):
+                self._write(turn, arc, served)
+
+    def _look_at_consumers(self, turn: Turn, arc: int, served: _Served) -> None:
+        for name, consumer in [each for each, until in served.absent.items() if until <= turn.now_us]:
+            self._unseat(turn, arc, served, name, consumer)
+        for name, seats in served.seats.items():
+            for consumer, seat in list(seats.items()):
+                if seat.until_us is not None and seat.until_us <= turn.now_us:
+                    self._unseat(turn, arc, served, name, consumer)
+                    self._say(turn, seat.entry, Removed(name, consumer))
+
+    def _look_at_times(self, turn: Turn, arc: int, served: _Served) -> None:
+        """What was delayed may be ready, what expires may be dead."""
+        now_us = turn.now_us
+        machine = self._arcs.machine(arc)
+        due: list[int] = []
+        expired = False
+        for inbox in machine.inboxes.values():
+            for message in inbox.messages.values():
+                due += [time for time in (message.not_before_us, message.expires_us) if time > now_us]
+                expired |= 0 < message.expires_us <= now_us
+        for waiting in served.express.values():
+            due += [message.not_before_us for message in waiting if message.not_before_us > now_us]
+        if machine.staged:
+            due.append(now_us + UNDECIDED_US)
+        served.look_us = max(min(due), now_us + LOOK_US) if due else None
+        if expired:
+            self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
+        for name in list(served.seats):
+            self._pump(turn, arc, served, name)
+        for stage in machine.undecided(now_us - UNDECIDED_US):
+            self._decide(turn, arc, stage)
+
+    def _decide(self, turn: Turn, arc: int, stage: Stage) -> None:
+        """Whoever began this transaction does not end it: its home is asked to give it up."""
+        home = int.from_bytes(stage.home, "big")
+
+        def decided(turn: Turn, done: Done, _task: object) -> None:
+            served = self._served.get(arc)
+            if served is not None and done.answers and done.answers[0].outcome in ("committed", "aborted"):
+                commit = done.answers[0].outcome == "committed"
+                resolve = Resolve(stage.transaction, commit, turn.now_us)
+                self._wish(arc, served, (resolve,), _nothing, durable=True)
+
+        self._errands.ask(turn, home, DecideTask(stage.transaction, False), decided)
+
+    def _look_at_sources(self, turn: Turn, arc: int, served: _Served) -> None:
+        now_us = turn.now_us
+        served.sweep_us = now_us + SWEEP_US
+        for inbox in self._arcs.machine(arc).inboxes.values():
+            for source in inbox.sources.values():
+                idle = not source.waiting and not source.others and not source.staged
+                if idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US):
+                    self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
+                    return
+
+    def next_deadline(self) -> int | None:
+        times: list[int] = []
+        for arc, served in self._served.items():
+            if not self._arcs.serves(arc):
+                continue  # it hears of that soon
+            times.append(served.sweep_us)
+            if served.look_us is not None:
+                times.append(served.look_us)
+            times += served.absent.values()
+            times += [
+                seat.until_us
+                for seats in served.seats.values()
+                for seat in seats.values()
+                if seat.until_us is not None
+            ]
+        return min(times, default=None)
+
+    # ---- inspection
+
+    def rows(self) -> Iterable[tuple[int, str]]:
+        """(arc, inbox) of all inboxes that this broker is responsible for, by name."""
+        return sorted(
+            (
+                (arc, name)
+                for arc, _ in self._arcs.hosted()
+                if self._arcs.serves(arc)
+                for name in self._arcs.machine(arc).inboxes
+            ),
+            key=lambda each: each[1],
+        )
+
+    def express_waiting(self, arc: int, name: str) -> int:
+        served = self._served.get(arc)
+        return 0 if served is None else len(served.express.get(name, ()))
+
+
+def _note_numbers(names: Iterable[str], touched: list[tuple[str, int]], machine: Inboxes) -> None:
+    """How far the inboxes of a write had come with it."""
+    touched += [(name, machine.inboxes[name].next_number) for name in names if name in machine.inboxes]
+
+
+def _list_dead(dead: list[Message]) -> bytes:
+    rows: list[dict[str, object]] = []
+    size = 0
+    for message in dead[:MAX_LISTED]:
+        excerpt = message.payload[:LISTED_BYTES]
+        size += 2 * len(excerpt) + len(message.reason) + MAX_ROW_BYTES
+        if size > MAX_WISH_BYTES // 2:
+            break
+        rows.append(
+            {
+                "source": name_of(message.source),
+                "session": session_of(message.source).hex(),
+                "id": message.id,
+                "reason": message.reason,
+                "attempts": message.attempts,
+                "sent_us": message.sent_us,
+                "size": len(message.payload),
+                "payload": base64.b64encode(excerpt).decode(),
+            }
+        )
+    return msgspec.json.encode({"dead": rows, "more": len(rows) < len(dead)})
+
+
+def _nothing(_turn: Turn, _answers: tuple[Answer, ...]) -> None:
+    """Nobody waits for it."""
+
+
+def _key(message: Message) -> Key:
+    return (message.chain, message.source, message.id)
+
+
+def _was_accepted(machine: Inboxes, message: Message) -> bool:
+    """Of a message that was kept and is not here: whether it is so because a consumer accepted it."""
+    inbox = machine.inboxes.get(message.inbox)
+    source = None if inbox is None else inbox.sources.get((message.chain, message.source))
+    if inbox is None or source is None or message.id > source.accepted:
+        return False
+    return not any(_key(dead) == _key(message) for dead in inbox.dead)
+
+
+def _operation(task: object, now_us: int) -> Operation:
+    """Tasks that are one operation, and answered with its answer."""
+    match task:
+        case EndTask():
+            return End(task.inbox, task.source, now_us)
+        case StageTask():
+            return Stage(task.transaction, task.home, task.messages, now_us)
+        case DecideTask():
+            return Decide(task.transaction, task.commit, now_us)
+        case ResolveTask():
+            return Resolve(task.transaction, task.commit, now_us)
+        case ForgetTask():
+            return Forget(task.transaction)
+        case _:
+            raise TypeError(f"{task} is not one operation")
+
+
+def _verdict(task: SettleTask, given: MessageKey, now_us: int) -> Operation:
+    if task.verdict == "accept":
+        return Accept(task.inbox, given.key, task.consumer, now_us)
+    dead = task.verdict == "dead"
+    not_before_us = now_us + task.delay_us if task.delay_us else 0
+    return Reject(
+        task.inbox, given.key, task.consumer, task.reason, dead, not_before_us, now_us, given.attempt
+    )
+
+
+def _inboxes_of(operation: Operation) -> Iterable[str]:
+    match operation:
+        case Put() | Stage():
+            return [message.inbox for message in operation.messages]
+        case Accept() | Reject() | Join() | Leave() | Revive() | End():
+            return [operation.inbox]
+        case _:
+            return []
+
+
+def _parts(handed: list[Handed]) -> Iterable[tuple[Handed, ...]]:
+    """As many as fit a frame."""
+    part: list[Handed] = []
+    size = 0
+    for each in handed:
+        if part and (len(part) >= MAX_DELIVERED or size + each.message.size > MAX_WISH_BYTES):
+            yield tuple(part)
+            part, size = [], 0
+        part.append(each)
+        size += each.message.size + len(each.key)
+    if part:
+        yield tuple(part)

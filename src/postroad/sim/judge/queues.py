@@ -1,0 +1,94 @@
+"""What queues are judged by (spec Q3, Q5, Q7, Q9): exactly once, in order, nothing lost, one responsible
+broker, as many replicas as there should be, and equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from postroad.broker.core import Broker
+from postroad.queues.views import Arc
+from postroad.sim.judge.violation import Violation
+
+
+class QueueLedger:
+    """What sources sent and were told, and what consumers were told that they accepted."""
+
+    def __init__(self) -> None:
+        self._sent: dict[tuple[str, str], list[int]] = {}  # (source, inbox) -> ids in order
+        self._kept: dict[tuple[str, str], set[int]] = {}
+        self._accepted: dict[tuple[str, str], list[int]] = {}
+        self.kept_count = self.accepted_count = 0
+
+    def sent(self, source: str, inbox: str, number: int) -> None:
+        self._sent.setdefault((source, inbox), []).append(number)
+
+    def kept(self, source: str, inbox: str, number: int) -> None:
+        self._kept.setdefault((source, inbox), set()).add(number)
+        self.kept_count += 1
+
+    def accepted(self, source: str, inbox: str, number: int, consumer: str) -> None:
+        """Raises at once when a message comes twice, or before one that its source sent earlier."""
+        known = self._accepted.setdefault((source, inbox), [])
+        if known and number <= known[-1]:
+            text = f"message {number} of {source} to {inbox} was accepted twice, now by {consumer}"
+            raise Violation("once", text, (source, consumer))
+        expected = self._sent[source, inbox][len(known)]
+        if number != expected:
+            text = f"{consumer} accepted message {number} of {source} to {inbox}, and {expected} comes first"
+            raise Violation("order", text, (source, consumer))
+        known.append(number)
+        self.accepted_count += 1
+
+    def wrong(self, text: str) -> None:
+        raise Violation("answer", text)
+
+    def check_all_arrived(self) -> None:
+        """After everything was healed for long enough."""
+        for (source, inbox), numbers in self._sent.items():
+            missing = [number for number in numbers if number not in self._kept.get((source, inbox), ())]
+            if missing:
+                text = f"{source} was never told that {missing[:5]} to {inbox} are kept"
+                raise Violation("kept", text, (source,))
+            lost = numbers[len(self._accepted.get((source, inbox), ())) :]
+            if lost:
+                text = f"messages {lost[:5]} of {source} to {inbox} were kept and never came"
+                raise Violation("lost", text, (source,))
+
+
+def cores_of(brokers: Mapping[str, Broker], arc: int) -> list[tuple[str, Arc]]:
+    found = [(name, broker._rooms.queues.arcs.get(arc)) for name, broker in sorted(brokers.items())]
+    return [(name, core) for name, core in found if core is not None]
+
+
+def check_one_responsible(brokers: Mapping[str, Broker], arcs: Iterable[int]) -> None:
+    """At any time: no two brokers serve an arc in the same epoch."""
+    for arc in arcs:
+        serving: dict[object, str] = {}
+        for name, core in cores_of(brokers, arc):
+            if core.serving and core.view is not None:
+                key = (core.view.chain, core.view.epoch)
+                if key in serving:
+                    text = f"{name} and {serving[key]} both serve arc {arc} in epoch {core.view.epoch}"
+                    raise Violation("responsible", text, (name, serving[key]))
+                serving[key] = name
+
+
+def check_whole(brokers: Mapping[str, Broker], arcs: Iterable[int], replicas: int) -> None:
+    """At rest: every arc is served by one broker, its replicas are as many as can be, and equal."""
+    for arc in arcs:
+        cores = cores_of(brokers, arc)
+        serving = [(name, core) for name, core in cores if core.serving]
+        if len(serving) != 1:
+            views = {name: core.view for name, core in cores}
+            raise Violation("served", f"arc {arc} is served by {[name for name, _ in serving]}: {views}")
+        name, leader = serving[0]
+        assert leader.view is not None
+        wanted = min(replicas, len(brokers))
+        if len(leader.view.replicas) != wanted:
+            text = f"arc {arc} has {len(leader.view.replicas)} replicas, not {wanted}: {leader.view}"
+            raise Violation("replicas", text, (name,))
+        for other, core in cores:
+            if core.me in leader.view.replicas and core.machine.snapshot() != leader.machine.snapshot():
+                raise Violation("equal", f"arc {arc} differs at {name} and {other}", (name, other))
+            if core.me not in leader.view.replicas and core.chain is not None:
+                raise Violation("deleted", f"{other} left the replicas of arc {arc} and still holds one")

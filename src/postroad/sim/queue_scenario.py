@@ -1,0 +1,260 @@
+"""A world of queues from one seed: brokers with disks, sources, consumers, and everything that can go wrong.
+
+Brokers crash one at a time or all at once, loudly or silently, in the midst of a turn; they are cut off from
+each other, stalled, join late, and lose their disks (as a new broker then, and never more of them than leaves
+a replica). After that everything is healed, and the judge looks at what came of it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from postroad.broker.core import Broker
+from postroad.config import BrokerConfig
+from postroad.ids import Identity
+from postroad.links.connection import LinkSettings
+from postroad.queues.settings import QueueConfig
+from postroad.sim.durable_life import stored_in
+from postroad.sim.judge.queues import QueueLedger, check_one_responsible, check_whole
+from postroad.sim.judge.violation import Violation
+from postroad.sim.machine.disk import CrashStyle
+from postroad.sim.machine.network import Network
+from postroad.sim.machine.process import Core, Process
+from postroad.sim.machine.world import EPOCH_US, Clock, World
+from postroad.sim.people.queue_users import QueueConsumer, QueueSource
+from postroad.units import MILLISECOND_US, SECOND_US
+
+LOOK_US: Final = 50 * MILLISECOND_US  # between two looks at who is responsible
+SETTLE_US: Final = 90 * SECOND_US
+CALM_US: Final = 5 * SECOND_US  # after which a broker that joined is counted on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOutcome:
+    seed: int
+    brokers: int
+    kept: int
+    accepted: int
+    views: int
+    faults: dict[str, int] = field(default_factory=dict)
+    rule: str = ""  # "": every rule held
+    text: str = ""
+    story: tuple[str, ...] = ()
+
+
+class QueueScenario:
+    def __init__(self, *, seed: int, seconds: int = 60, faults: bool = True) -> None:
+        self.world = World(seed)
+        self.network = Network(self.world)
+        self.ledger = QueueLedger()
+        self.seconds = seconds
+        self._with_faults = faults
+        chance = self._chance = self.world.random("queues")
+        self._count = chance.choice((1, 2, 3, 3, 4, 5, 6, 8))
+        self.config = QueueConfig(
+            arcs=chance.choice((1, 2, 4)),
+            replicas=chance.choice((1, 2, 3, 3)),
+            electors=chance.choice((3, 5, 7)),
+        )
+        self.processes: dict[str, Process] = {}
+        self._identities: dict[str, tuple[int, bytes]] = {}
+        self._boots: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self._harming = True
+        self._addresses = [f"b{at}:7420" for at in range(self._count)]
+        late = chance.randrange(self._count) if chance.random() < 0.4 else 0
+        for at in range(self._count):
+            process = self._process(at)
+            delay_us = chance.randrange(20 * SECOND_US) if at >= self._count - late and at else 0
+            self.world.after(delay_us, lambda process=process: self._start(process))  # type: ignore[misc]
+        inboxes = [f"inbox{at}" for at in range(chance.randint(1, 4))]
+        self.sources = [
+            QueueSource(
+                self.world,
+                self.network,
+                f"source{at}",
+                self._addresses,
+                inboxes=inboxes,
+                pause_us=chance.choice((100, 300, 600)) * MILLISECOND_US,
+                ledger=self.ledger,
+            )
+            for at in range(chance.randint(1, 4))
+        ]
+        self.consumers = [
+            QueueConsumer(
+                self.world, self.network, f"{inbox}-{at}", self._addresses, inbox=inbox, ledger=self.ledger
+            )
+            for inbox in inboxes
+            for at in range(chance.choice((1, 1, 2, 3)))
+        ]
+
+    # -- brokers
+
+    def _process(self, at: int) -> Process:
+        name = f"b{at}"
+
+        def build(process: Process) -> tuple[Core, int]:
+            if name not in self._identities:
+                drawn = self.world.random(f"identity/{name}")
+                self._identities[name] = (drawn.randrange(1, 1 << 31), drawn.randbytes(16))
+            number, node = self._identities[name]
+            self._boots[name] += 1
+            boot = self._boots[name]
+            identity = Identity(number=number, node=node, name=name, boot=boot, starts=boot)
+            config = BrokerConfig(
+                links=LinkSettings(address=process.address),
+                dial=tuple(self._addresses[:at]),
+                queues=self.config,
+            )
+            draw = self.world.random(f"draws/{name}").randrange
+            now_us = process.clock.now_us()
+            return Broker(config, identity, draw=draw, now_us=now_us, stored=stored_in(process)), boot
+
+        process = Process(
+            self.world,
+            self.network,
+            name=name,
+            address=f"{name}:7420",
+            build=build,
+            clock=Clock(self.world),
+            check_every=20,
+        )
+        self.processes[name] = process
+        return process
+
+    def _start(self, process: Process) -> None:
+        if not process.running:
+            process.start()
+
+    def brokers(self) -> dict[str, Broker]:
+        found: dict[str, Broker] = {}
+        for name, process in self.processes.items():
+            if process.running:
+                assert isinstance(process.core, Broker)
+                found[name] = process.core
+        return found
+
+    # -- the run
+
+    def run(self) -> QueueOutcome:
+        try:
+            self._run()
+        except Violation as violation:
+            return self._outcome(violation.rule, violation.text, self.world.trace.story(violation.tags))
+        except Exception:
+            return self._outcome("sound", traceback.format_exc().rstrip(), ())
+        return self._outcome("", "", ())
+
+    def _run(self) -> None:
+        self.world.after(LOOK_US, self._look)
+        if self._with_faults:
+            self.world.after(self._chance.randrange(5 * SECOND_US), self._harm)
+        self.world.run(EPOCH_US + self.seconds * SECOND_US)
+        self._harming = False
+        self.network.heal()
+        for process in self.processes.values():
+            process.spare()
+            process.disk.go_on()
+            self._start(process)
+        self.world.run(self.world.now_us + SETTLE_US // 3)
+        for source in self.sources:
+            source.stopped = True
+        self.world.run(self.world.now_us + 2 * SETTLE_US // 3)
+        self.ledger.check_all_arrived()
+        check_whole(self.brokers(), range(self.config.arcs), self.config.replicas)
+
+    def _look(self) -> None:
+        check_one_responsible(self.brokers(), range(self.config.arcs))
+        self.world.after(LOOK_US, self._look)
+
+    def _outcome(self, rule: str, text: str, story: tuple[str, ...]) -> QueueOutcome:
+        views = sum(int(broker.metrics()["queue_views_total"]) for broker in self.brokers().values())
+        return QueueOutcome(
+            seed=self.world.seed,
+            brokers=self._count,
+            kept=self.ledger.kept_count,
+            accepted=self.ledger.accepted_count,
+            views=views,
+            faults=dict(sorted(self.faults.items())),
+            rule=rule,
+            text=text,
+            story=story,
+        )
+
+    # -- harm
+
+    def _harm(self) -> None:
+        if not self._harming:
+            return
+        chance = self._chance
+        acts = (self._crash, self._crash, self._crash_all, self._cut_off, self._stall, self._lose_disk)
+        act = chance.choices(acts, weights=(5, 3, 1, 3, 2, 1))[0]
+        act(chance)
+        self.world.after(chance.randrange(SECOND_US, 10 * SECOND_US), self._harm)
+
+    def _up(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.running]
+
+    def _crash(self, chance: Random) -> None:
+        if not self._up():
+            return
+        self.faults["crash"] += 1
+        process = chance.choice(self._up())
+        within = chance.choice((None, 0, 1, 2, 5))
+        style = CrashStyle(scattered=chance.random() < 0.5)
+        process.crash(silently=chance.random() < 0.3, style=style, within_turn=within)
+        self.world.after(chance.randrange(SECOND_US // 5, 12 * SECOND_US), lambda: self._start(process))
+
+    def _crash_all(self, chance: Random) -> None:
+        """The power is cut."""
+        self.faults["power"] += 1
+        for process in self._up():
+            process.crash(silently=False, style=CrashStyle(scattered=True))
+            delay_us = chance.randrange(SECOND_US // 5, 5 * SECOND_US)
+            self.world.after(delay_us, lambda process=process: self._start(process))  # type: ignore[misc]
+
+    def _cut_off(self, chance: Random) -> None:
+        """Two sides that do not hear each other."""
+        self.faults["partition"] += 1
+        names = list(self.processes)
+        side = [name for name in names if chance.random() < 0.5]
+        until_us = self.world.now_us + chance.randrange(SECOND_US, 15 * SECOND_US)
+        for one in side:
+            for other in names:
+                if other not in side:
+                    self.network.block(one, other, until_us)
+                    self.network.cut(one, other, (chance.randrange(SECOND_US), chance.randrange(SECOND_US)))
+
+    def _stall(self, chance: Random) -> None:
+        """A broker is not heard for a while, and its connections stay."""
+        self.faults["stall"] += 1
+        name = chance.choice(list(self.processes))
+        until_us = self.world.now_us + chance.randrange(SECOND_US // 2, 8 * SECOND_US)
+        for other in self.processes:
+            if other != name:
+                self.network.stall(name, other, until_us)
+
+    def _lose_disk(self, chance: Random) -> None:
+        """A broker comes back with nothing, as another one. Only while no replica is missing anywhere."""
+        if self._count <= self.config.replicas or self.config.replicas < 2:
+            return
+        try:
+            check_whole(self.brokers(), range(self.config.arcs), self.config.replicas)
+        except Violation:
+            return
+        # The last one: whoever was told of nobody would found once more.
+        name = f"b{self._count - 1}"
+        process = self.processes[name]
+        if not process.running:
+            return
+        self.faults["disk"] += 1
+        process.crash(silently=chance.random() < 0.3, style=CrashStyle())
+        for file in process.disk.files():
+            process.disk.shorten(file, 0)
+        drawn = self.world.random(f"identity/{name}")
+        self._identities[name] = (drawn.randrange(1, 1 << 31), drawn.randbytes(16))
+        self.world.after(chance.randrange(SECOND_US, 12 * SECOND_US), lambda: self._start(process))

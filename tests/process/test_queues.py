@@ -1,0 +1,256 @@
+"""Queues over real processes, sockets and disks (spec Q2 to Q9, Q11)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.worlds.process_clients import linked, run
+from tests.worlds.processes import BrokerProcess, Brokers
+from tests.worlds.queue_clients import QueueClient, queue_client
+
+from postroad.wire import frames
+
+
+def test_what_is_sent_through_any_broker_is_received_through_any_other(brokers: Brokers) -> None:
+    network = mesh(brokers, 3)
+
+    async def test() -> None:
+        await linked(*network)
+        async with (
+            queue_client(network[0].address) as sender,
+            queue_client(network[2].address) as receiver,
+        ):
+            shop = sender.source("shop")
+            number, joined = await receiver.receive("stock")
+            assert joined.code == ""
+            for n in range(5):
+                assert await shop.send("stock", b"%d" % n) == "kept"
+            got = [await receiver.take() for _ in range(5)]
+            assert [each.payload for each in got] == [b"0", b"1", b"2", b"3", b"4"]
+            assert {each.source for each in got} == {"shop"}
+            settled = await receiver.settle(number, *[each.key for each in got])
+            assert settled.outcomes == ("accepted",) * 5
+
+    run(test())
+
+
+class Load:
+    """A source that sends numbers one after the other through any broker that lives, and a consumer that
+    accepts what it gets; both go on elsewhere when their broker dies."""
+
+    def __init__(self, addresses: list[str], inbox: str = "stock") -> None:
+        self.addresses, self.inbox = addresses, inbox
+        self.kept: list[int] = []  # as the sender was told
+        self.accepted: list[int] = []  # as the consumer was told
+        self.worst_s = 0.0  # between two that were kept
+        self.stopped = False
+        self._session = secrets.token_bytes(8)
+        self._consumer = secrets.token_bytes(8)
+
+    async def _connected(self, act: Callable[[QueueClient], Awaitable[None]]) -> None:
+        """Do this over a connection, again over another one if it is lost, until it is done."""
+        for address in itertools.cycle(self.addresses):
+            try:
+                async with queue_client(address) as client:
+                    work = asyncio.ensure_future(act(client))
+                    await asyncio.wait({work, client.reading}, return_when=asyncio.FIRST_COMPLETED)
+                    if work.done():
+                        await work
+                        return
+                    work.cancel()
+            except OSError:
+                await asyncio.sleep(0.02)
+
+    async def send(self) -> None:
+        pending: list[int] = []
+
+        async def act(client: QueueClient) -> None:
+            source = client.source("load", self._session)
+            at = time.monotonic()
+            while not self.stopped:
+                number = pending[0] if pending else (self.kept[-1] + 1 if self.kept else 1)
+                pending[:] = [number]
+                sent = await source.post(
+                    frames.Posting(inbox=self.inbox, id=number, after=number - 1, payload=b"%d" % number)
+                )
+                if sent.code:
+                    assert sent.code in ("unavailable", "full"), sent
+                    continue
+                assert sent.state == "kept", sent
+                self.kept.append(number)
+                pending.clear()
+                self.worst_s, at = max(self.worst_s, time.monotonic() - at), time.monotonic()
+
+        await self._connected(act)
+
+    async def consume(self) -> None:
+        done: set[bytes] = set()
+
+        async def act(client: QueueClient) -> None:
+            number, joined = await client.receive(self.inbox, consumer=self._consumer)
+            assert joined.code in ("", "unavailable"), joined
+            while joined.code:
+                number, joined = await client.receive(self.inbox, consumer=self._consumer)
+            while not self.stopped or len(self.accepted) < len(self.kept):
+                message = await client.take()
+                settled = await client.settle(number, message.key)
+                while settled.code:
+                    settled = await client.settle(number, message.key)
+                if settled.outcomes == ("accepted",) and message.key not in done:
+                    done.add(message.key)
+                    self.accepted.append(int(message.payload))
+
+        await self._connected(act)
+
+    def check(self) -> None:
+        """Exactly once, in order, nothing lost (spec Q3, Q7)."""
+        assert self.accepted == self.kept == list(range(1, len(self.kept) + 1))
+
+
+async def until_replicated(address: str, inbox: str, replicas: int) -> Any:
+    """The row of an inbox, once it has so many replicas."""
+    async with asyncio.timeout(60), queue_client(address) as client:
+        while True:
+            reply = await client.request("queues")
+            for row in reply["queues"]:
+                if row["inbox"] == inbox and len(row["replicas"]) == replicas:
+                    return row
+            await asyncio.sleep(0.1)
+
+
+def test_the_responsible_broker_is_killed_under_load_and_then_another_and_both_come_back(
+    brokers: Brokers,
+) -> None:
+    """Nothing kept is lost, nothing comes twice or out of order; K-1 of K go and the rest serves."""
+    network = mesh(brokers, 5)
+
+    async def test() -> None:
+        await linked(*network)
+        load = Load([broker.address for broker in network])
+        tasks = [asyncio.ensure_future(load.send()), asyncio.ensure_future(load.consume())]
+        await at_least(load, 20)
+        victims = []
+        for _ in range(2):
+            alive = [broker for broker in network if broker.running]
+            row = await until_replicated(alive[0].address, "stock", 3)
+            victim = next(broker for broker in network if broker.name == row["responsible"])
+            victim.kill()
+            victims.append(victim)
+            await at_least(load, len(load.kept) + 20)
+        for victim in victims:
+            victim.start()
+        await at_least(load, len(load.kept) + 20)
+        await until_replicated(network[0].address, "stock", 3)
+        load.stopped = True
+        await asyncio.gather(*tasks)
+        load.check()
+
+    run(test())
+
+
+def test_all_brokers_are_killed_at_once_and_what_was_kept_is_there_again(brokers: Brokers) -> None:
+    network = mesh(brokers, 3)
+
+    async def test() -> None:
+        await linked(*network)
+        load = Load([broker.address for broker in network])
+        sender = asyncio.ensure_future(load.send())
+        await at_least(load, 50)
+        await until_replicated(network[0].address, "stock", 3)
+        await at_least(load, len(load.kept) + 50)
+        for broker in network:
+            broker.kill()
+        for broker in network:
+            broker.start()
+        await at_least(load, len(load.kept) + 10)
+        consumer = asyncio.ensure_future(load.consume())
+        load.stopped = True
+        await asyncio.gather(sender, consumer)
+        load.check()
+
+    run(test())
+
+
+def test_a_broker_that_falls_silent_is_replaced_and_finds_out_when_it_wakes(brokers: Brokers) -> None:
+    """SIGSTOP: its connections stay open, so heartbeats tell."""
+    network = mesh(brokers, 4)
+
+    async def test() -> None:
+        await linked(*network)
+        load = Load([broker.address for broker in network])
+        tasks = [asyncio.ensure_future(load.send()), asyncio.ensure_future(load.consume())]
+        await at_least(load, 20)
+        row = await until_replicated(network[0].address, "stock", 3)
+        victim = next(broker for broker in network if broker.name == row["responsible"])
+        load.addresses = [broker.address for broker in network if broker is not victim]
+        others = Load(load.addresses, "other")
+        victim.pause()
+        sending = asyncio.ensure_future(others.send())
+        await at_least(others, 20)
+        victim.unpause()
+        await at_least(load, len(load.kept) + 20)
+        await at_least(others, len(others.kept) + 20)
+        load.stopped = others.stopped = True
+        await asyncio.gather(*tasks, sending, others.consume())
+        load.check()
+        others.check()
+
+    run(test())
+
+
+def test_a_broker_that_joins_takes_its_share(brokers: Brokers) -> None:
+    """Spec Q9: replicas move to the new set, and those who left it drop theirs."""
+    network = mesh(brokers, 3)
+
+    async def test() -> None:
+        await linked(*network)
+        async with queue_client(network[0].address) as client:
+            shop = client.source("shop")
+            for n in range(40):
+                assert await shop.send(f"inbox-{n}", b"m") == "kept"
+            network.append(brokers.start("b4", network[0].address))
+            await linked(*network)
+            async with asyncio.timeout(60):
+                while True:
+                    rows = (await client.request("queues"))["queues"]
+                    complete = len(rows) == 40 and all(len(row["replicas"]) == 3 for row in rows)
+                    if complete and {row["responsible"] for row in rows} == {b.name for b in network}:
+                        break
+                    await asyncio.sleep(0.1)
+            assert all(row["depth"] == 1 for row in rows)
+
+    run(test())
+
+
+def mesh(brokers: Brokers, count: int) -> list[BrokerProcess]:
+    """Every broker is linked with every other, so that the overlay is whole whoever dies."""
+    network: list[BrokerProcess] = []
+    for number in range(1, count + 1):
+        name = f"b{number}"
+        links = tuple(broker.address for broker in network)
+        broker = BrokerProcess(name, brokers.folder / name, links, address=free_address())
+        brokers.all.append(broker)
+        network.append(broker.start())
+    return network
+
+
+def free_address() -> str:
+    """With a port that no dialling socket is given, so that a broker which was killed gets it again."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+
+
+async def at_least(load: Load, count: int) -> None:
+    async with asyncio.timeout(90):
+        while len(load.kept) < count:  # noqa: ASYNC110 -- another process
+            await asyncio.sleep(0.02)
