@@ -324,7 +324,8 @@ def test_the_nearest_of_five_brokers_is_chosen_over_wide_area_delays(run: Run, s
             words = [word for address in links for word in ("--link", address)]
             if shape != "linear" or site == SITES[0]:
                 words += ["--bdn", node]
-            run.broker(hub.sites[site], site, "--listen", f"{hub.hosts[site]}:7420", *token, *words)
+            words += [*token, "--link-token", "l1nk"]
+            run.broker(hub.sites[site], site, "--listen", f"{hub.hosts[site]}:7420", *words)
         asked = ("discover", "--json", "--interface", hub.hosts["client"], "--bdn", node, *token)
         wait_until(lambda: names(run.ask(hub.sites["client"], *asked)) == sorted(SITES), "all five", 30)
         answer = run.ask(hub.sites["client"], *asked)

@@ -255,7 +255,7 @@ class Connection:
             fields, end = unpack(frame, 8)
             assert end == length - (4 if flags & 0x8000 else 0)
             if kind == REFUSE:
-                raise Refused(*fields)
+                raise Refused(*fields[:2])
             if kind == PING:
                 self.send(PONG, [fields[0], time.time_ns() // 1000])
             elif kind == CREDIT:

@@ -251,7 +251,6 @@ class Rooms:
             me=identity,
             config=config.discovery,
             auth=config.auth,
-            token=config.links.token,
             address=config.links.address,
             endpoint=parse_address,
             links=self.links,

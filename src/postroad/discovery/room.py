@@ -116,7 +116,6 @@ class Discovery:
         me: Identity,
         config: DiscoveryConfig,
         auth: AuthConfig,
-        token: str,
         address: str,
         endpoint: Callable[[str], Endpoint],
         links: Links,
@@ -128,7 +127,7 @@ class Discovery:
     ) -> None:
         self._me = me
         self._config = config
-        self._token = token
+        self._token = config.token
         self._address = address
         self._links = links
         self._flooding = flooding

@@ -60,6 +60,7 @@ class DiscoveryConfig:
     multicast: bool = True  # whether the driver is to name a group
     group: str = ""  # HOST:PORT of the multicast group; "": none
     mdns: bool = False  # announce it by mDNS/DNS-SD, too
+    token: str = ""  # shown to discovery nodes, and where brokers to link with are looked for
     join: bool = False  # look for brokers to link with
     links: int = 2  # that many, so that one may die
     geography: str = ""

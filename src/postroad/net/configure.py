@@ -131,7 +131,7 @@ def _node(top: _Table) -> NodeConfig:
     log = top.take("log", _level, "info")
     max_connections = top.take("max_connections", _count, 0)
     tls = _tls(top.table("tls"))
-    token, auth = _auth(top.table("auth"), tls)
+    link_token, shown, auth = _auth(top.table("auth"), tls)
     defaults = BrokerConfig()
     broker = BrokerConfig(
         limits=_section(top.table("limits"), defaults.limits),
@@ -146,8 +146,10 @@ def _node(top: _Table) -> NodeConfig:
             may_be_0=("jitter_us", "cache_bytes"),
         ),
         auth=auth,
-        links=replace(_section(top.table("connections"), defaults.links, known=("datagrams",)), token=token),
-        discovery=_discovery(top.table("discovery")),
+        links=replace(
+            _section(top.table("connections"), defaults.links, known=("datagrams",)), token=link_token
+        ),
+        discovery=replace(_discovery(top.table("discovery")), token=shown),
         queues=_section(top.table("queues"), defaults.queues),
         dial=links,
     )
@@ -184,8 +186,8 @@ def _tls(table: _Table) -> TlsConfig:
     return tls
 
 
-def _auth(table: _Table, tls: TlsConfig) -> tuple[str, AuthConfig]:
-    """What this broker shows those that it links to, and whom it serves.
+def _auth(table: _Table, tls: TlsConfig) -> tuple[str, str, AuthConfig]:
+    """What this broker shows those that it links to, what it shows in discovery, and whom it serves.
 
     A token that clients share gives them no more than clients need: to link and to administer takes another.
     """
@@ -206,7 +208,7 @@ def _auth(table: _Table, tls: TlsConfig) -> tuple[str, AuthConfig]:
         link_principals=(LINK_PRINCIPAL, *link_principals) if link_token else link_principals,
     )
     table.done()
-    return link_token or token, auth
+    return link_token or token, token or link_token, auth
 
 
 def _secret(table: _Table, key: str) -> str:
