@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from postroad.spark.lake.tables import (
     OvertakenError,
     Tables,
     columns,
+    fitted,
     write_folder,
 )
 from postroad.spark.trace.topology import Place, latest, tracking_settings
@@ -227,6 +229,28 @@ def test_a_column_of_another_type_is_told(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "events"), schema, **kept)
     with pytest.raises(UsageError, match="its tick is string"):
         Tables(tmp_path).files("events")
+
+
+def test_a_lake_that_spark_cannot_open_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """P4, P10: as in an object store: all goes through the store's own reader and writer."""
+    for table in ("events", "landing"):
+        (tmp_path / table).mkdir()  # which a store has no need of
+    lake = Lake(spark, Store(str(tmp_path), None))
+    for number in range(3):
+        assert lake.append("events", rows.events([event(number)]), Batch("land", number))
+    assert not lake.append("events", rows.events([event(2)]), Batch("land", 2))
+    assert lake.read("filters").count() == 0
+    found = lake.read("events").orderBy("tick").collect()
+    beside = Lake(spark, tmp_path).read("events").orderBy("tick").collect()
+    assert found == beside
+    assert [row.attributes["n"].integer for row in found] == [0, 1, 2]
+    assert compact(lake, "events").files_before == 3
+    assert ticks(lake) == [0, 1, 2]
+    assert fitted(pa.table({"broker": ["x"]}), "topology", {"date": "2025-11-15"}).to_pylist()[0] == {
+        **dict.fromkeys(columns("topology")),
+        "broker": "x",
+        "date": date(2025, 11, 15),
+    }
 
 
 def test_places_of_lakes(tmp_path: Path) -> None:

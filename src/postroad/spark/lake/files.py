@@ -61,6 +61,7 @@ class _File:
         self._schema = schema = pa.schema([one for one in SCHEMAS[table] if one.name not in values])
         self._described: list[Any] = []
         plain = [name for name in schema.names if name not in _OPAQUE and name not in _SORTED]
+        self._store = store
         self._out: IO[bytes] = store.create(table, self.path)
         self._writer = pq.ParquetWriter(
             self._out,
@@ -89,7 +90,7 @@ class _File:
         self.flush()
         self._writer.close()
         size = self.size
-        self._out.close()
+        self._store.close(self._out)
         (about,) = self._described
         return Added(
             path=self.path,

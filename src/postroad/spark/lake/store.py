@@ -47,6 +47,25 @@ class Store:
         stream: IO[bytes] = self._files(table).open_output_stream(path)
         return stream
 
+    def close(self, out: IO[bytes]) -> None:
+        """Close a file that was created; in a folder it is on the disk then, whenever the machine stops."""
+        if self.folder is not None:
+            out.flush()
+            os.fsync(out.fileno())
+        out.close()
+
+    def sync_log(self, table: str, versions: range) -> None:
+        """Have commits on the disk: brokers forget what they are told was landed."""
+        if self.folder is None:
+            return
+        log = self.folder / table / "_delta_log"
+        for place in (*(log / f"{version:020}.json" for version in versions), log):
+            opened = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+
     def open(self, table: str, path: str) -> Any:
         if self.folder is not None:
             return (self.folder / table / path).open("rb")

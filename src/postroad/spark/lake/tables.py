@@ -193,7 +193,10 @@ class Tables:
                 if gone and not {one.path for one in gone} <= {one.path for one in _files(found, table)}:
                     raise OvertakenError(f"{self.store.table(table)} has been changed by another process")
                 try:
+                    before = found.version()
                     _commit(found, table, added, batch, gone)
+                    found.update_incremental()
+                    self.store.sync_log(table, range(before + 1, found.version() + 1))
                     return True
                 except CommitFailedError as error:
                     if gone:
@@ -278,8 +281,10 @@ def fitted(rows: pa.Table, table: str, values: dict[str, str] | None = None) -> 
     """Rows of a file with all columns of its table: those of its partition, and NULL where it has none."""
     for field in arrow.SCHEMAS[table]:
         if field.name not in rows.column_names:
-            given = pa.scalar((values or {}).get(field.name), pa.string())
-            rows = rows.append_column(field, pa.repeat(given, rows.num_rows).cast(field.type))
+            given = (values or {}).get(field.name)
+            count, kind = rows.num_rows, field.type
+            column = pa.nulls(count, kind) if given is None else pa.repeat(given, count).cast(kind)
+            rows = rows.append_column(field, column)
     return rows.select(arrow.SCHEMAS[table].names).cast(arrow.SCHEMAS[table])
 
 
