@@ -127,7 +127,7 @@ def test_a_second_lake_of_a_network_has_its_maps(
 ) -> None:
     """P4, P5: brokers told them when the first one came. Messages of before are not called unknown."""
     extra = configured(
-        tmp_path, QUICK + '[durable]\nkeep = "1 s"\n'
+        tmp_path, QUICK + '[durable]\nkeep = "2 s"\n'
     )  # the second has none of what came before
     one = brokers.start("b1", extra=extra)
     two = brokers.start("b2", one.address, extra=extra)
