@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.worlds.processes import IMPATIENT, Brokers, configured, wait_until
@@ -17,8 +18,10 @@ from tests.worlds.processes import IMPATIENT, Brokers, configured, wait_until
 import postroad
 from postroad.durable.subscriber.desk import PAGE_ROWS
 from postroad.errors import UnavailableError, UsageError
-from postroad.spark.audit import SUBSCRIPTIONS, read_subscriptions
-from postroad.spark.lake.landing import _Feed, _look_around
+from postroad.spark.audit import landed_subscriptions
+from postroad.spark.lake import rows
+from postroad.spark.lake.landing import _Feed, look_around
+from postroad.spark.lake.tables import Tables
 from postroad.spark.options import OLDEST, Access, read_options
 from postroad.spark.source import SINCE, BatchReader, StreamReader
 
@@ -116,12 +119,12 @@ def test_a_broker_that_is_away_does_not_hold_up_the_others(brokers: Brokers, tmp
         batch = BatchReader(read_options(given | {"brokers": one.address}, stream=False), {"id": ""})
         with pytest.raises(UnavailableError, match=f"the broker of pubend {far} is away"):
             [list(batch.read(part)) for part in batch.partitions()]
-        feed = _Feed(str(tmp_path), one.address, Access(timeout_s=5), "#", "d", "events")
-        assert _look_around(feed, tmp_path / SUBSCRIPTIONS).startswith(f"away: {far[:8]}; ")
+        feed = _Feed(one.address, Access(timeout_s=5), "events", "d")
+        assert look_around(Tables(tmp_path / "lake"), feed).startswith(f"away: {far[:8]}; ")
         two.start()
         wait_until(lambda: client.request("heads")["away"] == [], "it is back", 60)
         assert read_all(reader, end, both) == 20
-        assert _look_around(feed, tmp_path / SUBSCRIPTIONS) == ""
+        assert look_around(Tables(tmp_path / "lake"), feed) == ""
         reader.stop()
         planned.stop()
 
@@ -146,7 +149,7 @@ def test_a_query_waits_longer_for_a_broker_than_others_do(brokers: Brokers, tmp_
 
 
 def test_all_subscriptions_are_noted(brokers: Brokers, tmp_path: Path) -> None:
-    """P7: more than one answer of a broker has; one that is gone stays; a damaged list is not replaced."""
+    """P7: more than one answer of a broker has; one that is gone stays; what is known is not written anew."""
     broker = brokers.start("b1")
     names = [f"n{number:04}" for number in range(PAGE_ROWS + 1)]
 
@@ -157,14 +160,15 @@ def test_all_subscriptions_are_noted(brokers: Brokers, tmp_path: Path) -> None:
             )
 
     asyncio.run(subscribe())
-    feed = _Feed(str(tmp_path), f"{broker.address},127.0.0.1:1", Access(timeout_s=5), "#", "d", "events")
-    file = tmp_path / SUBSCRIPTIONS
-    file.write_text('{"name": "gone", "topic": "x", "since_us": 7}\n\n{"name": "n0001", "since_us": 9}\n')
-    assert _look_around(feed, file).startswith("away: 127.0.0.1:1; ")
-    found = {one.name: one for one in read_subscriptions(file)}
+    feed = _Feed(f"{broker.address},127.0.0.1:1", Access(timeout_s=5), "events", "d")
+    lake = Tables(tmp_path / "lake")
+    before = [{"name": "gone", "topic": "x", "since_us": 7}, {"name": "n0001", "since_us": 9}]
+    before = [{"topic": "", "where": "", "shared": False, **one} for one in before]
+    lake.append("subscriptions", pa.Table.from_pylist(before, rows.SCHEMAS["subscriptions"]))
+    assert look_around(lake, feed).startswith("away: 127.0.0.1:1; ")
+    found = {one.name: one for one in landed_subscriptions(lake)}
     assert sorted(found) == ["gone", *names]
     assert (found["gone"].since_us, found["n0001"].since_us, found["n0001"].topic) == (7, 9, "t")
-    file.write_bytes(b'{"name": "gone"}\n{"na\xff')
-    with pytest.raises(UsageError, match=r"line 2 of .* is no subscription"):
-        _look_around(feed, file)
-    assert file.read_bytes().endswith(b"\xff")
+    known = lake.files("subscriptions")
+    look_around(lake, feed)
+    assert lake.files("subscriptions") == known

@@ -71,14 +71,10 @@ def test_without_faults_nothing_is_found(spark: SparkSession, tmp_path: Path) ->
     report = DeliveryReport(1 << 16)
     report.acknowledged([("all", 1)], pubend_id(1, 0), 7, START_MS * 1000)
     (payload,) = report.take()
-    lake.append(
-        "deliveries", spark.createDataFrame(rows.deliveries(4, 4, decode_deliveries(payload))), "land-2"
-    )
+    lake.append("deliveries", rows.deliveries(4, 4, decode_deliveries(payload)))
     report.gap([(f"{LANDING}-x", 0)], pubend_id(2, 0), START_MS, START_MS + 5_000_000, START_MS * 1000)
     (payload,) = report.take()
-    lake.append(
-        "deliveries", spark.createDataFrame(rows.deliveries(2, 0, decode_deliveries(payload))), "land-3"
-    )
+    lake.append("deliveries", rows.deliveries(2, 0, decode_deliveries(payload)))
     unseen = as_rows(audit(lake, SUBSCRIBED).unseen)
     assert unseen == [
         {"broker": "00000002", "reports": 0, "spans": 1, "seconds": 5.0},
@@ -115,7 +111,7 @@ def test_a_page_with_little_to_show(tmp_path: Path) -> None:
         unseen=[],
         places={},
         flows={},
-        storage=[("events", 0, 0, 0, 0)],
+        storage=[("events", 0, 0, 0)],
         late_us=1,
     )
     page = render(found)

@@ -54,6 +54,7 @@ def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch:
         ("postroad", "sink"),
         ("postroad", "source"),
         ("spark, empty rows", "source"),
+        ("postroad", "landing"),
         ("postroad", "trace, 1 filters per id"),
         ("exact-log join", "trace, 1 filters per id"),
         ("postroad", "trace, 10 filters per id"),
@@ -62,9 +63,9 @@ def test_every_figure_is_there(spark: SparkSession, tmp_path: Path, monkeypatch:
         ("postroad", "growth, 500 ids"),
         ("postroad", "growth, 50 to 500 ids"),
     ]
-    for row in rows[:3]:
+    for row in rows[:4]:
         assert row["rows_per_s"] > 0
-    for row in rows[3:7]:
+    for row in rows[4:8]:
         assert row["ids_per_s_per_core"] > 0
         assert row["shuffled_bytes_per_id"] > 0
         assert row["stored_bytes_per_id"] > 0

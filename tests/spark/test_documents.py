@@ -24,8 +24,8 @@ def test_the_examples_run(spark: SparkSession, tmp_path: Path) -> None:
     world = World(3, TrackingConfig(**FINE), 2, extra=0)
     world.happen(5, faults=False)
     world.stop()
-    lake.append("filters", spark.createDataFrame(world.filter_rows()), "land-1")
-    lake.append("attachments", spark.createDataFrame(world.attachment_rows()), "land-1")
+    lake.append("filters", world.filter_rows())
+    lake.append("attachments", world.attachment_rows())
     for table in SCHEMAS:
         lake.read(table).createOrReplaceTempView(table)
     examples = re.findall(r"```sql\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from tests.worlds.spark_streams import Query
 from tests.worlds.spark_traces import Telling
 
 from postroad.history.bulletins import (
@@ -36,14 +35,13 @@ from postroad.spark.lake.history import (
     TABLES,
     Part,
     Unread,
+    bulletin_rows,
     complaints,
-    decoder,
     part_of,
     whole_filters,
 )
-from postroad.spark.lake.landing import _Feed, _History, _Job
-from postroad.spark.lake.tables import put
-from postroad.spark.options import Access
+from postroad.spark.lake.intake import Intake
+from postroad.spark.lake.tables import Batch
 from postroad.spark.trace.tasks import decoded as decoded_record
 from postroad.spark.trace.views import NOT_LANDED
 from postroad.tracking.attachment_log import Change, encode_changes
@@ -103,11 +101,8 @@ SOUND = {
 
 def landed(table: str, *bulletins: Bulletin) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows, and what is left out."""
-    found = [
-        row for batch in decoder(table)(iter(events(*bulletins).to_batches())) for row in batch.to_pylist()
-    ]
-    unread = [row["unread"] for row in found if row["unread"] is not None]
-    return [row for row in found if row["unread"] is None], unread
+    found, unread = bulletin_rows(table, events(*bulletins))
+    return [row for one in found for row in one.to_pylist()], [msgspec.structs.asdict(one) for one in unread]
 
 
 @pytest.mark.parametrize(
@@ -299,8 +294,6 @@ def test_what_cannot_be_read_costs_its_own_broker_alone(spark: SparkSession, tmp
     before = broker.minute("s1")
     within = broker.minute("s2", landed=False)
     after = broker.minute("s3")
-    feed = _Feed(str(broker.lake.path), "", Access(), "$postroad/#", f"{LANDING}-x-history", "history")
-    put(feed.folder / "checkpoint" / "metadata", b'{"id": "query"}')
     author = Author(broker=1, name="a")
     (filter_,) = filter_bulletins(author, 3, stored(3), 1 << 20)
     wrong = [
@@ -309,14 +302,12 @@ def test_what_cannot_be_read_costs_its_own_broker_alone(spark: SparkSession, tmp
     ]
     tick = broker.now_us - 110 * SECOND_US  # ten seconds after the message
     batch = pa.concat_tables([events(*wrong, origin=1, tick=tick), events(report(broker=2), origin=2)])
-    heard: list[str] = []
-    job = _Job(feed, _History(feed), heard.append)
-    job._query = cast(Any, Query(0))
+    intake = Intake(broker.lake.store, f"{LANDING}-x-history")
+    done = intake.history(batch.to_batches(), [])
     for _ in range(2):  # done again after a crash, it changes nothing
-        _History(feed)(spark.createDataFrame(batch), 0)
-    job.tell(None)
-    job.tell(None)
-    (line,) = heard
+        for table, files in done.files.items():
+            broker.lake.commit(table, files, Batch("query", 0))
+    (line,) = complaints(done.unread)
     assert line.startswith("broker 00000001: 2 of its bulletins cannot be read")
     found = broker.lake.read("deliveries").groupBy("what", "broker").count().collect()
     assert sorted(map(tuple, found)) == [("event", "00000002", 1), ("gap", "00000001", 2)]

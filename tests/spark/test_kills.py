@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.worlds.processes import KEEP, Brokers, configured, wait_until
 from tests.worlds.spark_engines import Cluster, Driver
-from tests.worlds.spark_mill import fill, landing, mill, once_each, published, sink
+from tests.worlds.spark_mill import fill, landing, mill, once_each, published, sink, written
 from tests.worlds.spark_streams import publish as publish_some
 from tests.worlds.spark_traces import to_trace
 
@@ -54,6 +54,7 @@ def test_a_driver_killed_in_mid_batch(
     broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
     for number, what in enumerate(kills):
         fill(tmp_path, files, LINES, before=number * files)
+        there = written(tmp_path)
         before = published(broker.address)
         driver = Driver(
             tmp_path / f"driver-{number}.log",
@@ -64,7 +65,7 @@ def test_a_driver_killed_in_mid_batch(
         try:
             middle = half_published(broker.address, before)
             wait_until(
-                lambda: not driver.running or (landing(tmp_path) if what == "landing" else middle()),  # noqa: B023
+                lambda: not driver.running or (landing(tmp_path, there) if what == "landing" else middle()),  # noqa: B023
                 what,
                 WAIT_S,
             )
@@ -124,7 +125,8 @@ def test_a_driver_and_a_broker_killed_in_mid_batch(
         assert hit.is_set(), "it was done before the broker could be killed"
 
     killed_while(publish, half_published(broker.address, others + LINES))
-    killed_while(arrive, lambda: landing(tmp_path))
+    there = written(tmp_path)
+    killed_while(arrive, lambda: landing(tmp_path, there))
     persist(arrive)
     once_each(spark, tmp_path, files * LINES)
 

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, Field, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from postroad.errors import StorageError, UsageError
 from postroad.history.bulletins import DeliveryReport, Link, Links, decode_deliveries
 from postroad.ids import MessageId, pubend_id
+from postroad.spark.lake import files as files_of
 from postroad.spark.lake import rows
-from postroad.spark.lake.compact import LOCK, compact
-from postroad.spark.lake.landing import landed_until
-from postroad.spark.lake.tables import SCHEMAS, Lake, alone, columns, write_folder
+from postroad.spark.lake.compact import compact
+from postroad.spark.lake.files import Added, write_rows
+from postroad.spark.lake.ledger import Ledger, Progress, begin, landed_until, read_progress, settle
+from postroad.spark.lake.store import Store, store_at
+from postroad.spark.lake.tables import (
+    COMPACTED,
+    LAYOUT_PROPERTY,
+    SCHEMAS,
+    Batch,
+    Lake,
+    OvertakenError,
+    Tables,
+    columns,
+    fitted,
+    write_folder,
+)
 from postroad.spark.trace.topology import Place, latest, tracking_settings
 from postroad.tracking.attachment_log import Change, Promise
 from postroad.tracking.bloom import BloomFilter
@@ -47,13 +66,18 @@ def test_the_two_descriptions_of_a_table_agree(spark: SparkSession) -> None:
         assert columns(table) == rows.SCHEMAS[table].names
 
 
-def test_a_segment_is_added_once_and_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path / "lake[1]{a,b}*?\\")  # a pattern of names to Spark
+def ticks(lake: Lake) -> list[int]:
+    return sorted(row.tick for row in lake.read("events").collect())
+
+
+def test_a_batch_is_added_once_and_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, tmp_path / "lake[1]{a,b}*? #ü")  # a pattern of names to Spark
     with pytest.raises(UsageError, match="there is no lake"):
         lake.check()
     for number in range(3):
-        assert lake.append("events", frame(spark, rows.events([event(number)])), f"land-{number}")
-    assert not lake.append("events", frame(spark, rows.events([event(0)])), "land-0")
+        assert lake.append("events", rows.events([event(number)]), Batch("land", number))
+    assert not lake.append("events", rows.events([event(0)]), Batch("land", 0))
+    assert not lake.append("events", rows.events([]), Batch("land", 9))
     found = {row.tick: row for row in lake.read("events").collect()}
     assert set(found) == {0, 1, 2}
     assert found[2].id == str(event(2)[0])
@@ -61,83 +85,236 @@ def test_a_segment_is_added_once_and_replaced_whole(spark: SparkSession, tmp_pat
     assert found[2].attributes["deep"]["float"] == 1.5
     assert (found[2].origin, str(found[2].date)) == ("00000007", "2025-11-15")
 
-    together = lake.read("events").coalesce(1)
-    lake.replace("events", together, "compact-1", ["land-0", "land-1", "land-2"])
-    assert lake.segments("events") == ["compact-1"]
-    assert sorted(row.tick for row in lake.read("events").collect()) == [0, 1, 2]
-    assert not lake.append("events", together, "land-1"), "what was compacted is not landed again"
+    done = compact(lake, "events")
+    assert (done.files_before, done.files_after, done.rows_before, done.rows_after) == (3, 1, 3, 3)
+    assert ticks(lake) == [0, 1, 2]
+    assert not lake.append("events", rows.events([event(2)]), Batch("land", 2)), "it is compacted, not gone"
+    assert lake.append("events", rows.events([event(3)]), Batch("other", 0)), "of somebody else"
+    assert ticks(lake) == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="no filters yet"):
         lake.check("events", "filters")
 
 
-def test_a_compaction_that_was_interrupted_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Before the new segment has its name the old ones count; after, they do not, deleted or not."""
-    lake = Lake(spark, tmp_path)
-    lake.append("events", frame(spark, rows.events([event(0), event(1)])), "land-0")
-    kept = tmp_path / "events" / "segment=land-0"
-
-    def fails(path: str) -> None:
-        Path(path).mkdir()
-        raise RuntimeError("killed")
-
-    lists = tmp_path / "events" / "_replaced"
-    lists.mkdir()
-    (lists / "compact-1.json").write_text('{"segments": ["land-0"]}')
-    with pytest.raises(RuntimeError):
-        write_folder(fails, tmp_path / "events" / "segment=compact-1")
-    assert lake.segments("events") == ["land-0"]
-    assert lake.read("events").count() == 2
-    write_folder(lake.read("events").write.parquet, tmp_path / "events" / "segment=compact-1")
-    assert kept.exists()
-    assert lake.segments("events") == ["compact-1"]
-    lake.clean("events")
-    assert not kept.exists()
-
-
-def test_what_a_killed_writer_left_goes_with_the_next(spark: SparkSession, tmp_path: Path) -> None:
-    """P4: the batch is landed again under the same name; nothing of the first try stays on the disk."""
-    lake = Lake(spark, tmp_path)
-    left = tmp_path / "events" / "_aside-segment=land-0-0123"
-    other = tmp_path / "events" / "_aside-segment=land-00-0123"  # of another, which may be at work
-    for folder in (left, other):
-        folder.mkdir(parents=True)
-        (folder / "half.parquet").write_bytes(b"PAR1")
-    assert lake.append("events", frame(spark, rows.events([event(0)])), "land-0")
-    assert not left.exists()
-    assert other.exists()
-    assert lake.read("events").count() == 1
-
-
-def test_one_compaction_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
-    """Two would each put a segment in the place of the same ones, and rows would be there twice, or not."""
+def test_two_who_replace_the_same_files_exclude_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    """P4, P6: by the commit, with no lock; else rows would be there twice, or not at all."""
     lake = Lake(spark, tmp_path)
     for number in range(2):
-        lake.append("events", frame(spark, rows.events([event(number)])), f"land-{number}")
-    with alone(tmp_path / LOCK, "compacts it"), pytest.raises(UsageError, match="another process compacts"):
-        compact(lake, "events")
-    assert compact(lake, "events").segments == 2
-    # As a process that was killed between the rename and the deletions leaves it.
-    shutil.copytree(tmp_path / "events" / "segment=compact-1", tmp_path / "events" / "segment=land-0")
-    assert lake.segments("events") == ["compact-1"]
-    assert compact(lake, "events").segments == 0
-    assert not (tmp_path / "events" / "segment=land-0").exists()
-    assert lake.read("events").count() == 2
+        lake.append("events", rows.events([event(number)]))
+    known = lake.files("events")
+    written = [lake.write("events", lake.read("events").coalesce(1), COMPACTED) for _ in range(2)]
+    lake.append("events", rows.events([event(2)]))  # what lands meanwhile
+    assert lake.commit("events", written[0], removed=known)
+    with pytest.raises(OvertakenError):
+        lake.commit("events", written[1], removed=known)
+    assert ticks(lake) == [0, 1, 2]
+    assert sorted(file.compacted for file in lake.files("events")) == [False, True]
 
 
-def test_what_was_landed_is_remembered_and_no_more(spark: SparkSession, tmp_path: Path) -> None:
-    """P4: a query's last batch is not landed again however often it was compacted; lists do not pile up."""
+def test_one_of_two_processes_lands(tmp_path: Path) -> None:
+    """P4: whoever commits a batch first; the other one is told, and has changed nothing."""
+    first = Ledger(Tables(tmp_path))
+    begin(first, "one")
+    second, third = Ledger(Tables(tmp_path)), Ledger(Tables(tmp_path))
+    begin(second, "two")
+    assert second.rows["events"].subscription == "one"
+    second.write(Progress(feed="events", subscription="one", batch=1, until="{}"))
+    for late in (first, third):
+        with pytest.raises(UsageError, match="another process lands in"):
+            late.write(Progress(feed="events", subscription="one", batch=1, until='{"x": 1}'))
+    assert Ledger(Tables(tmp_path)).rows["events"].until == "{}"
+    with ThreadPoolExecutor(4) as pool:
+        ledgers = [Ledger(Tables(tmp_path)) for _ in range(4)]
+        tries = [pool.submit(one.write, Progress(feed="events", subscription="one")) for one in ledgers]
+        assert sorted(one.exception() is None for one in tries) == [False, False, False, True]
+
+
+def test_what_was_decided_is_carried_out_once(tmp_path: Path) -> None:
+    """P4: by the next process, where one was killed before, between or after the commits of its tables."""
+    tables = Tables(tmp_path)
+    files = {
+        "events": write_rows(tables.store, "events", [rows.events([event(0), event(1)])]),
+        "topology": write_rows(tables.store, "topology", [said(1, 1)]),
+    }
+    decided = Progress(
+        feed="history",
+        subscription="d",
+        batch=4,
+        start='{"00000001-ffffffff": 5, "since": 1}',
+        until='{"00000001-ffffffff": 9, "since": 1}',
+        files=msgspec.json.encode(files).decode(),
+    )
+    Ledger(tables).write(decided)
+    assert not tables.files("events")
+    assert landed_until(tables) == {"00000001": 5}, "it is not there yet"
+    tables.commit("topology", files["topology"], Batch("d", 4))
+    again = read_progress(tables)["history"]
+    assert settle(tables, again) == {"events": 2}
+    assert settle(tables, again) == {}
+    assert landed_until(tables) == {"00000001": 9}
+    assert sum(file.rows for file in tables.files("events")) == 2
+    Ledger(tables).write(msgspec.structs.replace(decided, until="rubbish"))
+    with pytest.raises(StorageError, match="does not tell how far landing is"):
+        landed_until(tables)
+
+
+def test_what_killed_writers_left_is_removed_in_time(spark: SparkSession, tmp_path: Path) -> None:
+    """P4: files of no version, or of one that is no longer kept; a version that is kept can be read."""
     lake = Lake(spark, tmp_path)
-    some = frame(spark, rows.events([event(0)])).coalesce(1)
-    for number, names in enumerate([("4e-q-{}", "4e-q-{}-gaps"), ("4e-q-{}",), ("other-{}",), ()]):
-        for name in names:
-            assert lake.append("events", some, name.format(f"{number:09}"))
-        lake.replace("events", some, f"compact-{number}", lake.segments("events"))
-    (last,) = (tmp_path / "events" / "_replaced").iterdir()
-    assert last.name == "compact-3.json"
-    remembered = ["4e-q-000000000-gaps", "4e-q-000000001", "other-000000002"]
-    assert json.loads(last.read_text()) == {"segments": ["compact-2"], "landed": remembered}
-    assert not any(lake.append("events", some, name) for name in remembered)
-    assert lake.segments("events") == ["compact-3"]
+    for number in range(2):
+        lake.append("events", rows.events([event(number)]))
+    orphan = tmp_path / "events" / write_rows(lake.store, "events", [rows.events([event(7)])])[0].path
+    old = [tmp_path / "events" / file.path for file in lake.files("events")]
+    version = DeltaTable(str(tmp_path / "events")).version()
+    assert compact(lake, "events").removed == 0
+    assert DeltaTable(str(tmp_path / "events"), version=version).count() == 2
+    assert orphan.exists()
+    long_ago = time.time() - 2 * 3600
+    for file in (orphan, *old):
+        os.utime(file, (long_ago, long_ago))
+    compact(lake, "events", keep_hours=1)
+    assert not orphan.exists()
+    assert ticks(lake) == [0, 1]
+    with pytest.raises(UsageError, match="an hour at least"):
+        compact(lake, "events", keep_hours=0)
+
+
+def test_a_later_version_adds_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """P4: rows of before have NULL there; whoever knows less reads what it knows."""
+    url = str(tmp_path / "topology")
+    lacking = rows.SCHEMAS["topology"]
+    for name in ("skew_us", "jitter_us", "routing"):
+        lacking = lacking.remove(lacking.get_field_index(name))
+    layout = {LAYOUT_PROPERTY: "2"}
+    kept = {"partition_by": ["date"], "configuration": layout, "raise_if_key_not_exists": False}
+    DeltaTable.create(url, lacking, **kept)  # type: ignore[arg-type]
+    write_deltalake(url, said(1, 1).select(lacking.names), mode="append")
+    lake = Lake(spark, tmp_path)
+    assert latest(lake)["00000001"].routing is None
+    lake.append("topology", said(2, 1, routing="set", skew_us=3, jitter_us=4))
+    assert {name: place.routing for name, place in latest(lake).items()} == {
+        "00000001": None,
+        "00000002": "set",
+    }
+    found = DeltaTable(url)
+    assert {field.name for field in found.schema().fields} == set(columns("topology"))
+    found.alter.add_columns([Field("later", "string")])
+    lake.append("topology", said(3, 1, routing="all", skew_us=3, jitter_us=4))
+    assert latest(lake)["00000003"].routing == "all"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "said_of_it"),
+    [({}, "is a Delta table of something else"), ({LAYOUT_PROPERTY: "3"}, "from a later Postroad")],
+)
+def test_what_is_not_ours_is_left_alone(
+    tmp_path: Path, configuration: dict[str, str], said_of_it: str
+) -> None:
+    """P11."""
+    url = str(tmp_path / "events")
+    DeltaTable.create(url, rows.SCHEMAS["events"], configuration=configuration, raise_if_key_not_exists=False)
+    for act in (
+        lambda: Tables(tmp_path).files("events"),
+        lambda: Tables(tmp_path).append("events", rows.events([event(0)])),
+        lambda: Tables(tmp_path).check_place(),
+    ):
+        with pytest.raises(UsageError, match=said_of_it):
+            act()
+    assert DeltaTable(url).version() == 0
+
+
+def test_a_column_of_another_type_is_told(tmp_path: Path) -> None:
+    """P11."""
+    schema = rows.SCHEMAS["events"].set(8, pa.field("tick", pa.string()))
+    kept: Any = {"configuration": {LAYOUT_PROPERTY: "2"}, "raise_if_key_not_exists": False}
+    DeltaTable.create(str(tmp_path / "events"), schema, **kept)
+    with pytest.raises(UsageError, match="its tick is string"):
+        Tables(tmp_path).files("events")
+
+
+def test_a_lake_that_spark_cannot_open_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """P4, P10: as in an object store: all goes through the store's own reader and writer."""
+    for table in ("events", "landing"):
+        (tmp_path / table).mkdir()  # which a store has no need of
+    lake = Lake(spark, Store(str(tmp_path), None))
+    for number in range(3):
+        assert lake.append("events", rows.events([event(number)]), Batch("land", number))
+    assert not lake.append("events", rows.events([event(2)]), Batch("land", 2))
+    assert lake.read("filters").count() == 0
+    found = lake.read("events").orderBy("tick").collect()
+    beside = Lake(spark, tmp_path).read("events").orderBy("tick").collect()
+    assert found == beside
+    assert [row.attributes["n"].integer for row in found] == [0, 1, 2]
+    assert compact(lake, "events").files_before == 3
+    assert ticks(lake) == [0, 1, 2]
+    assert fitted(pa.table({"broker": ["x"]}), "topology", {"date": "2025-11-15"}).to_pylist()[0] == {
+        **dict.fromkeys(columns("topology")),
+        "broker": "x",
+        "date": date(2025, 11, 15),
+    }
+
+
+def test_places_of_lakes(tmp_path: Path) -> None:
+    """P4, P11: folders and stores; settings of a store come from the environment and travel with it."""
+    assert store_at(tmp_path).folder == tmp_path
+    assert store_at(f"file://{tmp_path}").folder == tmp_path
+    given = {"AWS_REGION": "x", "AWS_SECRET_ACCESS_KEY": "hush", "PATH": "/bin"}
+    place = store_at("s3://bucket/lake/", given)
+    assert (str(place), place.folder) == ("s3://bucket/lake", None)
+    assert dict(place.options) == {"AWS_REGION": "x", "AWS_SECRET_ACCESS_KEY": "hush"}
+    assert "hush" not in repr(place)
+    with pytest.raises(UsageError, match="begins with s3"):
+        store_at("ftp://x/y")
+    with pytest.raises(UsageError, match="cannot be a lake"):
+        store_at(tmp_path / "50%")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is no folder"):
+        Tables(tmp_path / "file").check_place()
+
+
+def test_a_store_that_is_away_is_one_line() -> None:
+    """P11."""
+    environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "max_retries": "0"}
+    environment |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "r"}
+    store = store_at("s3://bucket/lake", environment)
+    tables = Tables(Store(store.url, None, {**store.options, "max_retries": "0"}))
+    for act in (
+        lambda: tables.files("events"),
+        lambda: tables.append("events", rows.events([event(0)])),
+    ):
+        with pytest.raises(StorageError, match=r"s3://bucket/lake/events cannot be .*refused") as told:
+            act()
+        assert "\n" not in str(told.value)
+
+
+def test_a_place_that_cannot_be_written_is_one_line() -> None:
+    """P11: whoever may not write there is told so; not even root may here."""
+    tables = Tables("/proc/lake")
+    with pytest.raises(StorageError, match=r"/proc/lake/events cannot be written: ") as told:
+        tables.append("events", rows.events([event(0)]))
+    assert "\n" not in str(told.value)
+
+
+def test_files_have_bounds_of_their_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: whoever looks for something opens only files that may have it; a wild date opens no more than so
+    many files at once."""
+    monkeypatch.setattr(files_of, "MAX_OPEN", 2)
+    tables = Tables(tmp_path)
+    days = [(MessageId(5, 7, DAY_MS + n * 86_400_000, n), *event(n)[1:]) for n in (0, 1, 2, 1, 0)]
+    tables.append("events", rows.events([*days, (*event(5)[:1], "x" * 100, *event(5)[2:])]))
+    found = tables.files("events")
+    assert sum(file.rows for file in found) == 6
+    assert {file.values["date"] for file in found} == {"2025-11-15", "2025-11-16", "2025-11-17"}
+    for file in found:
+        table = pq.ParquetFile(tmp_path / "events" / file.path).read()
+        assert file.last["tick"] == max(table["tick"].to_pylist())
+        long = max(table["topic"].to_pylist())
+        assert file.last.get("topic") == (long if len(long) < 65 else None)
+        assert "payload" not in file.last
+
+
+def said(broker: int, number: int, **settings: Any) -> pa.Table:
+    state = Links(broker=f"{broker:08x}", name=f"b{broker}", boot=1, at_us=7, links=(), **settings)
+    return rows.topology(number, state)
 
 
 def test_what_lands_during_a_compaction_stays(spark: SparkSession, tmp_path: Path) -> None:
@@ -151,19 +328,18 @@ def test_what_lands_during_a_compaction_stays(spark: SparkSession, tmp_path: Pat
         return rows.filters(8, "b8", [(meta, encode_record(meta, one.bits))])
 
     class Busy(Lake):
-        """Something lands as soon as it was asked what there is."""
+        """Something lands while filters are joined."""
 
-        def segments(self, table: str) -> list[str]:
-            found = super().segments(table)
-            Lake(spark, tmp_path).append(table, frame(spark, stored(3)), "land-3")
-            return found
+        def write(self, table: str, rows: DataFrame, kind: str) -> list[Added]:
+            Lake(spark, tmp_path).append(table, stored(3))
+            return super().write(table, rows, kind)
 
     for sequence in (1, 2):
-        Lake(spark, tmp_path).append("filters", frame(spark, stored(sequence)), f"land-{sequence}")
+        Lake(spark, tmp_path).append("filters", stored(sequence))
     done = compact(Busy(spark, tmp_path), "filters")
-    assert (done.segments, done.rows_before) == (2, 2)
+    assert (done.files_before, done.rows_before) == (2, 2)
     lake = Lake(spark, tmp_path)
-    assert lake.segments("filters") == ["compact-1", "land-3"]
+    assert sorted(file.compacted for file in lake.files("filters")) == [False, True]
     assert sorted(row.sequence for row in lake.read("filters").collect()) == [2, 3]
 
 
@@ -207,32 +383,11 @@ def test_rows_of_what_brokers_publish() -> None:
     assert row["links"] == [{"broker": "00000009", "cost": 2}]
 
 
-def test_a_lake_knows_how_far_its_landing_is(tmp_path: Path) -> None:
-    """P5: the last batch that is done, not the one that is under way."""
-    assert landed_until(tmp_path) == {}
-    place = tmp_path / "_landing" / "history" / "checkpoint"
-    for folder, numbers in (("commits", (8, 9, 10)), ("offsets", (8, 9, 10, 11))):
-        (place / folder).mkdir(parents=True)
-        for number in numbers:
-            ends = {"00000007-00000001": number, "00000008-00000001": 5, "since": -1}
-            (place / folder / str(number)).write_text(f"v1\n{{}}\n{json.dumps(ends)}")
-            (place / folder / f".{number}.crc").write_text("x")
-    assert landed_until(tmp_path) == {"00000007": 10, "00000008": 5}
-    (place / "offsets" / "10").write_text("v1\n{}\nrubbish")
-    with pytest.raises(StorageError, match="does not tell how far landing is"):
-        landed_until(tmp_path)
-
-
 def test_the_lake_knows_how_brokers_read_their_records(spark: SparkSession, tmp_path: Path) -> None:
     """P5: what each said last, so that a trace needs no flags; older brokers, and lakes, do not tell."""
 
-    def said(broker: int, number: int, **settings: Any) -> pa.Table:
-        state = Links(broker=f"{broker:08x}", name=f"b{broker}", boot=1, at_us=7, links=(), **settings)
-        return rows.topology(number, state)
-
     lake = Lake(spark, tmp_path)
-    older = frame(spark, said(1, 1).drop(["skew_us", "jitter_us", "routing"]))
-    write_folder(older.write.partitionBy("date").parquet, tmp_path / "topology" / "segment=land-0")
+    lake.append("topology", said(1, 1))
     assert tracking_settings(latest(lake).values()) == TrackingConfig()
     told = [
         said(1, 3, skew_us=20, jitter_us=5, routing="set"),
@@ -240,7 +395,7 @@ def test_the_lake_knows_how_brokers_read_their_records(spark: SparkSession, tmp_
         said(2, 1, skew_us=10, jitter_us=8, routing="set"),
         said(3, 1),
     ]
-    lake.append("topology", frame(spark, pa.concat_tables(told)), "land-1")
+    lake.append("topology", pa.concat_tables(told))
     places = latest(lake)
     assert list(places) == ["00000001", "00000002", "00000003"]
     assert tracking_settings(places.values()) == TrackingConfig(skew_us=20, jitter_us=8, routing="set")

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from tests.worlds.processes import Brokers, configured, wait_until
+from pyspark.sql import SparkSession
+from tests.worlds.processes import KEEP, Brokers, configured, wait_until
 from tests.worlds.spark_engines import Driver
-from tests.worlds.spark_streams import Query, publish
+from tests.worlds.spark_streams import publish
 from tests.worlds.spark_traces import rows_of
 
 import postroad
 from postroad.errors import UsageError
 from postroad.ids import HISTORY, pubend_id, pubend_text
-from postroad.spark.audit import LANDING, SUBSCRIPTIONS, as_rows, audit, read_subscriptions
+from postroad.spark.audit import LANDING, as_rows, audit, landed_subscriptions
 from postroad.spark.lake import landing, rows
 from postroad.spark.lake.compact import compact
-from postroad.spark.lake.landing import (
-    _every_job,
-    _Feed,
-    _finish,
-    _Job,
-    _mapped,
-    _Maps,
-    land,
-    unlanded_history,
-)
-from postroad.spark.lake.tables import SCHEMAS, Lake
-from postroad.spark.options import Access
+from postroad.spark.lake.landing import _Feed, _mapped, _Maps, land, unlanded_history
+from postroad.spark.lake.tables import Lake
 from postroad.spark.report import collect, write_report
 from postroad.spark.trace.topology import latest, tracking_settings
 from postroad.tracking.attachment_log import SNAPSHOT, Change
@@ -73,7 +64,7 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
     assert len(seen) == 100
     publish(two.address, range(100, 130), "elsewhere")
     until = time.monotonic() + WAIT_S
-    while not all(lake.segments(table) for table in ("events", "filters", "attachments", "topology")) or (
+    while not all(lake.files(table) for table in ("events", "filters", "attachments", "topology")) or (
         lake.read("deliveries").filter("what = 'event' AND subscriber = 'billing'").count() < 100
     ):
         assert time.monotonic() < until
@@ -83,7 +74,7 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
     delivered = lake.read("deliveries").filter("what = 'event' AND subscriber = 'billing'")
     assert delivered.select("id").distinct().count() == 100
 
-    subscribed = read_subscriptions(lake.path / SUBSCRIPTIONS)
+    subscribed = landed_subscriptions(lake)
     assert [(one.name, one.topic) for one in subscribed] == [("billing", "orders/#")]
     found = audit(lake, subscribed)
     (row,) = as_rows(found.summary)
@@ -94,7 +85,7 @@ def test_everything_lands_once(spark: SparkSession, brokers: Brokers, tmp_path: 
 
     lost = delivered.select("id", "tick").orderBy("tick").collect()[50].id
     rest = lake.read("deliveries").filter(f"NOT (id <=> '{lost}')")
-    lake.replace("deliveries", rest, "harmed", lake.segments("deliveries"))
+    lake.commit("deliveries", lake.write("deliveries", rest, "harmed"), removed=lake.files("deliveries"))
     found = audit(lake, subscribed)
     assert [(fault["kind"], fault["id"]) for fault in as_rows(found.faults)] == [("missing", lost)]
     write_report(tmp_path / "bad.html", collect(lake, found, late_us=10_000_000))
@@ -125,7 +116,7 @@ def test_what_was_released_too_early_is_told(spark: SparkSession, brokers: Broke
     assert any(row.pubend == pubend and row.start_tick < head <= row.tick for row in gaps)
     assert landed(lake) == []
     ((number, history),) = unlanded_history(lake).items()
-    while _mapped(lake)[number] <= history[-1][1]:
+    while _mapped(lake).get(number, -1) <= history[-1][1]:
         assert time.monotonic() < until
         land(lake, broker.address, once=True)
 
@@ -135,7 +126,9 @@ def test_a_second_lake_of_a_network_has_its_maps(
     spark: SparkSession, brokers: Brokers, tmp_path: Path
 ) -> None:
     """P4, P5: brokers told them when the first one came. Messages of before are not called unknown."""
-    extra = configured(tmp_path, QUICK)
+    extra = configured(
+        tmp_path, QUICK + '[durable]\nkeep = "2 s"\n'
+    )  # the second has none of what came before
     one = brokers.start("b1", extra=extra)
     two = brokers.start("b2", one.address, extra=extra)
     first = Lake(spark, tmp_path / "first")
@@ -179,8 +172,6 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
             )
         publish(broker.address, range(50))
         says("events: batch ")
-        with pytest.raises(UsageError, match="another process lands in"):
-            land(lake, broker.address, once=True)
         broker.kill()
         says("; trying again in ")
         broker.start()
@@ -189,7 +180,8 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
         assert driver.running, driver.log.read_text()
         driver.interrupt()
         text = driver.finish()
-        assert "segments added: " in text
+        assert "rows added: " in text
+        assert "80 of events" in text
         assert "Traceback" not in text
         assert "\tat " not in text, "no stacks of Java's"
     finally:
@@ -197,41 +189,41 @@ def test_the_command_goes_on_whatever_happens(spark: SparkSession, brokers: Brok
     assert landed(lake) == list(range(80))
 
 
-def job_of(query: Query) -> _Job:
-    job = _Job(_Feed("", "", Access(), "#", "d", "events"), lambda *_: None)
-    job._query = cast(Any, query)
-    return job
+def test_a_feed_that_fails_leaves_the_other_to_it(
+    spark: SparkSession, brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P4: events are landed though what brokers say about themselves cannot be; then it is told. Of two that
+    land in one lake, one is told and ends; each event is there once."""
+    broker = brokers.start("b1", extra=configured(tmp_path, KEEP))
+    lake = Lake(spark, tmp_path / "lake")
+    publish(broker.address, range(10))
+    plan = landing._Reader.plan
 
+    def fails(self: landing._Reader, until: str) -> Any:
+        if self.options.topic != "#":
+            raise postroad.UnavailableError("no history")
+        return plan(self, until)
 
-def test_landing_ends_after_the_batch_it_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P4: not in the middle of one, however many follow it; one that takes too long is cut short."""
-    monkeypatch.setattr(landing, "FINISH_LOOK_S", 0.0)
-    queries = [Query(0), Query(3), Query(3, behind=True)]
-    _finish([job_of(one) for one in queries], None)
-    assert [one.stopped_at for one in queries] == [-1, -1, -1]
-    monkeypatch.setattr(landing, "FINISH_S", 0.05)
-    endless = Query(10**9)
-    _finish([job := job_of(endless)], None)
-    assert endless.stopped_at == -1
-    job.stop()
-    assert endless.stopped_at > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(landing._Reader, "plan", fails)
+        with pytest.raises(postroad.UnavailableError, match="no history"):
+            land(lake, broker.address, once=True)
+    assert landed(lake) == list(range(10))
+    publish(broker.address, range(10, 20))
+    stop, lines = threading.Event(), list[str]()
 
+    def heard(line: str) -> None:
+        """When it has landed a batch, another process comes; and goes on, unlike it."""
+        if not lines:
+            lines.append(line)
+            land(lake, broker.address, once=True)
+            publish(broker.address, range(20, 30))
 
-def test_a_job_that_fails_leaves_the_other_to_it(spark: SparkSession, tmp_path: Path) -> None:
-    """P4: events are landed though what brokers say about themselves cannot be; then it is told."""
-    lake, seen = Lake(spark, tmp_path), list[str]()
-    jobs = [job_of(Query(0)) for _ in range(3)]
-
-    def work(_lake: Lake, job: _Job, _told: object) -> None:
-        seen.append(f"job {jobs.index(job)}")
-        if len(seen) < 3:
-            raise postroad.UnavailableError(seen[-1])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(landing, "_whole_job", work)
-        with pytest.raises(postroad.UnavailableError, match="job 0"):
-            _every_job(lake, jobs, None)
-    assert seen == ["job 0", "job 1", "job 2"]
+    with pytest.raises(UsageError, match="another process lands in"):
+        land(lake, broker.address, told=heard, stop=stop, interval_s=0.0)
+    assert len(lines) == 1
+    land(lake, broker.address, once=True)
+    assert landed(lake) == list(range(30))
 
 
 def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,16 +234,8 @@ def test_no_broker_is_one_line(spark: SparkSession, tmp_path: Path, monkeypatch:
     assert not any((tmp_path / table).exists() for table in ("events", "filters"))
 
 
-class Compacted(Lake):
-    """A lake of which these tables are compacted when they are to be read, each once."""
-
-    busy: frozenset[str] = frozenset()
-
-    def read(self, table: str, segments: Sequence[str] | None = None) -> DataFrame:
-        if table in self.busy:
-            self.busy -= {table}
-            assert compact(Lake(self.spark, self.path), table).segments
-        return super().read(table, segments)
+class Told(Lake):
+    """A lake that is told what a broker tells."""
 
     def map(self, number: int, told_us: int, *, whole: bool = True) -> None:
         """Broker 1 tells its map, or what follows of it."""
@@ -260,15 +244,14 @@ class Compacted(Lake):
             Change(what="start", at_us=told_us, who=SNAPSHOT),
         ]
         told = rows.attachments(1, "a", number, changes if whole else changes[1:], whole=whole)
-        self.append("attachments", self.spark.createDataFrame(told), f"query-{number:09d}")
+        self.append("attachments", told)
 
-    def gap(self, number: int, end_us: int) -> None:
+    def gap(self, end_us: int) -> None:
         """In what broker 1 told."""
         row = {"what": "gap", "subscriber": f"{LANDING}-x-history", "number": 0, "position": 0, "session": 0}
         row |= {"pubend": pubend_text(pubend_id(1, HISTORY)), "origin": "00000001", "broker": "00000001"}
         row |= {"start_tick": end_us - 5, "tick": end_us, "at_us": end_us, "date": rows.day(0)}
-        made = self.spark.createDataFrame([cast(Any, row)], SCHEMAS["deliveries"])
-        self.append("deliveries", made, f"query-{number:09d}-gaps")
+        self.append("deliveries", pa.Table.from_pylist([row], rows.SCHEMAS["deliveries"]))
 
 
 class Restating:
@@ -301,7 +284,7 @@ class Restating:
 
 def test_a_map_that_a_gap_cut_is_none(spark: SparkSession, tmp_path: Path) -> None:
     """P4, P5: its end is here, and bulletins before it are missing."""
-    lake = Compacted(spark, tmp_path)
+    lake = Told(spark, tmp_path)
     lake.map(1, 50)
     assert _mapped(lake) == {"00000001": 50}
     lake.map(4, 100, whole=False)
@@ -315,10 +298,10 @@ def test_who_is_away_is_asked_for_its_map_when_it_is_back(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(landing, "LOOK_AROUND_S", 0.0)
-    lake, network = Compacted(spark, tmp_path), Restating()
+    lake, network = Told(spark, tmp_path), Restating()
     lake.map(1, 50)
     network.there, network.gone = [1, 2], [2]
-    maps = _Maps(lake, _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history"))
+    maps = _Maps(lake, _Feed("", cast(Any, network), "history", "d"))
     assert not maps.ask()
     network.gone = []
     assert [maps.ask(), maps.ask()] == [True, False]
@@ -331,10 +314,10 @@ def test_where_gaps_go_on_maps_are_asked_for_less_and_less_often(
     now_s = 1000.0
     monkeypatch.setattr(landing.time, "monotonic", lambda: now_s)
     monkeypatch.setattr(landing, "_mapped", lambda _: {})
-    lake, network = Compacted(spark, tmp_path), Restating()
+    lake, network = Told(spark, tmp_path), Restating()
     end_us = iter(range(1, 1000))
-    monkeypatch.setattr(_Maps, "_look", lambda self, _: self._gaps.update({"00000001": next(end_us)}))
-    maps = _Maps(lake, _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history"))
+    monkeypatch.setattr(_Maps, "_look", lambda self: self._gaps.update({"00000001": next(end_us)}))
+    maps = _Maps(lake, _Feed("", cast(Any, network), "history", "d"))
     asked: list[float] = []
     while now_s < 1000 + 4 * 3600:
         if maps.ask():
@@ -348,26 +331,21 @@ def test_where_gaps_go_on_maps_are_asked_for_less_and_less_often(
 def test_maps_are_asked_for_after_a_gap_whatever_a_compaction_does(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P4, P5: where it has the gap already, and where it deletes what is read; until they are asked for."""
+    """P4, P5: also where it has the gap already; until they are asked for."""
     monkeypatch.setattr(landing, "LOOK_AROUND_S", 0.0)
-    lake, network = Compacted(spark, tmp_path), Restating()
-    feed = _Feed(str(tmp_path), "", cast(Any, network), "$postroad/#", "d", "history")
+    lake, network = Told(spark, tmp_path), Restating()
+    feed = _Feed("", cast(Any, network), "history", "d")
     lake.map(1, 50)
     maps = _Maps(lake, feed)
     assert not maps.ask()
-    lake.gap(1, 60)
+    lake.gap(60)
     network.away = True
     with pytest.raises(postroad.UnavailableError):
         maps.ask()
     network.away = False
     assert [maps.ask(), maps.ask()] == [True, False]
-    lake.gap(2, 70)
+    lake.gap(70)
     compact(lake, "deliveries")
     assert [maps.ask(), maps.ask()] == [True, False]
-    lake.gap(3, 80)
-    lake.map(2, 75)
-    lake.busy = frozenset(("deliveries", "attachments"))
-    assert [maps.ask(), maps.ask()] == [True, False]
-    assert not lake.busy
-    assert network.asked == 3
+    assert network.asked == 2
     assert _Maps(lake, feed).ask(), "by the next process, too"

@@ -123,7 +123,7 @@ class Simulated:
         if deliveries is not None:
             tables["deliveries"] = deliveries
         for table, found in tables.items():
-            lake.append(table, lake.spark.createDataFrame(found), "land-1")
+            lake.append(table, found)
         told = {pubend: tick for pubend, tick in self._heads.items() if pubend.endswith(f"-{HISTORY:08x}")}
         landed_to(lake, told)
         return lake

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,14 @@ from tests.worlds.tracking import NOW_US, Disk
 from tests.worlds.tracking import identity as identity_of
 
 from postroad.errors import UsageError
-from postroad.history.bulletins import Link, Links, broker_text, running_number
+from postroad.history.bulletins import (
+    DeliveryReport,
+    Link,
+    Links,
+    broker_text,
+    decode_deliveries,
+    running_number,
+)
 from postroad.ids import HISTORY, MessageId, pubend_text
 from postroad.spark.lake import rows
 from postroad.spark.lake.compact import compact
@@ -162,8 +168,8 @@ def test_what_a_broker_did_before_a_backup_was_put_back(spark: SparkSession, tmp
     later = life(backup, 7, "s3")
     records = [(decode_meta(one), one) for one in [*disk.records.values(), *backup.records.values()]]
     lake = Lake(spark, tmp_path / "lake")
-    lake.append("filters", spark.createDataFrame(rows.filters(1, "a", records)), "land-1")
-    lake.append("attachments", spark.createDataFrame(pa.concat_tables(told)), "land-1")
+    lake.append("filters", rows.filters(1, "a", records))
+    lake.append("attachments", pa.concat_tables(told))
     found = rows_of(lake, ids_file(tmp_path / "ids", [*gone, *since, *later]), config)
     verdicts = [found[str(MessageId.from_bytes(one))]["verdict"] for one in (*gone, *since, *later)]
     assert verdicts == ["partial"] * 2 + ["complete"] * 4
@@ -188,11 +194,11 @@ def test_what_a_missing_bulletin_told_is_not_taken_for_nothing(spark: SparkSessi
     lacking = [told(1, 1, world.changes[1][:1], whole=True), told(1, 2, world.changes[1][1:])]
     lacking += [told(2, 1, changes[:1], whole=True), told(2, 2, changes[1:came]), told(2, 4, changes[went:])]
     lake = Lake(spark, tmp_path / "lake")
-    lake.append("filters", spark.createDataFrame(world.filter_rows()), "land-1")
-    lake.append("attachments", spark.createDataFrame(pa.concat_tables(lacking)), "land-1")
+    lake.append("filters", world.filter_rows())
+    lake.append("attachments", pa.concat_tables(lacking))
     for row in rows_of(lake, ids, config).values():
         assert (row["verdict"], row["missing"]) == ("partial", [{"broker": "b2", "why": NOT_LANDED}])
-    lake.append("attachments", spark.createDataFrame(told(2, 5, changes, whole=True)), "land-2")
+    lake.append("attachments", told(2, 5, changes, whole=True))
     assert {row["verdict"] for row in rows_of(lake, ids, config).values()} == {"complete"}
 
 
@@ -250,16 +256,21 @@ def test_what_brokers_forgot_is_still_known_in_a_lake(spark: SparkSession, tmp_p
     assert broker.traced(*ids) == known
 
 
-def test_only_segments_that_can_have_gaps_are_read_for_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_files_that_can_have_gaps_are_read_for_them(spark: SparkSession, tmp_path: Path) -> None:
     """P5: not all of the largest table, with every bulk trace; but what compaction made of them is."""
     broker = Telling(spark, tmp_path / "lake", TrackingConfig())
     broker.gap(1_000, 2_000)
-    other = broker.lake.path / "deliveries" / "segment=land-000000002"
-    place = other / "date=2023-01-01" / "origin=00000001"
-    place.mkdir(parents=True)
-    (place / "part.parquet").write_bytes(b"what cannot be read")
+    report = DeliveryReport(1 << 16)
+    report.acknowledged([("all", 1)], 1 << 32, 7, NOW_US)
+    (payload,) = report.take()
+    known = {file.path for file in broker.lake.files("deliveries")}
+    broker.lake.append("deliveries", rows.deliveries(1, 4, decode_deliveries(payload)))
+    (other,) = {file.path for file in broker.lake.files("deliveries")} - known
+    place = tmp_path / "lake" / "deliveries" / other
+    sound = place.read_bytes()
+    place.write_bytes(b"what cannot be read")
     assert unlanded_history(broker.lake) == {"00000001": [(1_000, 2_000)]}
-    shutil.rmtree(other)
+    place.write_bytes(sound)
     broker.map()
     broker.gap(3_000, 4_000)
     compact(broker.lake, "deliveries")
@@ -296,9 +307,9 @@ def test_a_broker_that_tracks_no_more_is_not_taken_for_one_that_has_nothing(
     if ending == "never":  # in one piece: Spark takes an empty batch of an Arrow table for the table's end
         others = pc.field("broker") != broker_text(broker)
         attached, filters = (one.filter(others).combine_chunks() for one in (attached, filters))
-    lake.append("filters", spark.createDataFrame(filters), "land-1")
-    lake.append("attachments", spark.createDataFrame(attached), "land-1")
-    lake.append("topology", spark.createDataFrame(rows.topology(running_number(1, 1), state)), "land-1")
+    lake.append("filters", filters)
+    lake.append("attachments", attached)
+    lake.append("topology", rows.topology(running_number(1, 1), state))
     until_us = world.now_us + 60 * SECOND_US
     landed_to(lake, {pubend_text(one << 32 | HISTORY): until_us for one in world.brokers})
     since = [one for one in world.truth if one not in before]
@@ -330,15 +341,17 @@ def test_compaction_keeps_every_answer(
     world._restart(2)
     world.stop()
     lake = lake_of(spark, tmp_path / "lake", world)
-    lake.append("attachments", spark.createDataFrame(world.attachment_rows().slice(0, 0)), "land-2")
+    told = world.attachment_rows()
+    lake.overwrite("attachments", told.slice(0, 1))
+    lake.append("attachments", told.slice(1))
     ids = ids_file(tmp_path / "ids", list(world.truth))
     before = rows_of(lake, ids, config)
     assert any(map(passes_silence, before.values()))
     done = compact(lake, "filters", accuracy=0.999)
     assert done.rows_after < done.rows_before / 3
-    assert compact(lake, "filters").segments == 0, "once is enough"
-    assert compact(lake, "attachments").segments == 2
-    assert lake.segments("attachments") == ["compact-1"]
+    assert compact(lake, "filters").files_before == 0, "once is enough"
+    assert compact(lake, "attachments").files_before == 2
+    assert len(lake.files("attachments")) == 1
     after = rows_of(lake, ids, config)
     assert before.keys() == after.keys()
     for identity, row in before.items():

@@ -5,6 +5,8 @@ As a program: `python -m tests.worlds.spark_mill FOLDER BROKER MASTER-OR-REMOTE 
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ from postroad.spark.lake.tables import Lake
 from postroad.spark.session import make_session
 
 SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "600m"}
+
+
+def place(folder: Path, name: str) -> str:
+    """Where a lake is: in the folder, or in the store that the environment names."""
+    return f"{os.environ.get('MILL_STORE', folder)}/{name}"
 
 
 def fill(folder: Path, files: int, lines: int, *, before: int = 0) -> None:
@@ -40,7 +47,7 @@ def sink(spark: SparkSession, folder: Path, broker: str) -> Any:
 
 def mill(spark: SparkSession, folder: Path, broker: str) -> None:
     query = sink(spark, folder, broker)
-    lake = Lake(spark, folder / "lake")
+    lake = Lake(spark, place(folder, "lake"))
     try:
         land(lake, broker, once=True)
     finally:
@@ -48,9 +55,21 @@ def mill(spark: SparkSession, folder: Path, broker: str) -> None:
     land(lake, broker, once=True)
 
 
-def landing(folder: Path) -> bool:
-    """Whether a batch of events is being written now."""
-    return any((folder / "lake" / "events").glob("_aside-*/*"))
+def landing(folder: Path, before: frozenset[Path] = frozenset()) -> bool:
+    """Whether a batch of events is being written now: there are files, beside those of `before`, that are not
+    of the table yet."""
+    return bool(written(folder) - before - {folder / "lake" / "events" / path for path in committed(folder)})
+
+
+def written(folder: Path) -> frozenset[Path]:
+    """Files of events, of the table or not."""
+    return frozenset((folder / "lake" / "events").rglob("*.parquet"))
+
+
+def committed(folder: Path) -> set[str]:
+    log = sorted((folder / "lake" / "events" / "_delta_log").glob("*.json"))
+    lines = [json.loads(line) for file in log for line in file.read_text().splitlines()]
+    return {line["add"]["path"] for line in lines if "add" in line}
 
 
 def published(broker: str) -> int:
@@ -61,7 +80,7 @@ def published(broker: str) -> int:
 
 def once_each(spark: SparkSession, folder: Path, wanted: int) -> None:
     """Every row is in the lake, once: neither edge has lost one or made it twice."""
-    rows = Lake(spark, folder / "lake").read("events").filter("topic = 'numbers'")
+    rows = Lake(spark, place(folder, "lake")).read("events").filter("topic = 'numbers'")
     found = rows.selectExpr("attributes['n'].integer AS n", "id", "CAST(payload AS STRING) AS p").collect()
     assert sorted(row.n for row in found) == list(range(wanted))
     assert len({row.id for row in found}) == wanted
@@ -73,18 +92,16 @@ def command(*words: str) -> None:
 
 
 def step(name: str, folder: Path, broker: str, engine: dict[str, str]) -> None:
-    place = [word for key, value in engine.items() for word in (f"--{key}", value)]
-    lake = str(folder / "lake")
+    where = [word for key, value in engine.items() for word in (f"--{key}", value)]
+    lake, traces = place(folder, "lake"), place(folder, "traces")
     match name:
         case "land":
-            command("land", "--once", "--lake", lake, "--broker", broker, *place)
+            command("land", "--once", "--lake", lake, "--broker", broker, *where)
         case "trace":
             out = str(folder / "traced")
-            command(
-                "trace", "--lake", str(folder / "traces"), "--ids", str(folder / "ids"), "--out", out, *place
-            )
+            command("trace", "--lake", traces, "--ids", str(folder / "ids"), "--out", out, *where)
         case "compact":
-            command("compact", "--lake", lake, *place)
+            command("compact", "--lake", lake, *where)
         case _:
             spark = make_session(**engine, settings=SETTINGS if "master" in engine else None)  # type: ignore[arg-type]
             if name == "mill":

@@ -19,8 +19,9 @@ from postroad.ids import HISTORY, MessageId, pubend_text
 from postroad.seam.tracking import DropFilters, ReplaceAttachments, TrackingEffect
 from postroad.spark.audit import LANDING
 from postroad.spark.lake import rows
-from postroad.spark.lake.landing import FOLDER
-from postroad.spark.lake.tables import SCHEMAS, Lake
+from postroad.spark.lake.intake import HISTORY as HISTORY_FEED
+from postroad.spark.lake.ledger import Ledger, Progress
+from postroad.spark.lake.tables import Lake
 from postroad.spark.trace.bulk import read_ids, trace
 from postroad.spark.trace.group import Group, Stored, keys_from
 from postroad.spark.trace.paths import trace_group
@@ -102,19 +103,16 @@ def unknown(world: World) -> list[bytes]:
     ]
 
 
-def lake_of(spark: SparkSession, path: Path, world: World) -> Lake:
+def lake_of(spark: SparkSession, path: Path | str, world: World) -> Lake:
     lake = Lake(spark, path)
-    lake.append("filters", spark.createDataFrame(world.filter_rows()), "land-1")
-    lake.append("attachments", spark.createDataFrame(world.attachment_rows()), "land-1")
+    lake.append("filters", world.filter_rows())
+    lake.append("attachments", world.attachment_rows())
     return lake
 
 
 def landed_to(lake: Lake, until: dict[str, int]) -> None:
     """Landing of history is at these ticks."""
-    place = lake.path / FOLDER / "history" / "checkpoint"
-    for folder, text in (("commits", ""), ("offsets", json.dumps(until))):
-        (place / folder).mkdir(parents=True)
-        (place / folder / "0").write_text(text)
+    Ledger(lake).write(Progress(feed=HISTORY_FEED, subscription="x", batch=1, until=json.dumps(until)))
 
 
 def ids_file(path: Path, ids: list[bytes]) -> Path:
@@ -160,10 +158,6 @@ class Telling:
         self._bulletins = 0
         self.map()
 
-    def _append(self, table: str, found: Any, suffix: str = "") -> None:
-        made = self.lake.spark.createDataFrame(found, SCHEMAS[table])
-        self.lake.append(table, made, f"land-{self._bulletins:09d}{suffix}")
-
     def map(self) -> None:
         """It is told whole."""
         self._attachments(b"".join(self.tracking.attachment_parts(self.now_us)), whole=True)
@@ -173,7 +167,7 @@ class Telling:
         changes = decode_changes(record)[0]
         if changes:
             number = running_number(self.boot, self._bulletins)
-            self._append("attachments", rows.attachments(1, "a", number, changes, whole=whole))
+            self.lake.append("attachments", rows.attachments(1, "a", number, changes, whole=whole))
 
     def minute(self, who: str, *, landed: bool = True, late_us: int = 0) -> str:
         """Somebody comes and is sent a message, which is stored; in the lake, or it is not `landed`."""
@@ -208,17 +202,18 @@ class Telling:
         elif landed:
             self._attachments(said)
         if landed and new:
-            self._append("filters", rows.filters(1, "a", [(decode_meta(one), one) for one in new]))
+            self.lake.append("filters", rows.filters(1, "a", [(decode_meta(one), one) for one in new]))
 
     def gap(self, start_us: int, end_us: int) -> None:
         row = {"what": "gap", "subscriber": f"{LANDING}-x-history", "pubend": pubend_text(1 << 32 | HISTORY)}
         row |= {"start_tick": start_us, "tick": end_us, "at_us": end_us, "session": 0, "number": 0}
         row |= {"position": 0, "broker": "00000001", "origin": "00000001"}
-        self._append("deliveries", [{**row, "date": rows.day(end_us // 1000)}], "-gaps")
+        row |= {"date": rows.day(end_us // 1000)}
+        self.lake.append("deliveries", pa.Table.from_pylist([row], rows.SCHEMAS["deliveries"]))
 
     def traced(self, *texts: str) -> list[tuple[str, list[str], list[str]]]:
         """Of each: the verdict, who got it, and what is said of the broker."""
-        ids = self.lake.path.with_name(f"ids-{self._bulletins}")  # Spark remembers what a file had
+        ids = Path(self.lake.store.url).with_name(f"ids-{self._bulletins}")  # Spark remembers what a file had
         ids.write_text("".join(f"{one}\n" for one in texts))
         found = rows_of(self.lake, ids, self.config)
         return [
@@ -231,12 +226,12 @@ class Telling:
         ]
 
 
-def to_trace(spark: SparkSession, folder: Path) -> Callable[[], None]:
+def to_trace(spark: SparkSession, folder: Path, place: str = "") -> Callable[[], None]:
     """Make what the step `trace` of the mill needs; call the answer to judge what came of it."""
     world = World(4, TrackingConfig(**FINE), 3, extra=0)
     world.happen(30, faults=False)
     world.stop()
-    lake_of(spark, folder / "traces", world)
+    lake_of(spark, place or folder / "traces", world)
     ids = list(world.truth)
     ids_file(folder / "ids", ids)
 

@@ -141,8 +141,8 @@ class Traffic:
 
 def lake_of(spark: SparkSession, path: Path, traffic: Traffic) -> Lake:
     lake = Lake(spark, path)
-    lake.append("events", spark.createDataFrame(rows.events(traffic.events)), "land-1")
-    lake.append("deliveries", spark.createDataFrame(traffic.delivery_rows()), "land-1")
+    lake.append("events", rows.events(traffic.events))
+    lake.append("deliveries", traffic.delivery_rows())
     links = {1: (4,), 2: (4,), 3: (2,), 4: (1, 2)}
     tables = [
         rows.topology(
@@ -157,5 +157,5 @@ def lake_of(spark: SparkSession, path: Path, traffic: Traffic) -> Lake:
         )
         for broker, others in links.items()
     ]
-    lake.append("topology", spark.createDataFrame(pa.concat_tables(tables)), "land-1")
+    lake.append("topology", pa.concat_tables(tables))
     return lake

@@ -1,10 +1,11 @@
 """The pipeline on Spark: source and sink; the bulk trace against a join with the exact log (P1, P3, P5).
 
 All in one Spark session on this machine. The sink publishes events to a broker of its own, the source reads
-them back, beside a data source that has nothing to do. Then traffic is made for 1, 10 and 100 filters per id,
-that is, stored filters a trace must ask about one message (`pipeline_traffic`), and all its ids are traced,
-from the filters and from the exact log in turn; before that, the answers of both about some of the ids are
-compared. The growth row is the time of more ids over that of fewer.
+them back, beside a data source that has nothing to do, and landing brings them into a lake. Then traffic is
+made for 1, 10 and 100 filters per id, that is, stored filters a trace must ask about one message
+(`pipeline_traffic`), and all its ids are traced, from the filters and from the exact log in turn; before
+that, the answers of both about some of the ids are compared. The growth row is the time of more ids over that
+of fewer.
 
 What a round gives is thrown away, but every row is made (`noop`). The first run of each is a warm-up.
 """
@@ -29,6 +30,7 @@ from postroad.bench.systems import own_version, serving
 from postroad.bench.tracking import system
 from postroad.bench.workloads import Figures
 from postroad.errors import PeerError
+from postroad.spark.lake.landing import land
 from postroad.spark.lake.tables import Lake
 from postroad.spark.session import session
 from postroad.spark.trace.bulk import read_ids, trace
@@ -144,9 +146,25 @@ class Bench:
             jobs = {"postroad": read, "spark, empty rows": read_empty}
             for name, figures in self._alternate("source", total * TIMES, "rows", jobs).items():
                 rows.append(self._row(name, "source", figures))
+            rows.append(self._landing(address, total))
             table.unpersist()
             self._meter.brokers = []
         return rows
+
+    def _landing(self, address: str, events: int) -> Row:
+        """All events of the broker, each time into a new lake."""
+        lakes: list[Lake] = []
+
+        def land_all() -> None:
+            lakes.append(Lake(self._spark, self._folder / f"landed-{len(lakes)}"))
+            land(lakes[-1], address, once=True)
+
+        figures = self._alternate("landing", events, "rows", {"postroad": land_all})
+        files = lakes[-1].files("events")
+        if sum(file.rows for file in files) != events:
+            raise PeerError(f"{sum(file.rows for file in files):,} of {events:,} events were landed")
+        stored = sum(file.size for file in files) / events
+        return self._row("postroad", "landing", figures["postroad"]) | {"stored_bytes_per_row": stored}
 
     # ---- the bulk trace
 

@@ -32,6 +32,7 @@ from postroad.errors import BugError
 from postroad.ids import ID_BYTES
 from postroad.seam.tracking import DropFilters, ReplaceAttachments, StoreFilter, TrackingEffect
 from postroad.spark.lake import rows
+from postroad.spark.lake.tables import Tables
 from postroad.tracking.attachment_log import Change, decode_changes
 from postroad.tracking.keys import DELIVERED, PUBLISHED, ROUTED
 from postroad.tracking.record import decode_meta
@@ -44,7 +45,6 @@ HOMES: Final = 4  # brokers with publishers, at most
 PUBLISHERS: Final = 50  # of each
 STEP_US: Final = 100 * MILLISECOND_US
 BEGIN_US: Final = 1_700_000_000 * SECOND_US
-SEGMENT: Final = "bench"
 SAMPLE: Final = 20_000  # ids of which the answers are compared
 _LOG_ROWS: Final = 1 << 20  # rows of the exact log in one file
 LOG_SCHEMA: Final = pa.schema(
@@ -243,16 +243,9 @@ class _Network:
             for broker in self.brokers
             for number, changes in enumerate((self._changes[broker][:1], self._changes[broker][1:]), 1)
         ]
-        pq.write_to_dataset(
-            pa.concat_tables(filters),
-            lake / "filters" / f"segment={SEGMENT}",
-            partition_cols=["date", "origin"],
-        )
-        pq.write_to_dataset(
-            pa.concat_tables(attachments),
-            lake / "attachments" / f"segment={SEGMENT}",
-            partition_cols=["date"],
-        )
+        tables = Tables(lake)
+        tables.append("filters", pa.concat_tables(filters))
+        tables.append("attachments", pa.concat_tables(attachments))
 
 
 def name(broker: int) -> str:

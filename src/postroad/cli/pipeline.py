@@ -31,7 +31,12 @@ from postroad.units import duration_us, size
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LakeOption = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The lake's folder.")]
+LakeOption = Annotated[
+    str,
+    typer.Option(
+        "--lake", metavar="PLACE", help="The lake: a folder, or s3://, gs://, abfss:// or hdfs://..."
+    ),
+]
 MasterOption = Annotated[
     str,
     typer.Option("--master", metavar="URL", help="Spark's engine: local[*], spark://HOST:PORT, yarn, ..."),
@@ -45,7 +50,7 @@ LOCAL = "local[*]"
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Work on the lake, with Spark.", no_args_is_help=True)
-    for command in (land, trace, compact, audit, plan, sweep):
+    for command in (land, trace, compact, audit, plan, sweep, migrate):
         group.command(command.__name__)(_with_spark(command))
     app.add_typer(group, name="pipeline")
 
@@ -58,7 +63,7 @@ def _with_spark(command: Callable[..., None]) -> Callable[..., None]:
         from postroad.spark.session import check_engine, check_installed
 
         check_installed()
-        check_engine(arguments["master"], arguments["remote"])
+        check_engine(arguments.get("master", LOCAL), arguments.get("remote", ""))
         command(**arguments)
 
     return checked
@@ -111,7 +116,7 @@ def land(
     """Keep a lake of events, filters, attachments, topology and deliveries up to date from a network."""
     from postroad.client.addresses import parse_addresses
     from postroad.spark.lake.landing import land as landed
-    from postroad.spark.lake.tables import SCHEMAS, Lake
+    from postroad.spark.lake.tables import Lake, Tables
     from postroad.spark.options import Access
 
     stop = threading.Event()
@@ -119,8 +124,7 @@ def land(
     if tls_key and not tls_cert:
         raise UsageError("a TLS key needs its certificate: add --tls-cert")
     access = Access(token=token or "", tls_ca=tls_ca or "", tls_cert=tls_cert or "", tls_key=tls_key or "")
-    if lake.exists() and not lake.is_dir():
-        raise UsageError(f"{lake} is no folder: a lake is one")
+    Tables(lake).check_place()
 
     def told(line: str) -> None:
         if not as_json:
@@ -135,19 +139,16 @@ def land(
         stop.set()
 
     with _spark("landing", master, remote) as spark:
-        place = Lake(spark, lake)
-        before = {table: set(place.segments(table)) for table in SCHEMAS}
         if not once:
             # Spark's own handler talks to its JVM from within whatever is being said to it.
             for one in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(one, interrupted)
             logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a batch that is stopped
-        landed(place, broker, access=access, once=once, told=told, trouble=trouble, stop=stop)
-        added = {table: len(set(place.segments(table)) - held) for table, held in before.items()}
-    segments = {table: count for table, count in sorted(added.items()) if count}
-    listed = ", ".join(f"{count} of {table}" for table, count in segments.items())
-    text = f"segments added: {listed or 'none'}; {lake}"
-    _tell({"lake": str(lake), "segments": segments}, text, as_json=as_json)
+        place = Lake(spark, lake)
+        added = landed(place, broker, access=access, once=once, told=told, trouble=trouble, stop=stop)
+    rows = dict(sorted(added.items()))
+    listed = ", ".join(f"{count:,} of {table}" for table, count in rows.items())
+    _tell({"lake": lake, "rows": rows}, f"rows added: {listed or 'none'}; {lake}", as_json=as_json)
 
 
 def trace(
@@ -166,7 +167,7 @@ def trace(
     as_json: JsonOption = False,
 ) -> None:
     """Trace any number of messages: origin, route, receivers and the doubt of each."""
-    from postroad.spark.lake.tables import Lake, check_lake, spark_path, write_folder
+    from postroad.spark.lake.tables import Lake, Tables, spark_path, write_folder
     from postroad.spark.trace.bulk import read_ids
     from postroad.spark.trace.bulk import trace as traced
     from postroad.spark.trace.topology import latest, tracking_settings
@@ -178,7 +179,7 @@ def trace(
     TrackingConfig(**given)  # says what cannot be
     if not ids.exists():
         raise UsageError(f"there is no file {ids} to read ids from")
-    check_lake(lake, "filters", "attachments")
+    Tables(lake).check("filters", "attachments")
     _free(out)
     with _spark("tracing", master, remote) as spark:
         began = time.monotonic()
@@ -210,30 +211,43 @@ def compact(
         list[str] | None, typer.Option("--table", help="Only this table (several). [default: all]")
     ] = None,
     accuracy: Annotated[float, typer.Option(help="That joined filters must keep.")] = 0.999,
+    keep: Annotated[str, typer.Option(help="How long earlier versions of tables can be read.")] = "168 h",
     master: MasterOption = LOCAL,
     remote: RemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Join part-full filters, drop states that were replaced, and turn many small files into few."""
-    from postroad.spark.lake.compact import check_accuracy
+    from postroad.spark.lake.compact import check_accuracy, hours
     from postroad.spark.lake.compact import compact as compacted
-    from postroad.spark.lake.tables import SCHEMAS, Lake, check_lake, table_folder
+    from postroad.spark.lake.tables import SCHEMAS, Lake, Tables, check_table
 
-    check_lake(lake)
+    keep_hours = hours(keep)
     check_accuracy(accuracy)
     for name in table or ():
-        table_folder(lake, name)
+        check_table(name)
+    Tables(lake).check()
     with _spark("compacting", master, remote) as spark:
         place = Lake(spark, lake)
-        done = [compacted(place, name, accuracy=accuracy) for name in table or SCHEMAS]
+        done = [compacted(place, name, accuracy=accuracy, keep_hours=keep_hours) for name in table or SCHEMAS]
     lines = [
-        f"{one.table}: {one.segments} segments into one, {one.rows_before:,} rows into {one.rows_after:,},"
+        f"{one.table}: {one.files_before:,} files into {one.files_after:,},"
+        f" {one.rows_before:,} rows into {one.rows_after:,},"
         f" {one.bytes_before:,} bytes into {one.bytes_after:,}"
-        if one.segments
+        if one.files_before
         else f"{one.table}: nothing to do"
         for one in done
     ]
     _tell({"tables": [one._asdict() for one in done]}, "\n".join(lines), as_json=as_json)
+
+
+def migrate(lake: LakeOption, as_json: JsonOption = False) -> None:
+    """Make Delta tables of a lake of an earlier Postroad, in place."""
+    from postroad.spark.lake.migrate import migrate as migrated
+    from postroad.spark.lake.tables import Tables
+
+    rows = migrated(Tables(lake))
+    listed = ", ".join(f"{count:,} of {table}" for table, count in rows.items())
+    _tell({"lake": lake, "rows": rows}, f"rows brought over: {listed or 'none'}; {lake}", as_json=as_json)
 
 
 def audit(
@@ -248,7 +262,7 @@ def audit(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `postroad subs --json` printed. [default: subscriptions.jsonl in the lake]",
+            help="What `postroad subs --json` printed. [default: what landing noted]",
         ),
     ] = None,
     late: Annotated[str, typer.Option(help="A delivery later than this is a fault.")] = "10 s",
@@ -257,17 +271,18 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Compare what every durable subscription should have got with what it was given."""
-    from postroad.spark.audit import KINDS, SUBSCRIPTIONS, as_rows, read_subscriptions
+    from postroad.spark.audit import KINDS, as_rows, landed_subscriptions, read_subscriptions
     from postroad.spark.audit import audit as audited
-    from postroad.spark.lake.tables import Lake, check_lake, write_folder
+    from postroad.spark.lake.tables import Lake, Tables, write_folder
     from postroad.spark.report import collect, unseen_text, write_report
 
     late_us = duration_us(late)
-    check_lake(lake, "events", "deliveries")
+    tables = Tables(lake)
+    tables.check("events", "deliveries")
     _free(out)
     if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
         raise UsageError(f"{report} is no place for a file")
-    subscribed = read_subscriptions(subscriptions or lake / SUBSCRIPTIONS)
+    subscribed = landed_subscriptions(tables) if subscriptions is None else read_subscriptions(subscriptions)
     with _spark("auditing", master, remote) as spark:
         place = Lake(spark, lake)
         found = audited(place, subscribed, late_us=late_us)
@@ -306,10 +321,10 @@ def plan(
 ) -> None:
     """Propose settings for every broker from what was observed, with the reason for each."""
     from postroad.spark.lake.compact import check_accuracy
-    from postroad.spark.lake.tables import Lake, check_lake
+    from postroad.spark.lake.tables import Lake, Tables
     from postroad.spark.plan import as_toml, observe, propose, write_plans
 
-    check_lake(lake, "filters", "attachments")
+    Tables(lake).check("filters", "attachments")
     check_accuracy(accuracy)
     size(memory)
     _free(out)

@@ -31,7 +31,7 @@ import msgspec
 
 from postroad.errors import UsageError
 from postroad.selectors import Selector
-from postroad.spark.lake.tables import Lake
+from postroad.spark.lake.tables import Lake, Tables
 from postroad.spark.where import selector_sql
 from postroad.units import SECOND_US
 
@@ -45,7 +45,6 @@ SELECTORS_PER_SCAN: Final = 50  # a plan with more grows unwieldy
 MAX_SUBSCRIPTIONS: Final = 100_000
 STEPS: Final = 60  # of the time axis
 PERCENTILES: Final = (0.5, 0.95, 0.99)
-SUBSCRIPTIONS: Final = "subscriptions.jsonl"  # in the lake's folder
 LANDING: Final = "postroad-landing"  # names of landing's own subscriptions, which hold storage, begin so
 _TIME_US: Final = "CAST(conv(substr(id, 19, 12), 16, 10) AS BIGINT) * 1000"  # of a message id
 _SUMMED: Final = ("due", "delivered", "pending", "gaps", "redelivered", *KINDS)
@@ -64,14 +63,29 @@ class Subscribed(msgspec.Struct, frozen=True, kw_only=True):
 def read_subscriptions(path: Path) -> list[Subscribed]:
     """Those that can be audited, from a file of JSON lines."""
     try:
-        found = [one for one in noted_subscriptions(path) if not one.name.startswith(LANDING)]
+        found = noted_subscriptions(path)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}): make it with `postroad subs --json`, or name another"
         ) from None
-    if not 1 <= len(found) <= MAX_SUBSCRIPTIONS:
-        raise UsageError(f"{path} has {len(found)} subscriptions, 1 to {MAX_SUBSCRIPTIONS} can be audited")
-    return found
+    return _auditable(found, str(path))
+
+
+def landed_subscriptions(tables: Tables) -> list[Subscribed]:
+    """Those that landing noted."""
+    found = [msgspec.convert(row, Subscribed) for row in tables.fetch("subscriptions").to_pylist()]
+    if not found:
+        raise UsageError(
+            f"the lake at {tables.store} has no subscriptions: name a file of `postroad subs --json`"
+        )
+    return _auditable(found, tables.store.table("subscriptions"))
+
+
+def _auditable(found: Iterable[Subscribed], place: str) -> list[Subscribed]:
+    listed = [one for one in found if not one.name.startswith(LANDING)]
+    if not 1 <= len(listed) <= MAX_SUBSCRIPTIONS:
+        raise UsageError(f"{place} has {len(listed)} subscriptions, 1 to {MAX_SUBSCRIPTIONS} can be audited")
+    return listed
 
 
 def noted_subscriptions(path: Path) -> list[Subscribed]:

@@ -66,7 +66,7 @@ class Findings:
     unseen: list[dict[str, Any]]
     places: dict[str, Place]
     flows: dict[tuple[str, str], int]  # (origin, delivering broker) -> deliveries
-    storage: list[tuple[str, int, int, int, int]]  # table, segments, files, rows, bytes
+    storage: list[tuple[str, int, int, int]]  # table, files, rows, bytes
     late_us: int
 
 
@@ -85,13 +85,9 @@ def collect(lake: Lake, audit: Audit, *, late_us: int) -> Findings:
     )
 
 
-def _stored(lake: Lake, table: str) -> tuple[str, int, int, int, int]:
-    segments = lake.segments(table)
-    place = lake.path / table
-    sizes = [
-        path.stat().st_size for name in segments for path in (place / f"segment={name}").rglob("*.parquet")
-    ]
-    return table, len(segments), len(sizes), lake.read(table, segments).count(), sum(sizes)
+def _stored(lake: Lake, table: str) -> tuple[str, int, int, int]:
+    files = lake.files(table)
+    return table, len(files), sum(file.rows for file in files), sum(file.size for file in files)
 
 
 def write_report(path: Path, found: Findings) -> None:
@@ -233,7 +229,7 @@ def _losses(found: Findings) -> str:
     return _svg(figure)
 
 
-def _storage(storage: Sequence[tuple[str, int, int, int, int]]) -> str:
+def _storage(storage: Sequence[tuple[str, int, int, int]]) -> str:
     figure, axes = _figure(9.6, 0.7 + 0.32 * len(storage))
     tables = [one[0] for one in storage][::-1]
     sizes = [one[-1] / 1e6 for one in storage][::-1]
@@ -418,12 +414,12 @@ def _faults_table(faults: Sequence[Mapping[str, Any]]) -> str:
     return _table(head, body, text=(0, 1, 2, 3, 5))
 
 
-def _storage_table(storage: Sequence[tuple[str, int, int, int, int]]) -> str:
+def _storage_table(storage: Sequence[tuple[str, int, int, int]]) -> str:
     body = [
-        (table, segments, files, rows, f"{size / 1e6:,.3f} MB", f"{size / rows:,.1f}" if rows else "")
-        for table, segments, files, rows, size in storage
+        (table, files, rows, f"{size / 1e6:,.3f} MB", f"{size / rows:,.1f}" if rows else "")
+        for table, files, rows, size in storage
     ]
-    return _table(("table", "segments", "files", "rows", "size", "bytes a row"), body, text=(0,))
+    return _table(("table", "files", "rows", "size", "bytes a row"), body, text=(0,))
 
 
 def _moment(at_us: int) -> datetime:

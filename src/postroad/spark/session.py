@@ -52,7 +52,7 @@ _ON_THIS_MACHINE: Final = {
 
 def check_installed() -> None:
     """UnavailableError where Postroad was installed without what the pipeline needs."""
-    for name in ("pyspark", "pyarrow"):
+    for name in ("pyspark", "pyarrow", "deltalake"):
         try:
             import_module(name)
         except ImportError:

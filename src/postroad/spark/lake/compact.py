@@ -10,21 +10,24 @@ because their next state names the one it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
 from postroad.errors import UsageError
 from postroad.spark.lake import rows
-from postroad.spark.lake.tables import COMPACTED, PARTITIONS, SCHEMAS, Lake, alone, check_lake, columns
+from postroad.spark.lake.files import PARTITIONS
+from postroad.spark.lake.ledger import read_progress, settle
+from postroad.spark.lake.store import plain_failures
+from postroad.spark.lake.tables import COMPACTED, SCHEMAS, File, Lake, columns
 from postroad.spark.trace.bulk import current
 from postroad.spark.trace.tasks import decoded
 from postroad.tracking.bloom import BloomFilter, filter_rate
 from postroad.tracking.keys import LOG
 from postroad.tracking.moments import MAX_SPANS, joined
 from postroad.tracking.record import FilterMeta, encode_record, filter_of
+from postroad.units import SECOND_US, duration_us
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 MAX_SPAN_MS: Final = 3_600_000
 MATCHING: Final = 2  # filters that match one time, as settings plan it
 DEFAULT_ACCURACY: Final = 0.999
-LOCK: Final = "_compacting"
+KEEP_HOURS: Final = 168  # versions of tables: a week
 _HISTORY: Final = ("broker", "kind", "origin", "neighbour", "subscriber", "m", "k", "date")
 
 
@@ -40,11 +43,13 @@ class Compacted(NamedTuple):
     """What came of one table."""
 
     table: str
-    segments: int  # that became one; 0: nothing to do
+    files_before: int  # that were put together; 0: nothing to do
+    files_after: int
     rows_before: int
     rows_after: int
     bytes_before: int
     bytes_after: int
+    removed: int  # files of earlier versions, or of writers that were killed, that are no longer kept
 
 
 def check_accuracy(accuracy: float) -> None:
@@ -52,37 +57,69 @@ def check_accuracy(accuracy: float) -> None:
         raise UsageError(f"accuracy is between 0 and 1, such as 0.999, not {accuracy}")
 
 
-def compact(lake: Lake, table: str, *, accuracy: float = DEFAULT_ACCURACY) -> Compacted:
-    """Rewrite a table as one segment; a table of one segment is left alone."""
+def compact(
+    lake: Lake, table: str, *, accuracy: float = DEFAULT_ACCURACY, keep_hours: int = KEEP_HOURS
+) -> Compacted:
+    """Put small files together and join filters; remove what no version of the last `keep_hours` has.
+
+    OvertakenError if another process does so too and is done first.
+    """
     check_accuracy(accuracy)
-    check_lake(lake.path)
-    with alone(lake.path / LOCK, f"compacts {lake.path}"):
-        return _compact(lake, table, accuracy)
+    if keep_hours < 1:
+        raise UsageError(f"versions are kept for an hour at least, not {keep_hours}")
+    lake.check()
+    for progress in read_progress(lake).values():
+        settle(lake, progress)  # else its files, which no version has yet, would be removed one day
+    before = lake.files(table)
+    if table == "filters":
+        _join_filters(lake, before, accuracy)
+    elif (found := lake.open(table)) is not None:
+        with plain_failures(f"{lake.store.table(table)} cannot be compacted"):
+            found.optimize.compact()
+    after = lake.files(table)
+    removed = _vacuum(lake, table, keep_hours)
+    old = _only_in(before, after)
+    new = _only_in(after, before) if old else []
+    return Compacted(
+        table=table,
+        files_before=len(old),
+        files_after=len(new),
+        rows_before=sum(one.rows for one in old),
+        rows_after=sum(one.rows for one in new),
+        bytes_before=sum(one.size for one in old),
+        bytes_after=sum(one.size for one in new),
+        removed=removed,
+    )
 
 
-def _compact(lake: Lake, table: str, accuracy: float) -> Compacted:
-    lake.clean(table)  # what a compaction left that was interrupted after it had its result
-    segments = lake.segments(table)
-    if len(segments) < 2 and not (table == "filters" and segments and not segments[0].startswith(COMPACTED)):
-        return Compacted(table, 0, 0, 0, 0, 0)
-    before = lake.read(table, segments)
-    after = merged(current(lake, segments), accuracy=accuracy) if table == "filters" else before
-    place = lake.path / table
-    size = sum(_bytes(place / f"segment={name}") for name in segments)
-    name = f"{COMPACTED}{_next(segments)}"
-    count = before.count()
-    lake.replace(table, after.repartition(*PARTITIONS[table]), name, segments)
-    kept = lake.read(table, [name]).count()
-    return Compacted(table, len(segments), count, kept, size, _bytes(place / f"segment={name}"))
+def hours(text: str) -> int:
+    """Whole hours of a duration."""
+    return duration_us(text) // (3600 * SECOND_US)
 
 
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+def _only_in(some: list[File], others: list[File]) -> list[File]:
+    known = {one.path for one in others}
+    return [one for one in some if one.path not in known]
 
 
-def _next(segments: Iterable[str]) -> int:
-    used = [int(name.removeprefix(COMPACTED)) for name in segments if name.startswith(COMPACTED)]
-    return max(used, default=0) + 1
+def _vacuum(lake: Lake, table: str, keep_hours: int) -> int:
+    found = lake.open(table)
+    if found is None:
+        return 0
+    with plain_failures(f"{lake.store.table(table)} cannot be cleaned up"):
+        return len(found.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True))
+
+
+def _join_filters(lake: Lake, files: list[File], accuracy: float) -> None:
+    """Of the days that have files which no compaction made."""
+    days = sorted({one.values["date"] for one in files if not one.compacted})
+    if not days:
+        return
+    replaced = [one for one in files if one.values["date"] in days]
+    listed = ", ".join(f"DATE '{day}'" for day in days)
+    records = current(lake, files).filter(f"date IN ({listed})")
+    joined = merged(records, accuracy=accuracy).repartition(*PARTITIONS["filters"])
+    lake.commit("filters", lake.write("filters", joined, COMPACTED), removed=replaced)
 
 
 def merged(records: DataFrame, *, accuracy: float = DEFAULT_ACCURACY) -> DataFrame:

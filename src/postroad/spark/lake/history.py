@@ -7,7 +7,7 @@ have been about, and the broker's map is told again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final
 
@@ -36,10 +36,7 @@ from postroad.tracking.record import FilterMeta, decode_meta, decode_record, enc
 from postroad.units import KIB, MIB
 
 TABLES: Final = {"attachments": ATTACHMENTS, "topology": TOPOLOGY, "deliveries": DELIVERIES}
-UNREAD: Final = "unread struct<pubend: string, tick: bigint, topic: string, why: string>"
-_UNREAD: Final = pa.struct(
-    [("pubend", pa.string()), ("tick", pa.int64()), ("topic", pa.string()), ("why", pa.string())]
-)
+_BULLETIN: Final = ("topic", "attributes", "payload", "pubend", "tick", "origin")
 MAX_WAITING_BYTES: Final = 128 * MIB  # of the parts of one broker whose others may come,
 _AROUND_BYTES: Final = KIB  # each with this
 _MAX_SHOWN: Final = 200  # characters of why something is left out
@@ -204,22 +201,16 @@ def _check_log(meta: FilterMeta, record: bytes) -> None:
 # ---- the others
 
 
-def decoder(table: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """From rows of `events` to those of a table; of what is left out, only the column `unread`."""
-    schema = rows.SCHEMAS[table].append(pa.field("unread", _UNREAD))
-
-    def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                try:
-                    found = decoded(table, row["origin"], values(dict(row["attributes"])), row["payload"])
-                    found = found.append_column("unread", pa.nulls(found.num_rows, _UNREAD))
-                except NONSENSE as error:
-                    unread = Unread.of(row["pubend"], row["tick"], row["topic"], error)
-                    found = pa.Table.from_pylist([{"unread": msgspec.structs.asdict(unread)}], schema)
-                yield from found.to_batches()
-
-    return decode
+def bulletin_rows(table: str, bulletins: pa.Table) -> tuple[list[pa.Table], list[Unread]]:
+    """From rows of `events` to those of a table; and what is left out."""
+    found: list[pa.Table] = []
+    unread: list[Unread] = []
+    for row in bulletins.select(_BULLETIN).to_pylist():
+        try:
+            found.append(decoded(table, row["origin"], values(dict(row["attributes"])), row["payload"]))
+        except NONSENSE as error:
+            unread.append(Unread.of(row["pubend"], row["tick"], row["topic"], error))
+    return found, unread
 
 
 def decoded(table: str, origin: str, attributes: Mapping[str, Any], payload: bytes) -> pa.Table:

@@ -64,6 +64,19 @@ SCHEMAS: Final = {
             *(("date", pa.date32()), ("origin", pa.string())),
         ]
     ),
+    "subscriptions": pa.schema(
+        [
+            *(("name", pa.string()), ("topic", pa.string()), ("where", pa.string())),
+            *(("shared", pa.bool_()), ("since_us", pa.int64())),
+        ]
+    ),
+    "landing": pa.schema(
+        [
+            *(("feed", pa.string()), ("subscription", pa.string()), ("batch", pa.int64())),
+            *(("start", pa.string()), ("until", pa.string()), ("files", pa.string())),
+            *(("waiting", pa.binary()), ("at_us", pa.int64())),
+        ]
+    ),
 }
 
 

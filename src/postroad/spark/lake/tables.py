@@ -1,38 +1,37 @@
-"""The lake: Parquet folders of events, stored filters, attachments, topology and deliveries (spec P4).
+"""The lake: Delta tables of events, stored filters, attachments, topology and deliveries (spec P4).
 
-    LAKE/TABLE/segment=NAME/date=.../origin=.../*.parquet
-    LAKE/TABLE/_replaced/NAME.json      {"segments": [...], "landed": [...]}: what NAME took the place of
+    LAKE/TABLE/_delta_log/...                            what is of the table, version by version
+    LAKE/TABLE/date=.../origin=.../part-....parquet      its rows
 
-Whatever is added to a table is one segment. It is written aside and appears by one rename, so it is there
-whole or not at all, and writing it again under the same name changes nothing: that is what makes landing
-exactly once. Compaction writes one segment in place of many. The list of those it replaces becomes valid
-together with it: a reader leaves out what a list names once the list's own segment is there. What was
-replaced is then deleted; a crash in between costs space until the next compaction, not rows. One process
-lands in a lake at a time, and one compacts it: each has a lock of its own.
+Whoever adds rows writes files first (`files.py`), which nobody sees, and then commits them: they are there
+all at once or not at all. A commit of a batch carries the batch's number as an application transaction, so
+that a batch which is committed again changes nothing. Compaction commits files in place of others; two that
+replace the same ones exclude each other, and what lands meanwhile stays.
 
-A batch may be landed again after its segment was replaced, but only the last batch of a query. So a list also
-names the last segment of every query that ever was, and lists of compactions that were replaced are deleted.
-
-The folder must be one that driver and executors share. docs/pipeline.md describes every column.
+Any engine that reads Delta reads a lake. docs/pipeline.md describes every column.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
+import json
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from postroad.errors import StorageError, UsageError
+from postroad.spark.lake import rows as arrow
+from postroad.spark.lake.files import PARTITIONS, Added, write_rows
+from postroad.spark.lake.store import Store, plain_failures, reason, store_at
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 ATTRIBUTES: Final = "map<string, struct<text: string, integer: bigint, `float`: double, boolean: boolean>>"
@@ -62,122 +61,320 @@ SCHEMAS: Final = {
         " start_tick bigint, broker string, at_us bigint, number bigint, position int, date date,"
         " origin string"
     ),
+    "subscriptions": "name string, topic string, `where` string, shared boolean, since_us bigint",
+    "landing": (
+        "feed string, subscription string, batch bigint, start string, until string, files string,"
+        " waiting binary, at_us bigint"
+    ),
 }
-PARTITIONS: Final = {
-    "events": ("date", "origin"),
-    "filters": ("date", "origin"),
-    "attachments": ("date",),
-    "topology": ("date",),
-    "deliveries": ("date", "origin"),
-}
-COMPACTED: Final = "compact-"  # segments that compaction makes begin so
-_SEGMENT: Final = "segment="
-_REPLACED: Final = "_replaced"
+LAYOUT: Final = 2  # of tables; 1 was folders of Parquet without a log
+LAYOUT_PROPERTY: Final = "postroad.layout"
+OLD_SEGMENT: Final = "segment="  # folders of a table of layout 1 begin so
+COMPACTED: Final = "compact"  # files that compaction makes begin so
+COMMIT_TRIES: Final = 20  # against others who commit at the same time
 _ASIDE: Final = "_aside-"  # written here first; Spark leaves out what begins so
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
-_BATCH: Final = re.compile(r"(.*-)([0-9]{9,})(-[a-z]+)?")  # a segment of a batch of a query
 
 
-class _Replaced(msgspec.Struct, frozen=True):
-    segments: tuple[str, ...]
-    landed: tuple[str, ...] = ()  # names that compactions before this one replaced, the last of each query
+class OvertakenError(StorageError):
+    """Somebody else took the place of the same files first."""
+
+
+class Batch(NamedTuple):
+    """Which batch of whom a commit is."""
+
+    by: str
+    number: int
+
+
+class File(NamedTuple):
+    """A file of a table, as its log has it."""
+
+    path: str
+    size: int
+    rows: int
+    values: dict[str, str]
+    last: dict[str, Any]  # the highest value of columns, where that is known
 
     @property
-    def known(self) -> frozenset[str]:
-        return frozenset((*self.segments, *self.landed))
+    def compacted(self) -> bool:
+        return self.path.rpartition("/")[2].startswith(COMPACTED)
 
 
-class Lake:
-    """One lake's folder, through one Spark session."""
+class Tables:
+    """The tables of one lake, without Spark."""
 
-    def __init__(self, spark: SparkSession, path: str | Path) -> None:
-        self.spark = spark
-        self.path = Path(path)
+    def __init__(self, place: str | Path | Store) -> None:
+        self.store = place if isinstance(place, Store) else store_at(place)
 
-    def check(self, *tables: str) -> Lake:
+    def open(self, table: str) -> DeltaTable | None:
+        """A table as it is now; None if there is none yet. UsageError if it is not one of ours."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaProtocolError, TableNotFoundError
+
+        check_table(table)
+        url = self.store.table(table)
+        folder = self.store.folder
+        if folder is not None and not (folder / table).is_dir():
+            return None
+        with plain_failures(f"{url} cannot be read"):
+            try:
+                found = DeltaTable(url, storage_options=dict(self.store.options))
+            except TableNotFoundError:
+                _check_empty(folder, table)
+                return None
+            except DeltaProtocolError as error:
+                raise UsageError(f"{url} needs a later Postroad or deltalake: {error}") from None
+        _check_ours(found, table, url)
+        return found
+
+    def check_place(self) -> None:
+        """UsageError if no lake can be here."""
+        folder = self.store.folder
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is no folder: a lake is one")
+        for table in SCHEMAS:
+            self.open(table)
+
+    def check(self, *tables: str) -> None:
         """UsageError unless there is a lake with something in these tables."""
-        check_lake(self.path, *tables)
-        return self
+        folder = self.store.folder
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"there is no lake at {folder}: `postroad pipeline land` makes one")
+        for table in tables:
+            if not self.files(table):
+                raise UsageError(
+                    f"the lake at {self.store} has no {table} yet: `postroad pipeline land` adds them"
+                )
 
-    def segments(self, table: str) -> list[str]:
-        """The names of the segments that are valid now, sorted."""
-        return segments(self.path, table)
+    def files(self, table: str) -> list[File]:
+        """What is of a table now, in order of their names."""
+        found = self.open(table)
+        return [] if found is None else _files(found, table)
 
-    def read(self, table: str, segments: Sequence[str] | None = None) -> DataFrame:
-        """The table, or these segments of it, with a column `segment`; empty if nothing was landed yet."""
-        chosen = self.segments(table) if segments is None else list(segments)
-        folder = table_folder(self.path, table)
-        schema = f"{SCHEMAS[table]}, segment string"
+    def landed(self, table: str, by: str) -> int:
+        """The number of the last batch of this one that is in a table; -1 if there is none."""
+        found = self.open(table)
+        return -1 if found is None else _landed(found, by)
+
+    def append(self, table: str, rows: pa.Table, batch: Batch | None = None) -> bool:
+        """Add rows; False if the batch is there already, or there are none."""
+        return self.commit(table, write_rows(self.store, table, [rows]), batch)
+
+    def overwrite(self, table: str, rows: pa.Table, batch: Batch | None = None) -> bool:
+        """Put rows in the place of all that a table has; False if somebody else committed that batch."""
+        return self.commit(table, write_rows(self.store, table, [rows]), batch, self.files(table))
+
+    def fetch(self, table: str) -> pa.Table:
+        """All rows of a small table without partitions."""
+        found: list[pa.Table] = []
+        with plain_failures(f"{self.store.table(table)} cannot be read"):
+            for file in self.files(table):
+                with self.store.open(table, file.path) as opened:
+                    found.append(fitted(pq.read_table(opened), table))
+        return pa.concat_tables(found) if found else arrow.SCHEMAS[table].empty_table()
+
+    def commit(
+        self, table: str, added: Sequence[Added], batch: Batch | None = None, removed: Iterable[File] = ()
+    ) -> bool:
+        """Make files part of a table, in the place of others; False if there is nothing to do.
+
+        OvertakenError if one of those that it takes the place of is gone.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        gone = list(removed)
+        if not added and not gone:
+            return False
+        with plain_failures(f"{self.store.table(table)} cannot be written"):
+            for left in reversed(range(COMMIT_TRIES)):
+                found = self.open(table) or self.make(table)
+                if batch is not None and _landed(found, batch.by) >= batch.number:
+                    return False
+                if gone and not {one.path for one in gone} <= {one.path for one in _files(found, table)}:
+                    raise OvertakenError(f"{self.store.table(table)} has been changed by another process")
+                try:
+                    before = found.version()
+                    _commit(found, table, added, batch, gone)
+                    found.update_incremental()
+                    self.store.sync_log(table, range(before + 1, found.version() + 1))
+                    return True
+                except CommitFailedError as error:
+                    if gone:
+                        raise OvertakenError(f"{self.store.table(table)}: {reason(error)}") from None
+                    if not left:
+                        raise
+        return False
+
+    def make(self, table: str) -> DeltaTable:
+        """A table without rows, or the one there is."""
+        from deltalake import DeltaTable
+
+        made = DeltaTable.create(
+            self.store.table(table),
+            arrow.SCHEMAS[table],
+            mode="ignore",  # another one may have made it by now
+            partition_by=list(PARTITIONS[table]),
+            configuration={LAYOUT_PROPERTY: str(LAYOUT), "delta.logRetentionDuration": "interval 7 days"},
+            storage_options=dict(self.store.options),
+            raise_if_key_not_exists=False,
+        )
+        _check_ours(made, table, self.store.table(table))
+        return made
+
+
+class Lake(Tables):
+    """A lake, through one Spark session."""
+
+    def __init__(self, spark: SparkSession, place: str | Path | Store) -> None:
+        super().__init__(place)
+        self.spark = spark
+
+    def read(self, table: str, files: Sequence[File] | None = None) -> DataFrame:
+        """The table, or these files of it; empty if nothing was landed yet."""
+        chosen = self.files(table) if files is None else list(files)
+        schema = SCHEMAS[table]
         if not chosen:
             return self.spark.createDataFrame([], schema)
-        paths = [spark_path(folder / f"{_SEGMENT}{name}") for name in chosen]
-        reader = self.spark.read.schema(schema).option("basePath", str(folder))
-        return reader.parquet(*paths)
+        folder = self.store.folder
+        if folder is not None:
+            paths = [spark_path(folder / table / file.path) for file in chosen]
+            reader = self.spark.read.schema(schema).option("basePath", str(folder / table))
+            return reader.parquet(*paths)
+        rows = self.spark.range(0, len(chosen), 1, len(chosen))
+        return rows.mapInArrow(_reader(self.store, table, chosen), schema)
 
-    def append(self, table: str, rows: DataFrame, segment: str) -> bool:
-        """Add rows as a segment; False if a segment of that name is there already."""
-        lists = _lists(table_folder(self.path, table))
-        if segment in self.segments(table) or any(segment in held.known for held in lists.values()):
-            return False
-        self._write(table, rows, segment)
-        return True
+    def write(self, table: str, rows: DataFrame, kind: str) -> list[Added]:
+        """Files with these rows, by executors; they are of the table once they are committed."""
+        import msgspec
 
-    def replace(self, table: str, rows: DataFrame, segment: str, replaced: Iterable[str]) -> None:
-        """Put one segment in the place of others."""
-        folder = table_folder(self.path, table)
-        landed = _last_batches(name for held in _lists(folder).values() for name in held.known)
-        made = _Replaced(tuple(sorted(replaced)), tuple(landed))
-        # The list says nothing until its segment is there.
-        put(folder / _REPLACED / f"{_checked(segment)}.json", msgspec.json.encode(made))
-        self._write(table, rows, segment)
-        self.clean(table)
+        store = self.store
 
-    def clean(self, table: str) -> None:
-        """Delete what was replaced, and lists that later ones make superfluous."""
-        folder = table_folder(self.path, table)
-        lists = _lists(folder)
-        for name, held in lists.items():
-            if not (folder / f"{_SEGMENT}{name}").exists():
-                continue
-            for gone in held.segments:
-                shutil.rmtree(folder / f"{_SEGMENT}{gone}", ignore_errors=True)
-                older = lists.get(gone)
-                if older is None or any((folder / f"{_SEGMENT}{one}").exists() for one in older.segments):
-                    continue  # without its list they would count again
-                (folder / _REPLACED / f"{gone}.json").unlink(missing_ok=True)
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            tables = (pa.Table.from_batches([batch]) for batch in batches)
+            done = write_rows(store, table, tables, kind)
+            yield pa.record_batch({"added": [msgspec.json.encode(one) for one in done]}, schema=_ADDED)
 
-    def _write(self, table: str, rows: DataFrame, segment: str) -> None:
-        target = table_folder(self.path, table) / f"{_SEGMENT}{_checked(segment)}"
-        # Whoever wrote it before was killed: nobody else writes a segment of this name.
-        for left in target.parent.glob(f"{_ASIDE}{target.name}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        writer = rows.select(*columns(table)).write.partitionBy(*PARTITIONS[table])
-        write_folder(writer.parquet, target)
+        found = rows.select(*columns(table)).mapInArrow(write, "added binary").collect()
+        return [msgspec.json.decode(row.added, type=Added) for row in found]
 
 
-def check_lake(path: Path, *tables: str) -> None:
-    """UsageError unless there is a lake with something in these tables."""
-    if not path.is_dir():
-        raise UsageError(f"there is no lake at {path}: `postroad pipeline land` makes one")
-    for table in tables:
-        if not segments(path, table):
-            raise UsageError(f"the lake at {path} has no {table} yet: `postroad pipeline land` adds them")
+_ADDED: Final = pa.schema([("added", pa.binary())])
 
 
-def segments(path: Path, table: str) -> list[str]:
-    """The names of a table's segments that are valid now, sorted."""
-    folder = table_folder(path, table)
-    there = {one.name.removeprefix(_SEGMENT) for one in folder.glob(f"{_SEGMENT}*")}
-    for name, replaced in _lists(folder).items():
-        if name in there:
-            there -= set(replaced.segments)
-    return sorted(there)
+def _reader(
+    store: Store, table: str, files: list[File]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For files that Spark cannot open itself without more jars."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for at in (at for batch in batches for at in batch.column(0).to_pylist()):
+            with plain_failures(f"{store.table(table)} cannot be read"):
+                opened = pq.ParquetFile(store.open(table, files[at].path))
+                for batch in opened.iter_batches():
+                    found = fitted(pa.Table.from_batches([batch]), table, files[at].values)
+                    yield from found.combine_chunks().to_batches()
+
+    return read
 
 
-def table_folder(path: Path, table: str) -> Path:
+def fitted(rows: pa.Table, table: str, values: dict[str, str] | None = None) -> pa.Table:
+    """Rows of a file with all columns of its table: those of its partition, and NULL where it has none."""
+    for field in arrow.SCHEMAS[table]:
+        if field.name not in rows.column_names:
+            given = (values or {}).get(field.name)
+            count, kind = rows.num_rows, field.type
+            column = pa.nulls(count, kind) if given is None else pa.repeat(given, count).cast(kind)
+            rows = rows.append_column(field, column)
+    return rows.select(arrow.SCHEMAS[table].names).cast(arrow.SCHEMAS[table])
+
+
+def _files(found: DeltaTable, table: str) -> list[File]:
+    highest = "max."
+    return sorted(
+        File(
+            path=one["path"],
+            size=one["size_bytes"],
+            rows=one["num_records"] or 0,
+            values={name: str(one[f"partition.{name}"]) for name in PARTITIONS[table]},
+            last={
+                name.removeprefix(highest): value
+                for name, value in one.items()
+                if name.startswith(highest) and value is not None
+            },
+        )
+        for one in pa.table(found.get_add_actions(flatten=True)).to_pylist()
+    )
+
+
+def _landed(found: DeltaTable, by: str) -> int:
+    number = found.transaction_version(by)
+    return -1 if number is None else number
+
+
+def _commit(
+    found: DeltaTable, table: str, added: Sequence[Added], batch: Batch | None, removed: list[File]
+) -> None:
+    from deltalake import CommitProperties, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
+
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(one.path, one.size, one.values, one.made_ms, True, one.stats) for one in added
+    ]
+    now_ms = time.time_ns() // 1_000_000
+    actions += [RemoveAction(one.path, True, now_ms, one.size, dict(one.values)) for one in removed]
+    transactions = None if batch is None else [Transaction(batch.by, batch.number)]
+    found.create_write_transaction(
+        actions,
+        "append",
+        _evolved(found, table),
+        list(PARTITIONS[table]),
+        commit_properties=CommitProperties(app_transactions=transactions),
+    )
+
+
+def _evolved(found: DeltaTable, table: str) -> Any:
+    """The table's schema, after columns were added to it that it lacks: a later Postroad has more."""
+    from deltalake import Schema
+
+    there = {field.name for field in found.schema().fields}
+    new = [field for field in Schema.from_arrow(arrow.SCHEMAS[table]).fields if field.name not in there]
+    if new:
+        found.alter.add_columns(new)
+        found.update_incremental()
+    return found.schema()
+
+
+def _check_ours(found: DeltaTable, table: str, url: str) -> None:
+    from deltalake import Schema
+
+    layout = found.metadata().configuration.get(LAYOUT_PROPERTY)
+    if layout is None:
+        raise UsageError(f"{url} is a Delta table of something else: a lake has a place of its own")
+    if not layout.isdecimal() or int(layout) > LAYOUT:
+        raise UsageError(
+            f"{url} has layout {layout}, from a later Postroad; this one knows layouts up to {LAYOUT}"
+        )
+    there = {field.name: json.loads(field.type.to_json()) for field in found.schema().fields}
+    for field in Schema.from_arrow(arrow.SCHEMAS[table]).fields:
+        kind = json.loads(field.type.to_json())
+        if there.get(field.name, kind) != kind:
+            raise UsageError(f"{url} is no table of a lake: its {field.name} is {there[field.name]}")
+
+
+def _check_empty(folder: Path | None, table: str) -> None:
+    """UsageError if there are files that no log lists: another table may be made of them."""
+    if folder is None:
+        return
+    place = folder / table
+    if any(place.glob(f"{OLD_SEGMENT}*")):
+        raise UsageError(
+            f"{folder} is a lake of an earlier Postroad: `postroad pipeline migrate` brings it over"
+        )
+
+
+def check_table(table: str) -> None:
     if table not in SCHEMAS:
         raise UsageError(f"a lake has no table {table}: it has {', '.join(SCHEMAS)}")
-    return path / table
 
 
 def spark_path(path: Path) -> str:
@@ -185,63 +382,9 @@ def spark_path(path: Path) -> str:
     return re.sub(r"[\\*?\[\]{}]", r"\\\g<0>", str(path))
 
 
-def _last_batches(names: Iterable[str]) -> list[str]:
-    """Of segments of batches, the last of each query."""
-    last: dict[tuple[str, str], tuple[int, str]] = {}
-    for name in names:
-        found = _BATCH.fullmatch(name)
-        if found is not None:
-            of = (found[1], found[3] or "")
-            last[of] = max(last.get(of, (-1, "")), (int(found[2]), name))
-    return sorted(name for _, name in last.values())
-
-
-def put(file: Path, content: bytes) -> None:
-    """The file with this content: whole or as it was, whenever the machine stops."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f"{file.name}.new")
-    with aside.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    aside.replace(file)
-
-
-def _lists(folder: Path) -> dict[str, _Replaced]:
-    """What compactions of a table replaced, by the name of the segment that came in its place."""
-    found: dict[str, _Replaced] = {}
-    for path in sorted((folder / _REPLACED).glob("*.json")):
-        try:
-            found[path.stem] = msgspec.json.decode(path.read_bytes(), type=_Replaced)
-        except FileNotFoundError:  # deleted since it was listed: what it said is in a newer one
-            return _lists(folder)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise StorageError(f"{path} cannot be read: it lists what a compaction replaced") from None
-    return found
-
-
-@contextmanager
-def alone(file: Path, doing: str) -> Iterator[None]:
-    """Hold the lock in this file, or UsageError: one process at a time may do this."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = file.open("wb")
-    except OSError as error:
-        raise StorageError(f"{file.parent} cannot be used: {error}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process {doing} already") from None
-        yield
-
-
 def columns(table: str) -> list[str]:
     """The names of a table's columns, in order."""
-    plain = re.sub(r"<[^<>]*>", "", SCHEMAS[table])
-    while "<" in plain:
-        plain = re.sub(r"<[^<>]*>", "", plain)
-    return [field.split()[0] for field in plain.split(",")]
+    return list(arrow.SCHEMAS[table].names)
 
 
 def write_folder(write: Callable[[str], None], target: Path) -> None:
@@ -257,9 +400,3 @@ def write_folder(write: Callable[[str], None], target: Path) -> None:
         raise StorageError(f"{target} cannot be written: {error}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _checked(segment: str) -> str:
-    if _NAME.fullmatch(segment) is None:
-        raise UsageError(f"a segment is named by letters, digits, '.', '_' and '-', not {segment!r}")
-    return segment

@@ -26,8 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroad.errors import UsageError, shorten
-from postroad.spark.lake.landing import landed_until, unlanded_history
-from postroad.spark.lake.tables import Lake, spark_path
+from postroad.spark.lake.landing import unlanded_history
+from postroad.spark.lake.ledger import landed_until
+from postroad.spark.lake.tables import File, Lake, spark_path
 from postroad.spark.trace.maps import told_maps
 from postroad.spark.trace.packed_ids import NAMED, PACKED, packer, salter
 from postroad.spark.trace.paths import ANSWER_COLUMNS, ANSWERS
@@ -115,13 +116,13 @@ def _each(answers: DataFrame) -> DataFrame:
 
 
 def current(
-    lake: Lake, segments: Sequence[str] | None = None, *, replaced: int = MAX_BROADCAST + 1
+    lake: Lake, files: Sequence[File] | None = None, *, replaced: int = MAX_BROADCAST + 1
 ) -> DataFrame:
-    """The stored records that no later state replaces, of these segments or of all.
+    """The stored records that no later state replaces, of these files or of all.
 
     `replaced` says how many are, if that is known.
     """
-    records = lake.read("filters", segments)
+    records = lake.read("filters", files)
     gone = records.filter("replaces IS NOT NULL").selectExpr("broker", "replaces AS sequence")
     if replaced <= MAX_BROADCAST:
         gone = gone.hint("broadcast")
@@ -133,13 +134,13 @@ def read_network(lake: Lake, config: TrackingConfig) -> tuple[NetworkView, Seque
     from pyspark.sql.functions import expr
 
     # Landing may go on meanwhile: how far it is comes first, and links are told after the map.
-    told = landed_until(lake.path)
+    told = landed_until(lake)
     links = lake.read("topology").select("broker", "name", "boot", "at_us", "links").collect()
     links.sort(key=lambda row: (row.broker, row.boot, row.at_us))
     totals = lake.read("filters").groupBy("broker").agg(*(expr(text) for text in _TOTALS)).collect()
     stored = {row.broker: int(row.last) for row in totals}
     gaps = unlanded_history(lake)
-    rows = lake.read("attachments").drop("date", "segment").collect()
+    rows = lake.read("attachments").drop("date").collect()
     rows.sort(key=lambda row: (row.broker, row.number, row.position))
     views: dict[int, BrokerView] = {}
     by_broker = {text: list(told) for text, told in groupby(rows, lambda row: row.broker)}

@@ -1,0 +1,117 @@
+"""Where a lake is: a folder, or a place in an object store or on HDFS (spec P4, P10).
+
+One thing names it, for the driver and for executors alike. Settings of an object store are taken from the
+environment where the command runs, and travel with it, so executors need none of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from postroad.errors import PostroadError, StorageError, UsageError, shorten
+
+SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "abfss", "hdfs")
+_URL: Final = re.compile(r"([a-z0-9]+)://(.+)")
+_SETTINGS: Final = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_CONF_DIR")  # of the environment, beginnings of names
+_UNUSABLE: Final = re.compile(r"[%\\]")  # of a folder's name, which the log of a table would read otherwise
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
+_MAX_REASON: Final = 300  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A place for tables. `folder` is there if it is one of this machine's file system."""
+
+    url: str
+    folder: Path | None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def table(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def create(self, table: str, path: str) -> IO[bytes]:
+        """A new file of a table: nothing is there under its name until it is closed, or it is cut short."""
+        if self.folder is not None:
+            file = self.folder / table / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return file.open("xb")
+        stream: IO[bytes] = self._files(table).open_output_stream(path)
+        return stream
+
+    def close(self, out: IO[bytes]) -> None:
+        """Close a file that was created; in a folder it is on the disk then, whenever the machine stops."""
+        if self.folder is not None:
+            out.flush()
+            os.fsync(out.fileno())
+        out.close()
+
+    def sync_log(self, table: str, versions: range) -> None:
+        """Have commits on the disk: brokers forget what they are told was landed."""
+        if self.folder is None:
+            return
+        log = self.folder / table / "_delta_log"
+        for place in (*(log / f"{version:020}.json" for version in versions), log):
+            opened = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+
+    def open(self, table: str, path: str) -> Any:
+        if self.folder is not None:
+            return (self.folder / table / path).open("rb")
+        return self._files(table).open_input_file(path)
+
+    def _files(self, table: str) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        return PyFileSystem(DeltaStorageHandler(self.table(table), dict(self.options)))
+
+
+def store_at(place: str | Path, environment: Mapping[str, str] | None = None) -> Store:
+    """The store that a person names; UsageError if it can be none."""
+    text = str(place)
+    found = _URL.fullmatch(text)
+    if found is None or found[1] == "file":
+        folder = Path(text if found is None else f"/{found[2].lstrip('/')}").absolute()
+        if _UNUSABLE.search(str(folder)):
+            raise UsageError(f"{folder} cannot be a lake: the name of its folder has a % or a \\ in it")
+        return Store(str(folder), folder)
+    if found[1] not in SCHEMES:
+        raise UsageError(f"a lake is a folder or begins with {', '.join(SCHEMES)} and ://, not {text!r}")
+    given = os.environ if environment is None else environment
+    options = {name: value for name, value in given.items() if name.startswith(_SETTINGS)}
+    return Store(text.rstrip("/"), None, options)
+
+
+@contextmanager
+def plain_failures(doing: str) -> Iterator[None]:
+    """Failures of a store in one line."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except PostroadError:
+        raise
+    except (DeltaError, OSError) as error:
+        raise StorageError(f"{doing}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """What a store said last, which is the cause of all before it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [_ESCAPES.sub("", line).strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line]
+    chosen = told if len(told) < 3 else (told[0], told[-1])
+    return shorten(": ".join(chosen) or repr(error), _MAX_REASON)
