@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from postroad.errors import BugError, TooLargeError, UnavailableError
 from postroad.ids import SubscriptionKind
-from postroad.links.access import QuotaConfig
+from postroad.links.access import ANONYMOUS, QuotaConfig
 from postroad.links.links import Links
 from postroad.seam.peers import Peer
 from postroad.seam.switchboard import Switchboard
@@ -81,7 +81,10 @@ class Quotas:
         self._release(peer.principal, account)
 
     def request(self, principal: str, now_us: int) -> None:
-        """One more request; UnavailableError if there were too many within a second."""
+        """One more request; UnavailableError if there were too many within a second. Anonymous clients have
+        their shares of turns only: one that floods must not use up what the others may ask."""
+        if principal == ANONYMOUS:
+            return
         account, most = self._account(principal), self._config.requests
         passed_us = max(0, now_us - account.since_us)
         account.requests = min(float(most), account.requests + most * passed_us / SECOND_US)
