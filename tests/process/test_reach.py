@@ -164,7 +164,7 @@ def test_a_broker_names_the_address_that_it_was_told_to(brokers: Brokers, tmp_pa
 
 
 def test_a_broker_on_any_address_names_none_unless_told(brokers: Brokers) -> None:
-    broker = BrokerProcess("b1", brokers.folder / "b1", extra=("--token", "secret"), address="0.0.0.0:0")
+    broker = BrokerProcess("b1", brokers.folder / "b1", extra=("--link-token", "secret"), address="0.0.0.0:0")
     brokers.all.append(broker)
     broker.start()
     port = broker.address.rsplit(":", 1)[1]

@@ -83,14 +83,14 @@ def test_the_judge_sees_a_message_that_passes_another(monkeypatch: pytest.Monkey
 
 
 def test_the_judge_sees_a_message_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Inboxes._keep
+    real = Inboxes._insert
 
-    def lossy(self: Inboxes, box: inbox.Inbox, message: Message, now_us: int) -> None:
-        real(self, box, message, now_us)
+    def lossy(self: Inboxes, box: inbox.Inbox, message: Message, source: inbox.Source) -> None:
+        real(self, box, message, source)
         if message.id == 7:
             self._remove(box, (message.chain, message.source, message.id))
 
-    monkeypatch.setattr(Inboxes, "_keep", lossy)
+    monkeypatch.setattr(Inboxes, "_insert", lossy)
     assert run(4, 20, faults=False).rule in ("lost", "order")
 
 

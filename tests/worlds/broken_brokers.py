@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from postroad.kernel import sealed
 from postroad.seam.effects import Effect, Send
 from postroad.seam.inputs import Input
 from postroad.sim.machine.frames import BatchView, split
 from postroad.sim.machine.process import Core
-from postroad.wire.frames import Kind
+from postroad.wire.frames import BATCH_KINDS, Kind
 
 PUBEND = 7 << 32
 
@@ -27,7 +28,9 @@ class Broken:
         for effect in effects:
             if isinstance(effect, Send):
                 for frame in split(effect.data):
-                    out += [Send(effect.connection, new) for new in self.on_frame(effect.connection, frame)]
+                    for new in self.on_frame(effect.connection, frame):
+                        changed = new != frame and new[4] in BATCH_KINDS
+                        out.append(Send(effect.connection, sealed(new) if changed else new))
             else:
                 assert not hasattr(effect, "token")
                 out.append(effect)  # type: ignore[arg-type]

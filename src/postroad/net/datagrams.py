@@ -117,7 +117,7 @@ class Datagrams:
             return
         try:
             sock = _group_socket(group, self._interface())
-        except (OSError, UsageError) as error:
+        except (OSError, ValueError, UsageError) as error:
             complain("warning", f"cannot join {shorten(group[0], 80)}: {error}")
             return
         self._groups[group] = sock
