@@ -233,7 +233,7 @@ class HidesThatItBegins(Broken):
 @pytest.mark.parametrize(("broken", "rule"), [(Broken, ""), (HidesThatItBegins, "missed")])
 def test_who_was_away_while_its_name_was_deleted_must_be_told(broken: type[Broken], rule: str) -> None:
     scenario = Scenario(
-        seed=3, minutes=0.3, brokers=3, faults=False, wrap=lambda core, _: broken(core), durable=True
+        seed=2, minutes=0.3, brokers=3, faults=False, wrap=lambda core, _: broken(core), durable=True
     )
     world, network, durable = scenario.world, scenario.network, scenario.durable
     assert durable is not None

@@ -14,6 +14,7 @@ from postroad.client.streams import Streams
 from postroad.errors import PeerError
 from postroad.events import BatchBuilder, EventBatch, empty_frame
 from postroad.ids import MessageId
+from postroad.kernel import sealed
 from postroad.seam.effects import Send
 from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames as wire
@@ -32,7 +33,7 @@ def delivery(start: int, end: int, ticks: list[int]) -> EventBatch:
     data = bytearray(batch.select(None, kind=Kind.DELIVERY, pubend=5, start=start, end=end, channel=1))
     for at, tick in enumerate(ticks):
         data[48 + 48 * at + 16 : 48 + 48 * at + 24] = tick.to_bytes(8, "little")
-    return EventBatch.parse(bytes(data), DEFAULT_LIMITS)
+    return EventBatch.parse(sealed(bytes(data)), DEFAULT_LIMITS)
 
 
 @st.composite
