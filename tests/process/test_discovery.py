@@ -162,6 +162,11 @@ def test_brokers_find_each_other_with_nothing_but_discover(run: Run, space: Name
         return sorted(row["links"] for row in run.ask(space, "discover", "--json")["responses"])
 
     wait_until(lambda: links() == [2, 2, 2], "each has two links")
+    # Whoever looks for others founds no queues of its own (spec queues, responsibility 9).
+    sent = run.command(space, "send", "inventory", "reserve A1", "--from", "shop")
+    assert sent.returncode == 0, sent.stderr
+    logs = [(run.folder / f"{name}.log").read_text() for name in ("b1", "b2", "b3")]
+    assert sum("founds the queues" in log for log in logs) == 1
     # A command that is given no address finds one, too, and says so.
     done = run.command(space, "status", "--json")
     assert done.returncode == 0, done.stderr

@@ -284,7 +284,7 @@ class Rooms:
             direct=self.direct,
             topology=self.topology,
             links=self.links,
-            dials=bool(config.dial),
+            told_of_others=bool(config.dial) or config.discovery.join,
             draw=draw,
         )
         Requests(board, links=self.links, quotas=self.quotas)

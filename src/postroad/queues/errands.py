@@ -235,13 +235,21 @@ class Errands:
 
     # ---- time
 
+    def _silence(self) -> str:
+        if self._arcs.knows_chain:
+            return "nobody answered in time"
+        return (
+            "nobody answered in time, and this broker knows of no queues: link it with others, or found them "
+            "with `postroad queues found`"
+        )
+
     def tick(self, turn: Turn) -> None:
         now_us = turn.now_us
         for arc, route in list(self._routes.items()):
             late = [errand for errand in route.errands.values() if errand.until_us <= now_us]
             for errand in late:
                 self._forget(arc, errand)
-                late_answer = Done(errand.number, (), UnavailableError.code, "nobody answered in time")
+                late_answer = Done(errand.number, (), UnavailableError.code, self._silence())
                 errand.done(turn, late_answer, errand.task)
             if arc not in self._routes:
                 continue

@@ -32,11 +32,11 @@ class Founding:
         ring: Ring,
         topology: Topology,
         links: Links,
-        dials: bool,
+        told_of_others: bool,
         say: Say,
     ) -> None:
         self._me, self._arcs, self._ring, self._topology = me, arcs, ring, topology
-        self._links, self._dials, self._say = links, dials, say
+        self._links, self._told_of_others, self._say = links, told_of_others, say
         self._strangers: set[Node] = set()  # who answered that it knows no chain
         self._asked: frozenset[Node] = frozenset()
         self._ask_us = 0
@@ -57,7 +57,7 @@ class Founding:
             self._over = True
         elif self._arcs.knows_chain:
             self._over = True
-        elif not self._dials:
+        elif not self._told_of_others:
             self._found(turn)
         elif turn.now_us >= self._ask_us:
             self._ask(turn)

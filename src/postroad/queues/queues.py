@@ -158,7 +158,7 @@ class Queues:
         direct: DirectPeers,
         topology: Topology,
         links: Links,
-        dials: bool,
+        told_of_others: bool,
         draw: Callable[[int], int],
     ) -> None:
         self._me, self._config = me, config
@@ -198,7 +198,13 @@ class Queues:
         )
         self._transactions = Transactions(me=me, boot=boot, arcs=self.arcs, errands=self.errands)
         self._founding = Founding(
-            me=me, arcs=self.arcs, ring=ring, topology=topology, links=links, dials=dials, say=self.say
+            me=me,
+            arcs=self.arcs,
+            ring=ring,
+            topology=topology,
+            links=links,
+            told_of_others=told_of_others,
+            say=self.say,
         )
         self._reports = Reports(
             board,
