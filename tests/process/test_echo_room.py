@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.worlds.brokers import QUIET
 from tests.worlds.echo_room import ANSWER, ASK, EchoBroker
 from tests.worlds.node_server import Caller, run, until
 
@@ -20,13 +21,9 @@ from postroad.links.connection import LinkSettings
 from postroad.net.clock import Clock
 from postroad.net.listen import bind_both
 from postroad.net.server import Server
-from postroad.queues.settings import QueueConfig
-from postroad.units import MIB, MILLISECOND_US, SECOND_US
+from postroad.units import MIB, MILLISECOND_US
 from postroad.wire.datagrams import pack
 from postroad.wire.frames import DEFAULT_LIMITS
-
-# The ring says nothing but what it takes to join: its connections end like those of the room `echo`.
-QUIET = QueueConfig(heartbeat_us=3_600 * SECOND_US, silent_us=7_200 * SECOND_US)
 
 
 class Node:

@@ -9,6 +9,7 @@ from postroad.broker.core import Broker
 from postroad.config import BrokerConfig
 from postroad.events.batch import BatchBuilder, EventBatch
 from postroad.ids import Identity, IdSource
+from postroad.queues.settings import QueueConfig
 from postroad.seam.effects import Close, Effect, Send
 from postroad.seam.inputs import Closed, Input, Opened, Received
 from postroad.wire.frames import (
@@ -27,6 +28,9 @@ from postroad.wire.frames import (
 )
 
 SECOND_US = 1_000_000
+
+# A ring that says nothing but what it takes to join: hours pass quickly.
+QUIET = QueueConfig(heartbeat_us=3_600 * SECOND_US, silent_us=7_200 * SECOND_US)
 
 
 class Client:

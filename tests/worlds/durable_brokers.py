@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tests.worlds.brokers import Client, Net
+from tests.worlds.brokers import QUIET, Client, Net
 
 from postroad.broker.core import Broker
 from postroad.config import BrokerConfig
@@ -130,7 +130,7 @@ class DurableNet(Net):
     ) -> None:
         self.disks = [MemoryDisk() for _ in range(count)]
         self.slow: set[int] = set()  # disks that sync only when told
-        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends, **durable))
+        self.config = BrokerConfig(durable=DurableConfig(pubends=pubends, **durable), queues=QUIET)
         super().__init__(count, links)
 
     def start(self, at: int) -> None:
