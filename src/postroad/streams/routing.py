@@ -626,6 +626,7 @@ class Routing:
             stream.announce(segment.end)
             if segment.start == segment.end:
                 return  # what is up to there follows
+        stream.answered((segment.start, segment.end))
         news = self._table.accumulate(stream, segment)
         top, stream.top = stream.top, max(stream.top, segment.end)
         for part in news:
