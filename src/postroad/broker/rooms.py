@@ -173,9 +173,10 @@ class Rooms:
             board,
             me=me,
             policy=RetentionPolicy(
+                keep_us=config.durable.keep_us,
+                keep_bytes=config.durable.pubend_bytes,
                 max_retain_us=config.durable.max_age_us,
                 max_bytes=config.durable.max_bytes,
-                grace_us=config.durable.keep_us,
             ),
             topology=self.topology,
             link=self.flooding.connection,
