@@ -157,10 +157,10 @@ class Broker:
             )
         elif type(item) is Closed:
             lost = links.peer(item.connection) is not None  # nobody has said goodbye
-            links.closed(item.connection, turn.now_us)
+            links.closed(turn, item.connection)
             self._down(turn, item.connection, lost=lost)
         elif type(item) is DialFailed:
-            links.dial_failed(item.address, turn.now_us)
+            links.dial_failed(turn, item.address)
         elif type(item) is NotKept:
             for handler in self._board.losing:
                 handler(turn, item)
