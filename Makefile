@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOAK ?= 10m
+MAKEFLAGS += -j2
 
 .PHONY: help setup up demo test lint types unit soak sanitize bench-peers clean
 
@@ -43,7 +44,10 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# The three processes of the tests each collect all of them. What one has compiled first, beside the check of
+# types, they need not compile again, nor does every command that a test starts.
 unit: setup
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only >/dev/null || true  # the run below says what is wrong
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=12
 
 test: lint types unit
