@@ -25,7 +25,7 @@ $(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel
 	@echo "making $(VENV) with $(PYTHON)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the Python packages it needs, Spark among them (a minute or two)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --require-hashes -r constraints.txt
 	@echo "compiling the kernel"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # where Python may not write bytecode, every start would compile
