@@ -79,7 +79,7 @@ def options(
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
     _open_closed_descriptors()
-    warnings.showwarning = _warn
+    warnings.showwarning = lambda message, *_place, **_more: _warn(message)
     try:
         code = app(arguments, prog_name="postroad", standalone_mode=False)
         sys.stdout.flush()
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(f"{str(describe()).rstrip('.')}{help_of}", EXIT_USAGE) if describe() else EXIT_USAGE
 
 
-def _warn(message: Warning | str, *_place: object) -> None:
+def _warn(message: Warning | str) -> None:
     """One line, as of an error: where in the program it arose is nothing to whoever typed a command."""
     print(f"postroad: warning: {message}", file=sys.stderr, flush=True)
 
