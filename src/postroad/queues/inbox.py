@@ -9,7 +9,8 @@ nothing else in here looks into it. Of each (chain of first sending, source) an 
 transactional id that was kept or rejected; that outlives the messages and takes the place of Fig. 3 at
 brokers. Nothing may pass an earlier message: a put names the id its source sent before it (`after`), and is
 answered `gap` while that one is not here. What is `full` leaves no trace, so that it can be sent again under
-its id. A session that ended in good order is forgotten a minute after its last message is gone, one that
+its id. Where another chain was taken in, its sources go on under it, also with a message that was sent before
+anybody told the source which chain that is: a session is one source, whatever the chain. A session that ended in good order is forgotten a minute after its last message is gone, one that
 vanished after a day.
 
 **Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
@@ -278,6 +279,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     inboxes: list[tuple[str, _InboxSnapshot]]
     staged: list[tuple[bytes, Stage]]
     decisions: list[tuple[bytes, tuple[bool, int]]]
+    chains: list[Chain] = []
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
@@ -336,6 +338,7 @@ class Inboxes:
         self.inboxes: dict[str, Inbox] = {}
         self.staged: dict[bytes, Stage] = {}
         self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
+        self.chains: list[Chain] = []  # that were taken in
         self.bytes = 0  # of all messages, dead letters and staged ones among them
 
     # The interface of a replicated machine
@@ -394,15 +397,15 @@ class Inboxes:
             )
             for name, inbox in self.inboxes.items()
         ]
-        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()))
+        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
         return _ENCODER.encode(snapshot)
 
     def install(self, snapshot: bytes) -> None:
-        self.inboxes, self.staged, self.decisions, self.bytes = {}, {}, {}, 0
+        self.inboxes, self.staged, self.decisions, self.chains, self.bytes = {}, {}, {}, [], 0
         if not snapshot:
             return
         read = _read(snapshot)
-        self.staged, self.decisions = dict(read.staged), dict(read.decisions)
+        self.staged, self.decisions, self.chains = dict(read.staged), dict(read.decisions), read.chains
         for name, saved in read.inboxes:
             inbox = self.inboxes[name] = Inbox(saved.owner, dict(saved.messages))
             inbox.numbers = {_key(message): number for number, message in saved.messages}
@@ -423,10 +426,11 @@ class Inboxes:
 
         Ids are compared per chain of first sending. Both have a table of one chain only if both took it in.
         """
-        del chain
+        self.chains.append(chain)
         if not snapshot:
             return
         read = _read(snapshot)
+        self.chains += [each for each in read.chains if each not in self.chains]
         for name, saved in read.inboxes:
             inbox = self.inboxes.setdefault(name, Inbox())
             inbox.owner = inbox.owner or saved.owner
@@ -507,16 +511,28 @@ class Inboxes:
             return Answer(
                 "each", 0, tuple([self._put_one(each, operation.now_us) for each in operation.messages])
             )
-        answer = self._admit(operation.messages)
+        messages = tuple(map(self._home, operation.messages))
+        answer = self._admit(messages)
         if answer.outcome != "kept":
             return answer
-        for message in operation.messages:
+        for message in messages:
             inbox = self.inboxes.setdefault(message.inbox, Inbox())
             if self._outcome(inbox, message).outcome == "kept":
                 self._keep(inbox, message, operation.now_us)
         return answer
 
+    def _home(self, message: Message) -> Message:
+        """Under the chain that its source is known by here."""
+        inbox = self.inboxes.get(message.inbox)
+        if self.chains and inbox is not None and (message.chain, message.source) not in inbox.sources:
+            for chain in self.chains:
+                if (chain, message.source) in inbox.sources:
+                    return replace(message, chain=chain)
+        return message
+
     def _put_one(self, message: Message, now_us: int) -> Answer:
+        if self.chains:
+            message = self._home(message)
         inbox = self.inboxes.get(message.inbox)
         owner = (message.chain, message.source)
         source = None if inbox is None else inbox.sources.get(owner)
@@ -798,6 +814,7 @@ class Inboxes:
         """`staged`, `known` (all was kept before), `rejected`, `gap`, `full`."""
         if operation.transaction in self.staged:
             return Answer("staged")
+        operation = replace(operation, messages=tuple(map(self._home, operation.messages)))
         answer = self._admit(operation.messages)
         if answer.outcome != "kept":
             return answer

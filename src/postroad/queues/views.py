@@ -547,7 +547,8 @@ class Arc:
         """Two chains of different origin, or two rescues of one (responsibility 9)."""
         if mine.chain.outranks(view.chain):
             if self.serving and view.chain in self.absorbed:
-                self._send(sender, Ended(view.chain, mine))
+                if self.importing is None:  # else it is here, and not yet on every replica
+                    self._send(sender, Ended(view.chain, mine))
             elif self.serving and view.stage == CLOSED:
                 self._take_in(view)
             else:

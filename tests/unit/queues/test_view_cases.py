@@ -337,6 +337,31 @@ def test_a_chain_is_taken_in_once_though_its_brokers_say_twice_that_it_is_closed
     assert network.view(B).replicas == (A, B)
 
 
+def test_a_chain_is_left_only_when_every_replica_of_the_other_has_its_state() -> None:
+    """Found by simulator seed 10: a responsible broker that was cut off took a chain in on its own, said so when
+    it was asked again, and what the chain's brokers had was deleted."""
+    network = Network((A, B, C))
+    network.do(A, lambda arc: arc.found(0))
+    network.candidates((A, B), A)
+    network.run()
+    network.do(C, lambda arc: arc.found(0))
+    network.write(C, b"p7@1")
+    network.cut = {(A, B), (B, A)}
+    network.candidates((A, B, C), C)
+    network.deliver(A, C, Know(network.view(A)))
+    network.settle()
+    network.run(seconds=3)
+    assert network.view(C).stage == CLOSED
+    assert network[A].ledger.trail == (b"p7@1",), "it is taken in, and B does not have it"
+    network.deliver(C, A, Know(network.view(C)))
+    network.settle()
+    assert network[C].ledger.trail == (b"p7@1",)
+    network.cut = set()
+    network.run()
+    assert network[B].ledger.trail == (b"p7@1",)
+    assert network.view(C).chain == Chain(0, A, A)
+
+
 def test_a_straggler_of_a_chain_that_was_taken_in_is_told_to_leave_it() -> None:
     network = Network((A, B, C, D, E))
     network.do(A, lambda arc: arc.found(0))
