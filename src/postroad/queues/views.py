@@ -1197,10 +1197,9 @@ class Arc:
     # What is said again until it is answered
 
     def _waits_for_answers(self) -> bool:
-        closed = self.view is not None and self.view.stage == CLOSED
         asks = self.told_of is not None
         unfilled = self.installing is not None and not self.serving
-        return bool(self.reading or unfilled or self.pending or asks or (closed and self.rival))
+        return bool(self.reading or unfilled or self.pending or asks or self.rival)
 
     def _resend(self) -> None:
         if self.told_of is not None:
@@ -1220,7 +1219,8 @@ class Arc:
             for node in self.installing.view.replicas:
                 if node not in self.installing.done:
                     self._send(node, offer)
-        if self.view is not None and self.view.stage == CLOSED and self.rival is not None:
+        if self.view is not None and self.rival is not None:
+            # Whether it is closed or was taken in long ago, the answer says so.
             self._send(self.rival.responsible, Know(self.view))
         if self.serving and self.pending:
             for node in self.acks:

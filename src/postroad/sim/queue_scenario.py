@@ -72,7 +72,8 @@ class QueueScenario:
         self._met = False
         self._addresses = [f"b{at}:7420" for at in range(self._count)]
         self._last = self._count - 1
-        self._second = self._count - self._count // 2 if seed % APART_EVERY == APART_EVERY // 2 else 0
+        apart = self._count > 1 and seed % APART_EVERY == APART_EVERY // 2
+        self._second = self._count - self._count // 2 if apart else 0
         late = chance.randrange(self._count) if chance.random() < 0.4 else 0
         for at in range(self._count):
             process = self._process(at)
@@ -114,7 +115,7 @@ class QueueScenario:
 
     def _told_of(self, at: int) -> tuple[str, ...]:
         """The brokers that one is told of when it starts."""
-        if self._second <= at < self._count and self._second and not self._met:
+        if 0 < self._second <= at < self._count and not self._met:
             return tuple(self._addresses[self._second : at])
         return tuple(self._addresses[: min(at, self._count)])
 

@@ -379,6 +379,23 @@ def test_a_straggler_of_a_chain_that_was_taken_in_is_told_to_leave_it() -> None:
     assert len(network.serving()) == 1
 
 
+def test_a_broker_that_is_no_elector_leaves_a_chain_that_was_taken_in() -> None:
+    """Found by simulator seed 52: it asked who is responsible, was told, and did not believe it for good."""
+    network = Network((A, C, D))
+    for founder in (A, C):
+        network.do(founder, lambda arc: arc.found(0))
+    network.deliver(C, D, Know(network.view(C)))
+    network.away = {D}
+    network.candidates((A, C), A, C)
+    network.run()
+    assert network.view(C).chain == Chain(0, A, A)
+    network.away = set()
+    assert network.view(D).chain == Chain(0, C, C)
+    network.deliver(A, D, Know(network.view(A)))
+    network.run()
+    assert network.view(D) == network.view(A)
+
+
 def test_writes_are_applied_in_order_once_and_gaps_are_sent_again() -> None:
     network = pair()
     lost: list[Message] = []
