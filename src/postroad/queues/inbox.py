@@ -10,8 +10,8 @@ transactional id that was kept or rejected; that outlives the messages and takes
 brokers. Nothing may pass an earlier message: a put names the id its source sent before it (`after`), and is
 answered `gap` while that one is not here. What is `full` leaves no trace, so that it can be sent again under
 its id. Where another chain was taken in, its sources go on under it, also with a message that was sent before
-anybody told the source which chain that is: a session is one source, whatever the chain. A session that ended in good order is forgotten a minute after its last message is gone, one that
-vanished after a day.
+anybody told the source which chain that is: a session is one source, whatever the chain. A session that ended
+in good order is forgotten a minute after its last message is gone, one that vanished after a day.
 
 **Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
 keep the order per source. An accept is given to one consumer, and to the same one again however often it
@@ -58,6 +58,7 @@ MAX_STAGED: Final = 1_024
 MAX_DECISIONS: Final = 65_536
 MAX_PRIORITY: Final = 9
 MESSAGE_OVERHEAD_BYTES: Final = 256
+RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
 SESSION_BYTES: Final = 8
@@ -399,6 +400,10 @@ class Inboxes:
         ]
         snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
         return _ENCODER.encode(snapshot)
+
+    def size(self) -> int:
+        records = sum(len(inbox.sources) + len(inbox.accepts) for inbox in self.inboxes.values())
+        return self.bytes + records * RECORD_BYTES
 
     def install(self, snapshot: bytes) -> None:
         self.inboxes, self.staged, self.decisions, self.chains, self.bytes = {}, {}, {}, [], 0

@@ -2,8 +2,8 @@
 
 Brokers crash one at a time or all at once, loudly or silently, in the midst of a turn; they are cut off from
 each other, stalled, join late, and lose their disks (as a new broker then, and never more of them than leaves
-a replica). Some worlds are two networks that were founded apart and meet. After that everything is healed, and
-the judge looks at what came of it.
+a replica). Some worlds are two networks that were founded apart and meet. After that everything is healed,
+and the judge looks at what came of it.
 """
 
 from __future__ import annotations
