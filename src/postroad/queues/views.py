@@ -527,6 +527,8 @@ class Arc:
         view = self.view
         if view is None:
             return
+        if view.stage == STARTED and self.me not in view.replicas and self._is_older(view):
+            self.drop_at = 0
         # The log may be ahead of the row.
         self.lapsed = (view.chain, max(view.epoch, self.epoch if self.chain == view.chain else 0))
         if view.responsible == self.me:

@@ -502,6 +502,24 @@ def test_what_the_tail_has_no_more_is_copied() -> None:
     assert network[B].ledger.trail == network[A].ledger.trail
 
 
+def test_who_left_the_replicas_keeps_its_state_for_a_while_and_not_beyond_a_restart() -> None:
+    network = wide((A, B, C, D, E))
+    network.write(A, b"p1@2")
+    network.candidates((C, D, A, B, E))
+    network.run(seconds=2)
+    assert network.serving() == [C]
+    assert network[A].core.chain is not None
+    network.crash(A)
+    network.restart(A)
+    assert network[A].ledger.trail == (b"p1@2",)
+    network.run(seconds=0)
+    assert network[A].core.chain is None
+    assert network[B].core.chain is not None
+    network.run(seconds=5)
+    assert network[B].core.chain is None
+    assert network[A].log == network[B].log == ()
+
+
 def test_records_that_do_not_lead_from_what_is_held_are_refused() -> None:
     network = pair()
     network.write(A, b"p1@2")
