@@ -335,7 +335,6 @@ class Rooms:
             settings=RingSettings(
                 heartbeat_us=config.queues.heartbeat_us,
                 silent_us=config.queues.silent_us,
-                gone_us=2 * config.queues.silent_us,
             ),
             topology=self.topology,
             direct=self.direct,

@@ -9,8 +9,9 @@ nothing else in here looks into it. Of each (chain of first sending, source) an 
 transactional id that was kept or rejected; that outlives the messages and takes the place of Fig. 3 at
 brokers. Nothing may pass an earlier message: a put names the id its source sent before it (`after`), and is
 answered `gap` while that one is not here. What is `full` leaves no trace, so that it can be sent again under
-its id. A session that ended in good order is forgotten a minute after its last message is gone, one that
-vanished after a day.
+its id. Where another chain was taken in, its sources go on under it, also with a message that was sent before
+anybody told the source which chain that is: a session is one source, whatever the chain. A session that ended
+in good order is forgotten a minute after its last message is gone, one that vanished after a day.
 
 **Consumers.** A source sticks to one consumer of an inbox for as long as that one stays, so several consumers
 keep the order per source. An accept is given to one consumer, and to the same one again however often it
@@ -57,6 +58,7 @@ MAX_STAGED: Final = 1_024
 MAX_DECISIONS: Final = 65_536
 MAX_PRIORITY: Final = 9
 MESSAGE_OVERHEAD_BYTES: Final = 256
+RECORD_BYTES: Final = 128  # of a source or an accept in a snapshot
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
 SESSION_BYTES: Final = 8
@@ -278,6 +280,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     inboxes: list[tuple[str, _InboxSnapshot]]
     staged: list[tuple[bytes, Stage]]
     decisions: list[tuple[bytes, tuple[bool, int]]]
+    chains: list[Chain] = []
 
 
 class _InboxSnapshot(msgspec.Struct, array_like=True):
@@ -336,6 +339,7 @@ class Inboxes:
         self.inboxes: dict[str, Inbox] = {}
         self.staged: dict[bytes, Stage] = {}
         self.decisions: dict[bytes, tuple[bool, int]] = {}  # whether it commits, and since when
+        self.chains: list[Chain] = []  # that were taken in
         self.bytes = 0  # of all messages, dead letters and staged ones among them
 
     # The interface of a replicated machine
@@ -394,15 +398,19 @@ class Inboxes:
             )
             for name, inbox in self.inboxes.items()
         ]
-        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()))
+        snapshot = _Snapshot(inboxes, list(self.staged.items()), list(self.decisions.items()), self.chains)
         return _ENCODER.encode(snapshot)
 
+    def size(self) -> int:
+        records = sum(len(inbox.sources) + len(inbox.accepts) for inbox in self.inboxes.values())
+        return self.bytes + records * RECORD_BYTES
+
     def install(self, snapshot: bytes) -> None:
-        self.inboxes, self.staged, self.decisions, self.bytes = {}, {}, {}, 0
+        self.inboxes, self.staged, self.decisions, self.chains, self.bytes = {}, {}, {}, [], 0
         if not snapshot:
             return
         read = _read(snapshot)
-        self.staged, self.decisions = dict(read.staged), dict(read.decisions)
+        self.staged, self.decisions, self.chains = dict(read.staged), dict(read.decisions), read.chains
         for name, saved in read.inboxes:
             inbox = self.inboxes[name] = Inbox(saved.owner, dict(saved.messages))
             inbox.numbers = {_key(message): number for number, message in saved.messages}
@@ -423,10 +431,11 @@ class Inboxes:
 
         Ids are compared per chain of first sending. Both have a table of one chain only if both took it in.
         """
-        del chain
+        self.chains.append(chain)
         if not snapshot:
             return
         read = _read(snapshot)
+        self.chains += [each for each in read.chains if each not in self.chains]
         for name, saved in read.inboxes:
             inbox = self.inboxes.setdefault(name, Inbox())
             inbox.owner = inbox.owner or saved.owner
@@ -507,16 +516,28 @@ class Inboxes:
             return Answer(
                 "each", 0, tuple([self._put_one(each, operation.now_us) for each in operation.messages])
             )
-        answer = self._admit(operation.messages)
+        messages = tuple(map(self._home, operation.messages))
+        answer = self._admit(messages)
         if answer.outcome != "kept":
             return answer
-        for message in operation.messages:
+        for message in messages:
             inbox = self.inboxes.setdefault(message.inbox, Inbox())
             if self._outcome(inbox, message).outcome == "kept":
                 self._keep(inbox, message, operation.now_us)
         return answer
 
+    def _home(self, message: Message) -> Message:
+        """Under the chain that its source is known by here."""
+        inbox = self.inboxes.get(message.inbox)
+        if self.chains and inbox is not None and (message.chain, message.source) not in inbox.sources:
+            for chain in self.chains:
+                if (chain, message.source) in inbox.sources:
+                    return replace(message, chain=chain)
+        return message
+
     def _put_one(self, message: Message, now_us: int) -> Answer:
+        if self.chains:
+            message = self._home(message)
         inbox = self.inboxes.get(message.inbox)
         owner = (message.chain, message.source)
         source = None if inbox is None else inbox.sources.get(owner)
@@ -798,6 +819,7 @@ class Inboxes:
         """`staged`, `known` (all was kept before), `rejected`, `gap`, `full`."""
         if operation.transaction in self.staged:
             return Answer("staged")
+        operation = replace(operation, messages=tuple(map(self._home, operation.messages)))
         answer = self._admit(operation.messages)
         if answer.outcome != "kept":
             return answer
