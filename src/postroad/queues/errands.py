@@ -246,8 +246,10 @@ class Errands:
     def tick(self, turn: Turn) -> None:
         now_us = turn.now_us
         for arc, route in list(self._routes.items()):
-            late = [errand for errand in route.errands.values() if errand.until_us <= now_us]
-            for errand in late:
+            while route.errands:
+                errand = next(iter(route.errands.values()))
+                if errand.until_us > now_us:
+                    break  # all have the same time, so the first is due first
                 self._forget(arc, errand)
                 late_answer = Done(errand.number, (), UnavailableError.code, self._silence())
                 errand.done(turn, late_answer, errand.task)

@@ -180,6 +180,7 @@ class Queues:
             kept=self._kept,
             moved=self._moved,
             stopped=self._stopped,
+            woken=self._woken,
         )
         self.errands = Errands(
             me=me,
@@ -238,6 +239,7 @@ class Queues:
         self.say(turn, node, About(arc, message))
 
     def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
+        turn.concerns = self
         self._hear(turn, self._ring.node_of(peer), decode(body))
 
     def _hear(self, turn: Turn, sender: Node, said: Said) -> None:
@@ -297,6 +299,9 @@ class Queues:
 
     # ---- arcs
 
+    def _woken(self, turn: Turn) -> None:
+        turn.concerns = self
+
     def _kept(self, turn: Turn, arc: int, kept: Kept) -> None:
         self.serving.kept(turn, arc, kept)
 
@@ -307,6 +312,7 @@ class Queues:
         self.errands.moved(turn, arc, view)
         if view.stage != STARTED:
             return
+        self.serving.begun()
         for receiver in list(self._receivers.values()):
             if receiver.arc == arc:
                 self._join(turn, receiver)
@@ -325,6 +331,7 @@ class Queues:
         return client
 
     def _send(self, turn: Turn, peer: Peer, message: Send) -> None:
+        turn.concerns = self
         _check_send(message)
         client = self._client(peer)
         try:
@@ -617,6 +624,7 @@ class Queues:
         )
 
     def _settle(self, turn: Turn, peer: Peer, message: Settle) -> None:
+        turn.concerns = self
         _check_settle(message)
         keys = tuple([decode_key(key) for key in message.keys])
         receiver = self._client(peer).receivers.get(message.number)
@@ -689,6 +697,7 @@ class Queues:
 
     def check(self) -> None:
         self.arcs.check()
+        self.serving.check()
 
 
 def _ignore(_turn: Turn, _done: Done, _task: object) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.errors import UnavailableError
+from postroad.errors import BugError, UnavailableError
 from postroad.queues.arcs import Arcs
 from postroad.queues.errands import Errands, Say
 from postroad.queues.inbox import (
@@ -79,6 +79,7 @@ MAX_WISH_BYTES: Final = 700 * KIB  # of what is written at once, or delivered in
 MAX_DELIVERED: Final = 256  # messages in one frame
 MAX_CONFIRMS: Final = 65_536  # deliveries of an arc that somebody wants to hear of; then the oldest does not
 SWEEP_US: Final = 30 * SECOND_US  # between two looks for sources that can be forgotten
+NEVER_US: Final = 1 << 62
 LOOK_US: Final = 100 * MILLISECOND_US  # between two looks for what is delayed or has expired
 UNDECIDED_US: Final = 10 * SECOND_US  # after which a transaction that nobody decides is aborted
 EXPRESS: Final = "express"
@@ -135,7 +136,8 @@ class Serving:
         self._arcs, self._errands, self._say = arcs, errands, say
         self._rejoin_us, self._max_express = rejoin_us, express_bytes
         self._served: dict[int, _Served] = {}
-        self._stirred: set[int] = set()  # arcs with something to write
+        self._stirred: dict[int, None] = {}  # arcs with something to write
+        self._due_us = 0  # nothing is due before: no arc is looked at
         self.counters = dict.fromkeys(
             (
                 "queue_kept_total",
@@ -159,13 +161,22 @@ class Serving:
             served.visible[name] = inbox.next_number
             for consumer in inbox.consumers:
                 served.absent[name, consumer] = turn.now_us + self._rejoin_us
-        served.look_us = turn.now_us
+        self._look_at(served, turn.now_us)
         return served
+
+    def begun(self) -> None:
+        """This broker may be responsible for more arcs: what waits in them is looked at."""
+        self._due_us = 0
+
+    def _look_at(self, served: _Served, at_us: int) -> None:
+        """Something is delayed or expires then, or a consumer that was lost."""
+        served.look_us = at_us
+        self._due_us = min(self._due_us, at_us)
 
     def stopped(self, turn: Turn, arc: int) -> None:
         """What is not kept has an unknown outcome: whoever asked asks the next one, and so do consumers."""
         served = self._served.pop(arc, None)
-        self._stirred.discard(arc)
+        self._stirred.pop(arc, None)
         if served is not None:
             for name, seats in served.seats.items():
                 for consumer, seat in seats.items():
@@ -176,7 +187,11 @@ class Serving:
             for seats in served.seats.values():
                 for seat in seats.values():
                     if seat.entry == node and seat.until_us is None:
-                        seat.until_us = turn.now_us + self._rejoin_us
+                        self._miss(turn, seat)
+
+    def _miss(self, turn: Turn, seat: _Seat) -> None:
+        seat.until_us = turn.now_us + self._rejoin_us
+        self._due_us = min(self._due_us, seat.until_us)
 
     def interrupted(self, turn: Turn, node: Node) -> None:
         """Messages on their way to that broker may be lost: its consumers get again what is not settled."""
@@ -228,7 +243,7 @@ class Serving:
         size: int = 0,
     ) -> None:
         served.wishes.append(_Wish(operations, durable, size + 256 * len(operations), then))
-        self._stirred.add(arc)
+        self._stirred[arc] = None
 
     # ---- sending
 
@@ -244,7 +259,7 @@ class Serving:
             self._confirm(turn, arc, served, sender, number, task)
             self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
             if any(message.not_before_us for message in task.messages):
-                served.look_us = turn.now_us
+                self._look_at(served, turn.now_us)
             for name in dict.fromkeys(message.inbox for message in task.messages):
                 self._pump(turn, arc, served, name)
             return
@@ -318,7 +333,7 @@ class Serving:
         seat = served.seats.get(task.inbox, {}).get(task.consumer)
         if task.lost:
             if seat is not None:
-                seat.until_us = turn.now_us + self._rejoin_us
+                self._miss(turn, seat)
             answer(turn, (Answer("left"),))
         else:
             self._unseat(turn, arc, served, task.inbox, task.consumer, answer)
@@ -364,7 +379,8 @@ class Serving:
             for given, outcome in zip(task.keys, outcomes, strict=True):
                 self._was_settled(turn, served, task.inbox, seat, given.key, outcome.outcome)
             answer(turn, outcomes)
-            served.look_us = turn.now_us if task.delay_us else served.look_us
+            if task.delay_us:
+                self._look_at(served, turn.now_us)
             self._pump(turn, arc, served, task.inbox)
 
         if operations:
@@ -481,7 +497,7 @@ class Serving:
         for name, _ in touched:
             self._pump(turn, arc, served, name)
         if served.wishes:
-            self._stirred.add(arc)
+            self._stirred[arc] = None
 
     # ---- writing
 
@@ -509,14 +525,13 @@ class Serving:
             self._arcs.submit(turn, arc, encode(*operations), durable=durable, applied=note)
             self._note_times(turn, served, operations)
 
-    @staticmethod
-    def _note_times(turn: Turn, served: _Served, operations: Iterable[Operation]) -> None:
+    def _note_times(self, turn: Turn, served: _Served, operations: Iterable[Operation]) -> None:
         for operation in operations:
             if (
                 isinstance(operation, Put | Stage)
                 and any(message.not_before_us or message.expires_us for message in operation.messages)
             ) or (isinstance(operation, Reject) and operation.not_before_us):
-                served.look_us = turn.now_us
+                self._look_at(served, turn.now_us)
 
     # ---- dead letters
 
@@ -545,6 +560,16 @@ class Serving:
     # ---- time
 
     def tick(self, turn: Turn) -> None:
+        if turn.now_us >= self._due_us:
+            self._look_around(turn)
+        while self._stirred:
+            arc = next(iter(self._stirred))
+            del self._stirred[arc]
+            served = self._served.get(arc)
+            if served is not None and self._arcs.serves(arc):
+                self._write(turn, arc, served)
+
+    def _look_around(self, turn: Turn) -> None:
         for arc in [arc for arc, _ in self._arcs.hosted() if self._arcs.serves(arc)]:
             served = self._served.get(arc)
             if served is None:
@@ -556,11 +581,7 @@ class Serving:
                 self._look_at_times(turn, arc, served)
             if served.sweep_us <= turn.now_us:
                 self._look_at_sources(turn, arc, served)
-        while self._stirred:
-            arc = self._stirred.pop()
-            served = self._served.get(arc)
-            if served is not None and self._arcs.serves(arc):
-                self._write(turn, arc, served)
+        self._due_us = min(self._times(), default=NEVER_US)
 
     def _look_at_consumers(self, turn: Turn, arc: int, served: _Served) -> None:
         for name, consumer in [each for each, until in served.absent.items() if until <= turn.now_us]:
@@ -616,7 +637,7 @@ class Serving:
                     self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
                     return
 
-    def next_deadline(self) -> int | None:
+    def _times(self) -> list[int]:
         times: list[int] = []
         for arc, served in self._served.items():
             if not self._arcs.serves(arc):
@@ -631,7 +652,15 @@ class Serving:
                 for seat in seats.values()
                 if seat.until_us is not None
             ]
-        return min(times, default=None)
+        return times
+
+    def next_deadline(self) -> int | None:
+        return None if self._due_us == NEVER_US else self._due_us
+
+    def check(self) -> None:
+        """BugError if something that always holds does not."""
+        if min(self._times(), default=NEVER_US) < self._due_us:
+            raise BugError("something of a queue is due before anybody looks")
 
     # ---- inspection
 
