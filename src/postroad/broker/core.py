@@ -76,8 +76,8 @@ class Broker:
         self._unanswered = Unanswered()
         self._counters = dict.fromkeys(COUNTERS, 0)
         # Plain events leave no room anything to do at the end of a turn, but for routing if a neighbour sent
-        # them, and messages of queues only their own room: a turn of nothing else goes without `_upkeep` until
-        # its time comes.
+        # them, and messages of queues only their own room: a turn of nothing else goes without `_upkeep`
+        # until its time comes.
         self._stirred = True  # something else happened in the turn under way
         self._concerned: dict[Room, None] = {}  # rooms that something in the turn under way concerns alone
         self._learned = False  # a neighbour sent events in the turn under way

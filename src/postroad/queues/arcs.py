@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from postroad.errors import PeerError, PostroadError
-from postroad.queues.inbox import Inboxes, Limits
+from postroad.queues.inbox import Inboxes, Limits, Operation
 from postroad.queues.messages import (
     Append,
     Kept,
@@ -268,12 +268,21 @@ class Arcs:
             self._run(turn, index, hosted)
 
     def submit(
-        self, turn: Turn, index: int, payload: bytes, *, durable: bool, applied: Callable[[Inboxes], None]
+        self,
+        turn: Turn,
+        index: int,
+        payload: bytes,
+        operations: Sequence[Operation],
+        *,
+        durable: bool,
+        applied: Callable[[Inboxes], None],
     ) -> None:
-        """Write to all replicas. `applied` is called once it is done here, and before it can be kept."""
-        hosted = self._hosted[index]
+        """Write operations, which the payload says, to all replicas. `applied` is called once it is done
+        here, and before it can be kept."""
+        hosted, machine = self._hosted[index], self.machine(index)
+        machine.expect(payload, operations)
         hosted.arc.submit(payload, turn.now_us, durable=durable)
-        applied(self.machine(index))
+        applied(machine)
         self._run(turn, index, hosted)
 
     def found(self, turn: Turn) -> int:

@@ -21,7 +21,7 @@ Ballot: TypeAlias = tuple[int, Node, int]  # round, proposer, the proposer's sta
 NO_BALLOT: Final[Ballot] = (0, b"", 0)
 
 
-class Chain(msgspec.Struct, frozen=True, array_like=True):
+class Chain(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
     """A chain of views. A rescue begins a chain of the same origin with the next generation."""
 
     generation: int

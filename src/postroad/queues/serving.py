@@ -44,11 +44,12 @@ from postroad.queues.inbox import (
     Revive,
     Stage,
     Sweep,
-    encode,
+    encode_each,
+    join,
     name_of,
     session_of,
 )
-from postroad.queues.messages import Kept, Node
+from postroad.queues.messages import Chain, Kept, Node
 from postroad.queues.talk import (
     DeadTask,
     DecideTask,
@@ -95,8 +96,10 @@ class _Wish:
     """Operations that are to be written."""
 
     operations: tuple[Operation, ...]
+    encoded: bytes
+    inboxes: Iterable[str]  # that they may add messages to, or change the order of
     durable: bool
-    size: int
+    timed: bool  # something of it is delayed or expires
     then: Then
 
 
@@ -116,7 +119,7 @@ class _Served:
     """An arc that this broker is responsible for."""
 
     place: bytes
-    wishes: list[_Wish] = field(default_factory=list)
+    wishes: deque[_Wish] = field(default_factory=deque)
     written: dict[int, tuple[list[_Wish], list[tuple[str, int]]]] = field(default_factory=dict)
     visible: dict[str, int] = field(default_factory=dict)  # inbox -> the number below which all is kept
     seats: dict[str, dict[str, _Seat]] = field(default_factory=dict)  # inbox -> consumer -> where it is
@@ -169,8 +172,8 @@ class Serving:
         self._due_us = 0
 
     def _look_at(self, served: _Served, at_us: int) -> None:
-        """Something is delayed or expires then, or a consumer that was lost."""
-        served.look_us = at_us
+        """Something that is delayed, expires or is to be decided may be due then."""
+        served.look_us = at_us if served.look_us is None else min(served.look_us, at_us)
         self._due_us = min(self._due_us, at_us)
 
     def stopped(self, turn: Turn, arc: int) -> None:
@@ -230,7 +233,13 @@ class Serving:
         elif isinstance(task, ReviveTask):
             self._revive(turn, arc, served, sender, number, task)
         else:
-            self._wish(arc, served, (_operation(task, turn.now_us),), answer, durable=True)
+            operation = _operation(task, turn.now_us)
+            if isinstance(operation, Resolve):
+                self._resolve(arc, served, operation, answer)
+            else:
+                self._wish(arc, served, (operation,), answer, durable=True)
+            if isinstance(operation, Stage):
+                self._look_at(served, turn.now_us + UNDECIDED_US + 1)
 
     def _wish(
         self,
@@ -239,10 +248,12 @@ class Serving:
         operations: tuple[Operation, ...],
         then: Then,
         *,
+        inboxes: Iterable[str] = (),
         durable: bool,
-        size: int = 0,
+        timed: bool = False,
     ) -> None:
-        served.wishes.append(_Wish(operations, durable, size + 256 * len(operations), then))
+        wish = _Wish(operations, encode_each(operations), inboxes, durable, timed, then)
+        served.wishes.append(wish)
         self._stirred[arc] = None
 
     # ---- sending
@@ -250,31 +261,38 @@ class Serving:
     def _put(self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask) -> None:
         core = self._arcs.get(arc)
         assert core is not None
-        if not all(core.knows(message.chain) for message in task.messages):
-            reason = "another network's messages are not taken in yet"
-            self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
-            return
+        known: Chain | None = None
+        inboxes: dict[str, None] = {}
+        durable = timed = False
+        for message in task.messages:
+            if message.chain != known:
+                known = message.chain
+                if not core.knows(known):
+                    reason = "another network's messages are not taken in yet"
+                    self._say(turn, sender, Done(number, (), UnavailableError.code, reason))
+                    return
+            inboxes[message.inbox] = None
+            durable = durable or message.ordered
+            timed = timed or message.not_before_us > 0 or message.expires_us > 0
         if task.form == EXPRESS:
             each = tuple([self._put_express(served, message) for message in task.messages])
             self._confirm(turn, arc, served, sender, number, task)
             self._say(turn, sender, Done(number, (Answer("each", 0, each),)))
-            if any(message.not_before_us for message in task.messages):
+            if timed:
                 self._look_at(served, turn.now_us)
-            for name in dict.fromkeys(message.inbox for message in task.messages):
+            for name in inboxes:
                 self._pump(turn, arc, served, name)
             return
 
         def kept(turn: Turn, answers: tuple[Answer, ...]) -> None:
-            outcomes = [each.outcome for each in answers[0].each] or [answers[0].outcome]
+            outcomes = [each.outcome for each in answers[0].each] or [answers[0].outcome] * len(task.messages)
             self.counters["queue_kept_total"] += outcomes.count("kept")
             self.counters["queue_full_total"] += outcomes.count("full")
             self._say(turn, sender, Done(number, answers))
             self._confirm(turn, arc, served, sender, number, task)
 
-        size = sum(message.size + len(message.inbox) for message in task.messages)
         put = Put(task.messages, turn.now_us, task.together)
-        durable = any(message.ordered for message in task.messages)
-        self._wish(arc, served, (put,), kept, durable=durable, size=size)
+        self._wish(arc, served, (put,), kept, inboxes=inboxes, durable=durable, timed=timed)
 
     def _confirm(
         self, turn: Turn, arc: int, served: _Served, sender: Node, number: int, task: PutTask
@@ -327,7 +345,7 @@ class Serving:
             self._pump(turn, arc, served, task.inbox)
 
         operation = Join(task.inbox, task.consumer, task.principal, task.admin, turn.now_us)
-        self._wish(arc, served, (operation,), joined, durable=first)
+        self._wish(arc, served, (operation,), joined, inboxes=(task.inbox,), durable=first)
 
     def _leave(self, turn: Turn, arc: int, served: _Served, task: LeaveTask, answer: Then) -> None:
         seat = served.seats.get(task.inbox, {}).get(task.consumer)
@@ -354,7 +372,8 @@ class Serving:
                 then(turn, answers)
             self._pump(turn, arc, served, name)
 
-        self._wish(arc, served, (Leave(name, consumer, held, turn.now_us),), left, durable=False)
+        leave = Leave(name, consumer, held, turn.now_us)
+        self._wish(arc, served, (leave,), left, inboxes=(name,), durable=False)
 
     def _settle(self, turn: Turn, arc: int, served: _Served, task: SettleTask, answer: Then) -> None:
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
@@ -384,7 +403,9 @@ class Serving:
             self._pump(turn, arc, served, task.inbox)
 
         if operations:
-            self._wish(arc, served, tuple(operations), settled, durable=durable)
+            timed = task.delay_us > 0
+            inboxes = (task.inbox,)
+            self._wish(arc, served, tuple(operations), settled, inboxes=inboxes, durable=durable, timed=timed)
         else:
             settled(turn, ())
 
@@ -507,10 +528,10 @@ class Serving:
         while served.wishes and not core.refusal():
             taken: list[_Wish] = []
             size = 0
-            while served.wishes and (not taken or size + served.wishes[0].size <= MAX_WISH_BYTES):
-                wish = served.wishes.pop(0)
+            while served.wishes and (not taken or size + len(served.wishes[0].encoded) <= MAX_WISH_BYTES):
+                wish = served.wishes.popleft()
                 taken.append(wish)
-                size += wish.size
+                size += len(wish.encoded)
             operations = [operation for wish in taken for operation in wish.operations]
             durable = any(wish.durable for wish in taken)
             self.counters["queue_writes_total"] += 1
@@ -518,19 +539,11 @@ class Serving:
             number = core.applied + 1
             touched: list[tuple[str, int]] = []
             served.written[number] = (taken, touched)
-            names = dict.fromkeys(name for operation in operations for name in _inboxes_of(operation))
-            if any(isinstance(operation, Resolve | Sweep) for operation in operations):
-                names = dict.fromkeys([*names, *self._arcs.machine(arc).inboxes])
+            names = dict.fromkeys(name for wish in taken for name in wish.inboxes)
             note = partial(_note_numbers, names, touched)
-            self._arcs.submit(turn, arc, encode(*operations), durable=durable, applied=note)
-            self._note_times(turn, served, operations)
-
-    def _note_times(self, turn: Turn, served: _Served, operations: Iterable[Operation]) -> None:
-        for operation in operations:
-            if (
-                isinstance(operation, Put | Stage)
-                and any(message.not_before_us or message.expires_us for message in operation.messages)
-            ) or (isinstance(operation, Reject) and operation.not_before_us):
+            payload = join(len(operations), [wish.encoded for wish in taken])
+            self._arcs.submit(turn, arc, payload, operations, durable=durable, applied=note)
+            if any(wish.timed for wish in taken):
                 self._look_at(served, turn.now_us)
 
     # ---- dead letters
@@ -555,7 +568,7 @@ class Serving:
             self._say(turn, sender, Done(number, answers))
 
         operation = Revive(task.inbox, task.count, task.drop, turn.now_us)
-        self._wish(arc, served, (operation,), revived, durable=True)
+        self._wish(arc, served, (operation,), revived, inboxes=(task.inbox,), durable=True)
 
     # ---- time
 
@@ -608,7 +621,7 @@ class Serving:
             due.append(now_us + UNDECIDED_US)
         served.look_us = max(min(due), now_us + LOOK_US) if due else None
         if expired:
-            self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
+            self._sweep(arc, served, now_us)
         for name in list(served.seats):
             self._pump(turn, arc, served, name)
         for stage in machine.undecided(now_us - UNDECIDED_US):
@@ -622,10 +635,16 @@ class Serving:
             served = self._served.get(arc)
             if served is not None and done.answers and done.answers[0].outcome in ("committed", "aborted"):
                 commit = done.answers[0].outcome == "committed"
-                resolve = Resolve(stage.transaction, commit, turn.now_us)
-                self._wish(arc, served, (resolve,), _nothing, durable=True)
+                self._resolve(arc, served, Resolve(stage.transaction, commit, turn.now_us), _nothing)
 
         self._errands.ask(turn, home, DecideTask(stage.transaction, False), decided)
+
+    def _resolve(self, arc: int, served: _Served, resolve: Resolve, then: Then) -> None:
+        stage = self._arcs.machine(arc).staged.get(resolve.transaction)
+        messages = () if stage is None else stage.messages
+        inboxes = dict.fromkeys(message.inbox for message in messages)
+        timed = any(message.not_before_us or message.expires_us for message in messages)
+        self._wish(arc, served, (resolve,), then, inboxes=inboxes, durable=True, timed=timed)
 
     def _look_at_sources(self, turn: Turn, arc: int, served: _Served) -> None:
         now_us = turn.now_us
@@ -634,8 +653,12 @@ class Serving:
             for source in inbox.sources.values():
                 idle = not source.waiting and not source.others and not source.staged
                 if idle and source.touched_us <= now_us - (ENDED_US if source.ended else FORGET_US):
-                    self._wish(arc, served, (Sweep(now_us),), _nothing, durable=False)
+                    self._sweep(arc, served, now_us)
                     return
+
+    def _sweep(self, arc: int, served: _Served, now_us: int) -> None:
+        inboxes = self._arcs.machine(arc).inboxes
+        self._wish(arc, served, (Sweep(now_us),), _nothing, inboxes=inboxes, durable=False)
 
     def _times(self) -> list[int]:
         times: list[int] = []
@@ -751,16 +774,6 @@ def _verdict(task: SettleTask, given: MessageKey, now_us: int) -> Operation:
     return Reject(
         task.inbox, given.key, task.consumer, task.reason, dead, not_before_us, now_us, given.attempt
     )
-
-
-def _inboxes_of(operation: Operation) -> Iterable[str]:
-    match operation:
-        case Put() | Stage():
-            return [message.inbox for message in operation.messages]
-        case Accept() | Reject() | Join() | Leave() | Revive() | End():
-            return [operation.inbox]
-        case _:
-            return []
 
 
 def _parts(handed: list[Handed]) -> Iterable[tuple[Handed, ...]]:
