@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from postroad.errors import (
+    BugError,
     DeniedError,
     FullError,
     PeerError,
@@ -36,6 +37,7 @@ from postroad.queues.inbox import (
     SESSION_BYTES,
     Answer,
     Message,
+    join,
     kind_of,
     name_of,
     session_of,
@@ -78,7 +80,7 @@ from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
-from postroad.units import MIB, SECOND_US
+from postroad.units import KIB, MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import (
     EndSession,
@@ -108,6 +110,7 @@ MAX_REASON: Final = 1_000
 MAX_KEY_BYTES: Final = 1_024
 MAX_CHAIN_BYTES: Final = 64
 FRAME_OVERHEAD_BYTES: Final = 192  # of a message: its numbers and its chain
+MAX_OUTGOING_BYTES: Final = 256 * KIB  # of several things that are said to a broker in one frame
 MAX_NAMES_BYTES: Final = 2 * SESSION_BYTES + 2 * 255  # of a message, at most
 
 
@@ -146,6 +149,14 @@ class _Confirming:
     waiting: set[int]  # places within the task
 
 
+@dataclass(slots=True)
+class _Outgoing:
+    """What is said to another broker in this turn."""
+
+    said: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
 class Queues:
     def __init__(
         self,
@@ -167,6 +178,7 @@ class Queues:
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
         self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
+        self._outgoing: dict[int, _Outgoing] = {}  # what was said in this turn, by broker
         self._ring_changed = True
         self.arcs = Arcs(
             board,
@@ -234,14 +246,37 @@ class Queues:
             self._hear(turn, node, said)
             return True
         number = self._ring.number(node)
-        return number is not None and self._direct.send(turn, number, ROOM, encode(said))
+        if number is None:
+            return False
+        data = encode(said)
+        outgoing = self._outgoing.get(number)
+        if outgoing is not None and outgoing.size + len(data) > MAX_OUTGOING_BYTES:
+            del self._outgoing[number]
+            self._direct.send(turn, number, ROOM, join(len(outgoing.said), outgoing.said))
+            outgoing = None
+        size = len(data) + (FRAME_OVERHEAD_BYTES if outgoing is None else outgoing.size)
+        if not self._direct.takes(turn, number, size):
+            return False
+        if outgoing is None:
+            outgoing = self._outgoing[number] = _Outgoing()
+        outgoing.said.append(data)
+        outgoing.size = size
+        return True
+
+    def _flush(self, turn: Turn) -> None:
+        """What was said in this turn goes out. What is lost on the way is said again by whoever waits."""
+        while self._outgoing:
+            number, outgoing = self._outgoing.popitem()
+            self._direct.send(turn, number, ROOM, join(len(outgoing.said), outgoing.said))
 
     def _say_of_arc(self, turn: Turn, node: Node, arc: int, message: ArcMessage) -> None:
         self.say(turn, node, About(arc, message))
 
     def _received(self, turn: Turn, peer: Peer, body: bytes) -> None:
         turn.concerns = self
-        self._hear(turn, self._ring.node_of(peer), decode(body))
+        node = self._ring.node_of(peer)
+        for said in decode(body):
+            self._hear(turn, node, said)
 
     def _hear(self, turn: Turn, sender: Node, said: Said) -> None:
         match said:
@@ -731,6 +766,7 @@ class Queues:
         self.serving.tick(turn)
         self.arcs.tick(turn)
         self._reports.tick(turn)
+        self._flush(turn)
 
     def _closest(self, count: int, key: bytes) -> list[Node]:
         return self._ring.closest(key, count)
@@ -740,6 +776,8 @@ class Queues:
         return min((due for room in rooms if (due := room.next_deadline()) is not None), default=None)
 
     def check(self) -> None:
+        if self._outgoing:
+            raise BugError("something was said to other brokers, and the turn ended without sending it")
         self.arcs.check()
         self.serving.check()
 
