@@ -229,9 +229,19 @@ class End(_Operation, frozen=True, tag=13):
     now_us: int
 
 
+class AcceptEach(_Operation, frozen=True, tag=14):
+    """As an Accept of each, in turn."""
+
+    inbox: str
+    keys: tuple[Key, ...]
+    consumer: str
+    now_us: int
+
+
 Operation: TypeAlias = (
     Put | Accept | Reject | Refuse | Join | Leave | Sweep | Revive | Stage | Decide | Resolve | Forget | End
-)
+    | AcceptEach
+)  # fmt: skip
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -239,10 +249,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     outcome: str
     last: int = 0
-    each: tuple[Answer, ...] = ()  # of a put that is not together, unless all have the same outcome
+    each: tuple[Answer, ...] = ()  # where there are several, unless all have the same outcome
 
 
 KEPT: Final = Answer("kept")
+ACCEPTED: Final = Answer("accepted")
 
 
 class Source(msgspec.Struct):
@@ -398,6 +409,8 @@ class Inboxes:
                 return Answer("done")
             case End():
                 return self._end(operation)
+            case AcceptEach():
+                return self._accept_each(operation)
 
     def snapshot(self) -> bytes:
         inboxes = [
@@ -731,6 +744,52 @@ class Inboxes:
             return Answer("early")
         self._settle(inbox, source, key, operation.consumer, operation.now_us)
         return Answer("accepted")
+
+    def _accept_each(self, operation: AcceptEach) -> Answer:
+        """As `_accept`; `each`."""
+        inbox, keys = self.inboxes.get(operation.inbox), operation.keys
+        consumer, now_us = operation.consumer, operation.now_us
+        answers: list[Answer] = []
+        position = 0
+        while position < len(keys):
+            count = (
+                0 if inbox is None else self._accept_run(inbox, keys, position, consumer, operation.now_us)
+            )
+            if count:
+                answers += [ACCEPTED] * count
+            else:
+                answers.append(self._accept(Accept(operation.inbox, keys[position], consumer, now_us)))
+                count = 1
+            position += count
+        if answers.count(ACCEPTED) == len(answers):
+            return ACCEPTED
+        return Answer("each", 0, tuple(answers))
+
+    def _accept_run(self, inbox: Inbox, keys: tuple[Key, ...], start: int, consumer: str, now_us: int) -> int:
+        """Accept as many transactional messages as are the first ones of one source; how many it were."""
+        chain, name, _ = keys[start]
+        source = inbox.sources.get((chain, name))
+        if source is None or source.consumer != consumer:
+            return 0
+        size = count = 0
+        for number, key in zip(source.waiting, keys[start:], strict=False):
+            message = inbox.messages[number]
+            if key[2] != message.id or key[1] != name or key[0] != chain:
+                break
+            del inbox.messages[number], inbox.numbers[key], inbox.lanes[message.priority][number]
+            _remember(inbox, key, consumer)
+            size += len(message.payload) + len(message.attributes) + MESSAGE_OVERHEAD_BYTES
+            count += 1
+        if count:
+            del source.waiting[:count]
+            source.touched_us, source.accepted, source.accepted_by = (
+                now_us,
+                keys[start + count - 1][2],
+                consumer,
+            )
+            inbox.bytes -= size
+            self.bytes -= size
+        return count
 
     def _settle(self, inbox: Inbox, source: Source, key: Key, consumer: str, now_us: int) -> Message:
         message = self._remove(inbox, key)

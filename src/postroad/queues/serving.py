@@ -27,7 +27,7 @@ from postroad.queues.inbox import (
     ENDED_US,
     FORGET_US,
     MAX_TOGETHER,
-    Accept,
+    AcceptEach,
     Answer,
     Decide,
     End,
@@ -377,16 +377,18 @@ class Serving:
 
     def _settle(self, turn: Turn, arc: int, served: _Served, task: SettleTask, answer: Then) -> None:
         inbox = self._arcs.machine(arc).inboxes.get(task.inbox)
-        operations: list[Operation] = []
         durable = False
-        for given in task.keys:
-            if given.express:
-                continue
+        written = [given for given in task.keys if not given.express]
+        for given in written:
             number = None if inbox is None else inbox.numbers.get(given.key)
-            durable |= inbox is not None and number is not None and inbox.messages[number].ordered
-            operations.append(_verdict(task, given, turn.now_us))
+            if inbox is not None and number is not None and inbox.messages[number].ordered:
+                durable = True
+                break
+        operations = _verdicts(task, written, turn.now_us)
 
         def settled(turn: Turn, answers: tuple[Answer, ...]) -> None:
+            if task.verdict == "accept" and answers:
+                answers = answers[0].each or answers * len(written)
             stored = iter(answers)
             outcomes = tuple(
                 [
@@ -405,7 +407,7 @@ class Serving:
         if operations:
             timed = task.delay_us > 0
             inboxes = (task.inbox,)
-            self._wish(arc, served, tuple(operations), settled, inboxes=inboxes, durable=durable, timed=timed)
+            self._wish(arc, served, operations, settled, inboxes=inboxes, durable=durable, timed=timed)
         else:
             settled(turn, ())
 
@@ -766,13 +768,15 @@ def _operation(task: object, now_us: int) -> Operation:
             raise TypeError(f"{task} is not one operation")
 
 
-def _verdict(task: SettleTask, given: MessageKey, now_us: int) -> Operation:
+def _verdicts(task: SettleTask, written: list[MessageKey], now_us: int) -> tuple[Operation, ...]:
     if task.verdict == "accept":
-        return Accept(task.inbox, given.key, task.consumer, now_us)
-    dead = task.verdict == "dead"
+        keys = tuple([given.key for given in written])
+        return (AcceptEach(task.inbox, keys, task.consumer, now_us),) if keys else ()
+    inbox, consumer, reason, dead = task.inbox, task.consumer, task.reason, task.verdict == "dead"
     not_before_us = now_us + task.delay_us if task.delay_us else 0
-    return Reject(
-        task.inbox, given.key, task.consumer, task.reason, dead, not_before_us, now_us, given.attempt
+    return tuple(
+        Reject(inbox, given.key, consumer, reason, dead, not_before_us, now_us, given.attempt)
+        for given in written
     )
 
 
