@@ -151,12 +151,12 @@ class Broker:
         return turn.effects
 
     def _handled(self, turn: Turn, handle: Callable[[], None]) -> None:
-        turn.concerns = None
         handle()
-        if turn.concerns is None:
+        room, turn.concerns = turn.concerns, None
+        if room is None:
             self._stirred = True
         else:
-            self._concerned[turn.concerns] = None
+            self._concerned[room] = None
 
     def _happened(self, turn: Turn, item: Input) -> None:
         """Anything but a frame or an answer of the disk."""
@@ -245,7 +245,7 @@ class Broker:
 
     def _refuse(self, turn: Turn, connection: int, error: PeerError) -> None:
         """The peer broke the protocol: it is told why and closed, and nothing else of it counts."""
-        self._stirred = True
+        self._stirred, turn.concerns = True, None
         self._counters["refused_frames_total"] += 1
         self._rooms.links.refuse(turn, connection, error)
 
