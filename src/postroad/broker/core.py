@@ -131,7 +131,7 @@ class Broker:
                 self._happened(turn, item)
         rooms.intake.tick(turn)
         noted = 0 if tracking is None else len(tracking.noted)
-        awake = self._stirred or now_us >= self._upkeep_us
+        awake = self._stirred or turn.stirs or now_us >= self._upkeep_us
         if awake:
             for room in rooms.in_order:
                 room.tick(turn)
@@ -142,6 +142,8 @@ class Broker:
             for room in self._concerned:
                 room.tick(turn)
             self._look_at_deadlines(self._concerned)
+            if turn.stirs:
+                self._upkeep_us = self._upkeep_deadline()
         self._concerned.clear()
         if tracking is not None and (self._stirred or self._learned or len(tracking.noted) > noted):
             tracking.record()  # some of it may be of another time, which must be known soon

@@ -108,7 +108,7 @@ class DirectPeers:
         if sum(peer.sought for peer in self._peers.values()) >= MAX_PEERS:
             return None
         self._dials += 1
-        turn.concerns = None  # the links dial
+        turn.stirs = True  # the links dial
         self._links.dial_directly(turn, broker, address, self._not_reached)
         peer = self._peers[broker] = _Peer(used_us=turn.now_us, sought=True)
         return peer

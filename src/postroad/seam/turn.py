@@ -87,7 +87,7 @@ class Unanswered:
 class Turn:
     """`busy`: something came in with it, so others wait for what it does."""
 
-    __slots__ = ("_unanswered", "busy", "concerns", "effects", "now_us")
+    __slots__ = ("_unanswered", "busy", "concerns", "effects", "now_us", "stirs")
 
     def __init__(self, now_us: int, unanswered: Unanswered, *, busy: bool = False) -> None:
         self.now_us = now_us
@@ -96,6 +96,7 @@ class Turn:
         # The room that what is being handled concerns, if it leaves no other one anything to do: its handler
         # says so, and only that room has its `tick` then.
         self.concerns: Room | None = None
+        self.stirs = False  # something in this turn concerns other rooms all the same
         self._unanswered = unanswered
 
     # ---- the network
