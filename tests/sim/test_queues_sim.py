@@ -88,14 +88,17 @@ def test_the_judge_sees_a_message_that_passes_another(monkeypatch: pytest.Monkey
 
 
 def test_the_judge_sees_a_message_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Inboxes._insert
+    real = Inboxes._put
 
-    def lossy(self: Inboxes, box: inbox.Inbox, message: Message, source: inbox.Source) -> None:
-        real(self, box, message, source)
-        if message.id == 7:
-            self._remove(box, (message.chain, message.source, message.id))
+    def lossy(self: Inboxes, put: inbox.Put) -> inbox.Answer:
+        answer = real(self, put)
+        for message in put.messages:
+            key = (message.chain, message.source, message.id)
+            if message.id == 7 and key in self.inboxes[message.inbox].numbers:
+                self._remove(self.inboxes[message.inbox], key)
+        return answer
 
-    monkeypatch.setattr(Inboxes, "_insert", lossy)
+    monkeypatch.setattr(Inboxes, "_put", lossy)
     assert run(4, 20, faults=False).rule in ("lost", "order")
 
 

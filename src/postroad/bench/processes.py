@@ -158,6 +158,10 @@ class Running:
         place = self.processes.index(process)
         del self.processes[place], self.logs[place]
 
+    def freeze(self, broker: int) -> None:
+        """As if its machine had fallen silent: its connections stay. To be killed before the end."""
+        _signal_group(self.measured[broker], signal.SIGSTOP)
+
     def stop(self) -> None:
         """Each group is asked to end, later ones first, and made to when it does not."""
         for process in reversed(self.processes):

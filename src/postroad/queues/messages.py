@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[int, int]  # an epoch and how many of its writes: one s
 NO_BALLOT: Final[Ballot] = (0, b"", 0)
 
 
-class Chain(msgspec.Struct, frozen=True, array_like=True):
+class Chain(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
     """A chain of views. A rescue begins a chain of the same origin with the next generation."""
 
     generation: int
