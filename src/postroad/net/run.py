@@ -138,6 +138,7 @@ async def _serve(node: _Node) -> int:
         max_connections=node.max_connections,
         max_batch_bytes=config.broker.limits.batch_bytes,
         window_bytes=MAX_WINDOW,
+        total_bytes=config.broker.delivery.half_bytes,
         tls_server=node.tls_server,
         tls_client=node.tls_client,
         historian=historian,

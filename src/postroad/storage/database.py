@@ -42,6 +42,7 @@ _FACTS: Final = (
     " checksum INTEGER NOT NULL, PRIMARY KEY (name, key)) STRICT, WITHOUT ROWID"
 )
 
+
 Fact = tuple[bytes, bytes, bytes, int]  # name, key, value, checksum
 BrokerRow = tuple[int, bytes, str, int, int]  # number, node, name, boot, starts
 

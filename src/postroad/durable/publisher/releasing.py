@@ -31,6 +31,7 @@ from postroad.seam.peers import Peer
 from postroad.seam.storage import MAX_TICK
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
+from postroad.streams.routing import MAX_AHEAD_US
 from postroad.units import SECOND_US
 from postroad.wire.frames import Release, encode
 
@@ -97,7 +98,7 @@ class Releasing:
         """What the durable subscriptions of this broker say."""
         self._merger.report(pubend, report)
 
-    def _received(self, _turn: Turn, _peer: Peer, message: Release) -> None:
+    def _received(self, turn: Turn, _peer: Peer, message: Release) -> None:
         """What a neighbour further down in the tree says."""
         for pubend, owner, serial, released, delivered, ended in message.reports:
             if not (0 < owner <= _MAX_U32 and 0 <= serial <= MAX_TICK and 0 <= pubend < 1 << 64):
@@ -115,6 +116,9 @@ class Releasing:
             origin = pubend >> 32
             known = pubend in self._mine if origin == self._me else bool(self._topology.pubends(origin))
             known = known and owner != self._me and owner in self._topology
+            known = (
+                known and delivered <= turn.now_us + MAX_AHEAD_US
+            )  # else what comes would count as released
             if known and self._has_room(pubend, owner):
                 report = Report(
                     owner=owner,
