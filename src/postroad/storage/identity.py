@@ -146,7 +146,7 @@ class DataFolder:
 
     def _refuse_old_log(self) -> None:
         log = self.path / LOG_FOLDER
-        if log.is_dir() and any(parse_name(one.name) for one in log.iterdir()):
+        if log.is_dir() and any(parse_name(file.name) for file in log.iterdir()):
             raise StorageError(
                 f"{self.path / DATABASE} is lost, and {log} holds a log that belongs to it: put the database"
                 f" back, or give the events up by moving {log} away"

@@ -11,6 +11,7 @@ below it is told L.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from postroad.durable.publisher.pubend import DurablePubend
@@ -24,7 +25,7 @@ from postroad.durable.publisher.release import (
     read_owner,
 )
 from postroad.errors import PeerError, UnavailableError
-from postroad.ids import is_volatile, pubend_text
+from postroad.ids import is_history, is_volatile, pubend_text
 from postroad.overlay.topology import Topology
 from postroad.seam.peers import Peer
 from postroad.seam.storage import MAX_TICK
@@ -81,7 +82,9 @@ class Releasing:
         self._pubends[pubend.id] = (pubend, root)
 
     def _root(self, pubend: int, now_us: int) -> ReleaseRoot:
-        root = ReleaseRoot(pubend, self._policy, now_us=now_us)
+        # What nobody needs of a broker's history it has stored elsewhere.
+        policy = replace(self._policy, keep_us=self._policy.grace_us) if is_history(pubend) else self._policy
+        root = ReleaseRoot(pubend, policy, now_us=now_us)
         root.recover(self._rows)
         return root
 
