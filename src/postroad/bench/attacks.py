@@ -229,7 +229,7 @@ def queued(place: Place) -> None:
     client, number = place.client(), 0
     while place.going_on:
         number += 1
-        posting = Posting(inbox=f"attack-{number % 5_000}", id=number, payload=bytes(1_000), after=number - 1)
+        posting = Posting(inbox=f"attack-{number % 5_000}", id=number, payload=bytes(1_000), after=0)
         client.say(
             Send(number=number, source="attacker", session=bytes(16), form="express", messages=(posting,))
         )

@@ -23,7 +23,7 @@ from postroad.bench.attacks import ATTACKS
 from postroad.bench.processes import Running, free_port, resident_bytes
 from postroad.client.aio import Client, connect
 from postroad.client.subscription import Subscription
-from postroad.errors import UsageError
+from postroad.errors import BugError, UsageError
 from postroad.events import Event
 from postroad.units import MIB
 
@@ -156,6 +156,8 @@ async def _measure(
             if not ended.done():
                 attack.kill()
             await ended
+        if attack.returncode:
+            raise BugError(f"the attack {name!r} ended with code {attack.returncode}: it shows nothing")
         await asyncio.sleep(SETTLE_S)
         honest.phase = "after"
         await asyncio.sleep(seconds)
