@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -127,6 +128,22 @@ def test_without_any_discovery_node_multicast_or_the_brokers_of_last_time_serve(
     assert is_good(world, requester)
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_by_multicast_a_search_takes_a_cookie_a_response_and_a_ping(linked: bool) -> None:
+    """Paper 9, figure 12; nobody waits for those who have nothing to say."""
+    world = DiscoveryWorld(11, lambda *_: 3 * MS, quality=Quality(jitter_us=JITTER_US))
+    for number in range(5):
+        world.broker(f"b{number}", links=[f"b{number - 1}"] if number and linked else [])
+    world.run(15 * SECOND_US)
+    requester = world.requester("c", multicast=True)
+    world.finish(requester)
+    found = requester.search.found
+    assert found is not None
+    assert len(found.candidates) == 5
+    # A round trip for each of the three, 1 ms between pings, and the time of simulated turns.
+    assert found.phases_us["total"] <= 3 * 2 * (3 * MS + JITTER_US) + 2 * MS + 2 * MS
+
+
 def test_every_search_ends_within_its_timeout_also_where_nobody_answers() -> None:
     world = network(4)
     for name in world.brokers:
@@ -180,6 +197,29 @@ def test_a_crowd_that_arrives_at_once_spreads_over_equally_near_brokers(crowd: i
     assert set(counts) == set(world.brokers)
     assert min(counts.values()) >= crowd / 10
     assert max(counts.values()) <= crowd / 3
+
+
+def test_clients_leave_a_broker_that_became_much_worse_and_do_not_swing_back() -> None:
+    """Every client is the product's core, which reviews its choice once a minute."""
+    world = DiscoveryWorld(10, lambda one, other: (9 if "b0" in (one, other) else 10) * MS)
+    world.node("n")
+    for number in range(3):
+        world.broker(f"b{number}", links=[f"b{number - 1}"] if number else [], nodes=["n"])
+    world.run(15 * SECOND_US)
+    clients = [world.client(f"c{number}", nodes=["n"]) for number in range(30)]
+    world.run(300 * SECOND_US)
+    at_first = Counter(one.arrived[-1] for one in clients)
+    assert all(len(one.arrived) == 1 for one in clients), "nobody moves without a reason"
+    assert at_first["b0"] >= 5, "the nearest by a little"
+    busy = world.brokers["b0"]
+    busy.load = replace(busy.load, cpu_share=1.0)
+    world.run(600 * SECOND_US)
+    moved = [one for one in clients if len(one.arrived) > 1]
+    assert {one.arrived[-1] for one in clients} == {"b1", "b2"}
+    assert len(moved) == at_first["b0"]
+    busy.load = replace(busy.load, cpu_share=0.1)
+    world.run(900 * SECOND_US)
+    assert max(len(one.arrived) for one in clients) == 2, "nobody swings back"
 
 
 class Attacker:
