@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -16,7 +17,17 @@ from postroad.sim.discovery import BROKER_PORT, NODE_PORT, DiscoveryWorld, Reque
 from postroad.sim.machine.disk import CrashStyle
 from postroad.sim.machine.network import Quality
 from postroad.units import MILLISECOND_US, SECOND_US
-from postroad.wire.discovery import MIN_REQUEST_BYTES, Cookie, Inject, Kind, Request, decode, encode, padded
+from postroad.wire.discovery import (
+    MIN_REQUEST_BYTES,
+    Cookie,
+    Inject,
+    Kind,
+    Pong,
+    Request,
+    decode,
+    encode,
+    padded,
+)
 
 MS = MILLISECOND_US
 JITTER_US = 300
@@ -231,7 +242,7 @@ class Attacker:
         self.name = name
         self.heard: list[bytes] = []
         self._network = world.network
-        world._place(name)
+        world.place(name)
         world.network.bind((name, 1), self)
 
     def datagram(self, source: Endpoint, data: bytes, group: Endpoint | None) -> None:
@@ -302,6 +313,41 @@ def test_a_replayed_request_is_answered_neither_twice_nor_to_another_address() -
     world.run(2 * SECOND_US)
     assert responses(world) == before
     assert {type(decode(one)) for one in attacker.heard} == {Cookie}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lose", [0.0, 0.1, 0.2, 0.3])
+def test_a_campaign_of_loss_death_partitions_and_forgery(lose: float) -> None:
+    """Every search ends in time. Nearly always it finds the best broker, or one within 10% of it."""
+    good = total = failed = 0
+    for seed in range(100, 112):
+        world = network(seed, nodes=2, lose=lose)
+        attacker, random = Attacker(world, f"s{seed}attacker"), Random(seed)
+        for number in range(10):
+            name = f"s{seed}c{number}"
+            if number == 3:
+                world.nodes[f"s{seed}n0"].crash(silently=True, style=CrashStyle())
+            if number == 5:
+                world.brokers[f"s{seed}b7"].crash(silently=True, style=CrashStyle())
+            if number == 7:  # of the network, by which the request spreads, and not of its requester
+                until_us = world.world.now_us + 20 * SECOND_US
+                world.network.block(f"s{seed}b0", f"s{seed}b1", until_us)
+            requester = world.requester(name, nodes=list(world.nodes))
+            for _ in range(20):
+                node = random.choice(list(world.nodes))
+                forged = Request(uuid=random.randbytes(16), attempt=1, sent_us=0, cookie=random.randbytes(24))
+                data = encode(padded(forged, MIN_REQUEST_BYTES))
+                attacker.send((name, 40_000), (node, NODE_PORT), data)
+                pong = encode(Pong(key=random.randbytes(24), sent_us=0, time_us=0))
+                attacker.send((f"s{seed}b0", BROKER_PORT), (name, 40_000), pong)
+            world.finish(requester)
+            assert requester.ended_us - requester.started_us <= SearchSettings().timeout_us + MS
+            total += 1
+            failed += requester.search.found is None
+            good += requester.search.found is not None and is_good(world, requester)
+    print(f"loss {lose}: {good} of {total} good, {failed} without a choice")  # noqa: T201
+    assert failed == 0
+    assert good >= total * 0.97, f"{good} of {total}"
 
 
 def responses(world: DiscoveryWorld) -> int:

@@ -295,13 +295,10 @@ class Search:
         return self._attempt > PERSISTENT and now_us >= self._quiet_us()
 
     def _all_met(self) -> bool:
-        """Whether all brokers that sent a cookie have answered."""
+        """Whether all who sent a cookie are brokers that have answered; a discovery node will say how many
+        there are."""
         answered = {one.endpoint for one in self._candidates.values()}
-        return all(
-            endpoint in answered
-            for endpoint, contact in self._contacts.items()
-            if contact.cookie and not contact.is_node
-        )
+        return all(endpoint in answered for endpoint, contact in self._contacts.items() if contact.cookie)
 
     def _met_us(self) -> int:
         """When everybody who is going to send a cookie should have."""

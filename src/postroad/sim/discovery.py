@@ -170,13 +170,15 @@ class DiscoveryWorld:
         self.requesters: list[Requester] = []
         self._distance = distance
         self._quality = quality or Quality(jitter_us=100)
-        self._names: list[str] = []
+        self._servers: list[str] = []  # brokers and discovery nodes
+        self._others: list[str] = []  # who asks them, and nobody else
 
-    def _place(self, name: str) -> None:
-        for other in self._names:
+    def place(self, name: str, *, serves: bool = False) -> None:
+        """A new place, with its distances from those it will talk to. A crowd does not talk among itself."""
+        for other in (*self._servers, *(self._others if serves else ())):
             latency_us = self._distance(name, other)
             self.network.shape(name, other, replace(self._quality, latency_us=latency_us))
-        self._names.append(name)
+        (self._servers if serves else self._others).append(name)
 
     def broker(
         self,
@@ -189,7 +191,7 @@ class DiscoveryWorld:
         broker: BrokerConfig | None = None,
     ) -> Process:
         """A broker that starts now, linked with others, known to discovery nodes."""
-        self._place(name)
+        self.place(name, serves=True)
         number = len(self.brokers) + 1
         discovery = replace(
             config or DiscoveryConfig(),
@@ -219,7 +221,7 @@ class DiscoveryWorld:
         return process
 
     def node(self, name: str, *, settings: NodeSettings | None = None, offset_us: int = 0) -> Process:
-        self._place(name)
+        self.place(name, serves=True)
 
         def build(process: Process) -> tuple[Core, int]:
             draw = self.world.random(f"draws/{name}").randrange
@@ -244,7 +246,7 @@ class DiscoveryWorld:
         offset_us: int = 0,
     ) -> Requester:
         """A search that begins now."""
-        self._place(name)
+        self.place(name)
         search = Search(
             settings or SearchSettings(),
             nodes=[(node, NODE_PORT) for node in nodes],
@@ -261,7 +263,7 @@ class DiscoveryWorld:
 
     def client(self, name: str, *, nodes: Sequence[str]) -> SeekingClient:
         """A client that begins to look for a broker now."""
-        self._place(name)
+        self.place(name)
         return SeekingClient(self, name, nodes)
 
     def search(self, name: str, nodes: Sequence[str], over: Callable[[Search], None]) -> None:
