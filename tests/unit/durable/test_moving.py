@@ -238,6 +238,16 @@ def test_while_its_broker_can_be_asked_that_one_knows_the_token_best() -> None:
         reader.gone()
 
 
+def test_an_epoch_without_a_token_that_a_broker_keeps_is_a_clear_error() -> None:
+    net = DurableNet(1)
+    for number, wrong in enumerate(({"ack": "auto"}, {"token": "{}"})):
+        reader = Reader(net, 0)
+        reader.begin(f"s{number}", epoch=5, **wrong)
+        assert reader.ended() == ["usage"]
+        assert "epoch 5" in reasons(reader)[0]
+    assert names(net, 0) == {}
+
+
 def test_a_token_that_is_remembered_is_no_past_of_streams_that_it_does_not_name() -> None:
     """Its broker did not know of them; to begin with their first tick would be to begin before itself."""
     net = DurableNet(3, [(1, 2)], keep_us=3_600 * 1_000_000)
