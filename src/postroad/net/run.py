@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import shutil
 import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from postroad.discovery.sealing import CertificateSealer
 from postroad.discovery.settings import MULTICAST_GROUP, DiscoveryConfig
 from postroad.durable.publisher.pubend import TABLE as PUBENDS_TABLE
 from postroad.durable.publisher.pubend_rows import read_facts, refuse_lower_limits
+from postroad.durable.settings import DEFAULT_KEEP_BYTES, DurableConfig
 from postroad.errors import UsageError
 from postroad.ids import Identity
 from postroad.links.handshake import MAX_WINDOW
@@ -49,6 +51,7 @@ from postroad.tracking.strategies import Tracking, make_tracking
 
 MAX_FOLDERS: Final = 100  # of brokers that are started in one place and find each other
 _DEFAULT_DATA: Final = Path(DEFAULT_DATA)
+DISK_SHARE: Final = 5  # durable events that nobody needs any more take no more than this part of the disk
 
 
 def run(config: NodeConfig) -> int:
@@ -138,7 +141,13 @@ async def _serve(node: _Node) -> int:
     tracking, historian = _history(node, storage, clock.now_us())
     # Publishers' resume keys are drawn too, so they must not be guessable.
     core = Broker(
-        replace(config.broker, about=tuple(about.items()), links=node.links(), discovery=discovery),
+        replace(
+            config.broker,
+            about=tuple(about.items()),
+            links=node.links(),
+            discovery=discovery,
+            durable=_within_the_disk(node),
+        ),
         node.identity,
         draw=secrets.randbelow,
         now_us=clock.now_us(),
@@ -152,6 +161,7 @@ async def _serve(node: _Node) -> int:
         max_connections=node.max_connections,
         max_batch_bytes=config.broker.limits.batch_bytes,
         window_bytes=MAX_WINDOW,
+        total_bytes=config.broker.delivery.half_bytes,
         tls_server=node.tls_server,
         tls_client=node.tls_client,
         historian=historian,
@@ -169,6 +179,13 @@ async def _serve(node: _Node) -> int:
     await loop.run_in_executor(None, storage.close)  # what was asked for is done before this returns
     LOGGER.info("stopped")
     return code
+
+
+def _within_the_disk(node: _Node) -> DurableConfig:
+    """What is kept although nobody needs it leaves most of the disk to others, unless the file says more."""
+    durable = node.config.broker.durable
+    share = shutil.disk_usage(node.data).total // DISK_SHARE
+    return replace(durable, keep_bytes=durable.keep_bytes or min(DEFAULT_KEEP_BYTES, share))
 
 
 async def _discovery(node: _Node) -> tuple[DiscoveryConfig, CertificateSealer | None]:
