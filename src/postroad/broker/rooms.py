@@ -277,6 +277,7 @@ class Rooms:
         self.queues = Queues(
             board,
             me=node,
+            number=me,
             boot=identity.boot,
             config=config.queues,
             streams=streams,
@@ -285,6 +286,7 @@ class Rooms:
             topology=self.topology,
             links=self.links,
             told_of_others=bool(config.dial) or config.discovery.join,
+            tracking=tracking,
             draw=draw,
         )
         Requests(board, links=self.links, quotas=self.quotas)

@@ -40,6 +40,7 @@ import msgspec
 from msgspec.structs import replace
 
 from postroad.errors import BugError, PeerError, UsageError
+from postroad.ids import SESSION_BYTES
 from postroad.queues.messages import Chain
 from postroad.units import KIB, MIB, SECOND_US
 
@@ -59,7 +60,6 @@ MAX_PRIORITY: Final = 9
 MESSAGE_OVERHEAD_BYTES: Final = 256
 FORGET_US: Final = 86_400 * SECOND_US  # a source that was silent for so long and has nothing here
 ENDED_US: Final = 60 * SECOND_US  # the same of one that ended: copies of what it sent may still be under way
-SESSION_BYTES: Final = 8
 _SESSION_DIGITS: Final = 2 * SESSION_BYTES
 
 
@@ -113,6 +113,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""  # of a dead letter
     attributes: bytes = b""
     sent_us: int = 0
+    entry: int = 0  # the broker that took it from its sender; 0: a version before did
 
     @property
     def size(self) -> int:

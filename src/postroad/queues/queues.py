@@ -22,7 +22,7 @@ from postroad.errors import (
     UnavailableError,
     UsageError,
 )
-from postroad.ids import name_fits
+from postroad.ids import SESSION_BYTES, name_fits
 from postroad.links.direct import DirectPeers
 from postroad.links.links import Links
 from postroad.overlay.topology import Topology
@@ -33,7 +33,6 @@ from postroad.queues.inbox import (
     MAX_PAYLOAD_BYTES,
     MAX_PRIORITY,
     MAX_TOGETHER,
-    SESSION_BYTES,
     Answer,
     Message,
     kind_of,
@@ -59,6 +58,7 @@ from postroad.queues.talk import (
     JoinTask,
     LeaveTask,
     Locate,
+    MessageKey,
     PutTask,
     Removed,
     Said,
@@ -73,11 +73,13 @@ from postroad.queues.talk import (
     Queues as QueueRows,
 )
 from postroad.queues.transactions import Transactions
+from postroad.queues.witness import Witness
 from postroad.ring.ring import Ring
 from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
+from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import (
@@ -151,6 +153,7 @@ class Queues:
         board: Switchboard,
         *,
         me: Node,
+        number: int,
         boot: int,
         config: QueueConfig,
         streams: Mapping[LogStream, StreamEnd] | None,
@@ -159,9 +162,11 @@ class Queues:
         topology: Topology,
         links: Links,
         told_of_others: bool,
+        tracking: Tracking | None,
         draw: Callable[[int], int],
     ) -> None:
-        self._me, self._config = me, config
+        self._me, self._number, self._config = me, number, config
+        self._witness = Witness(me=number, tracking=tracking)
         self._ring, self._direct, self._links, self._topology = ring, direct, links, topology
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
@@ -195,6 +200,8 @@ class Queues:
             say=self.say,
             rejoin_us=config.rejoin_us,
             express_bytes=config.express_bytes,
+            witness=self._witness,
+            number_of=ring.number,
         )
         self._transactions = Transactions(me=me, boot=boot, arcs=self.arcs, errands=self.errands)
         self._founding = Founding(
@@ -251,7 +258,7 @@ class Queues:
             case Elsewhere():
                 self.errands.elsewhere(turn, sender, said)
             case Deliver():
-                self._deliver(turn, said)
+                self._deliver(turn, sender, said)
             case Delivered():
                 self._delivered(turn, said)
             case Removed():
@@ -332,11 +339,13 @@ class Queues:
                 if not self._links.may_send(peer.connection, inbox):
                     raise DeniedError(f"an access rule forbids sending to {inbox!r}")
             source = source_of(message.session, message.source)
-            messages = [_message(turn, message, source, posting) for posting in message.messages]
+            entry = self._number
+            messages = [_message(turn, message, source, each, entry) for each in message.messages]
             size = sum(each.size for each in messages)
             if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:
                 raise FullError(f"this client has {client.sends} sends that are not answered: wait for some")
             self._remember_session(client, source, messages)
+            self._witness.sent(turn, message.session, messages)
             if message.together and len(messages) > 1:
                 self._send_together(turn, peer.connection, message, messages)
             else:
@@ -527,6 +536,8 @@ class Queues:
         old = self._receivers.get((message.inbox, consumer))
         if old is not None:
             self._clients[old.connection].receivers.pop(old.number, None)
+        else:
+            self._witness.hold(turn, message.inbox, consumer)
         receiver = _Receiver(peer.connection, message.number, message.inbox, arc, task)
         client.receivers[message.number] = receiver
         self._receivers[message.inbox, consumer] = receiver
@@ -565,16 +576,17 @@ class Queues:
             self._drop(turn, receiver, error)
 
     def _drop(self, turn: Turn, receiver: _Receiver, error: PostroadError) -> None:
-        self._forget_receiver(receiver)
+        self._forget_receiver(turn, receiver)
         told = Receiving(number=receiver.number, code=error.code, reason=str(error))
         self._tell(turn, receiver.connection, told)
 
-    def _forget_receiver(self, receiver: _Receiver) -> None:
+    def _forget_receiver(self, turn: Turn, receiver: _Receiver) -> None:
         client = self._clients.get(receiver.connection)
         if client is not None:
             client.receivers.pop(receiver.number, None)
         if self._receivers.get((receiver.inbox, receiver.task.consumer)) is receiver:
             del self._receivers[receiver.inbox, receiver.task.consumer]
+            self._witness.let_go(turn, receiver.inbox, receiver.task.consumer)
 
     def _removed(self, turn: Turn, said: Removed) -> None:
         receiver = self._receivers.get((said.inbox, said.consumer))
@@ -582,17 +594,18 @@ class Queues:
             self._join(turn, receiver)
 
     def _leave(self, turn: Turn, receiver: _Receiver, *, lost: bool) -> None:
-        self._forget_receiver(receiver)
+        self._forget_receiver(turn, receiver)
         task = LeaveTask(receiver.inbox, receiver.task.consumer, lost)
         try:
             self.errands.ask(turn, receiver.arc, task, _ignore)
         except FullError:
             return  # it is missed soon
 
-    def _deliver(self, turn: Turn, said: Deliver) -> None:
+    def _deliver(self, turn: Turn, sender: Node, said: Deliver) -> None:
         receiver = self._receivers.get((said.inbox, said.consumer))
         if receiver is None:
             return  # the responsible broker hears soon that the consumer is gone
+        self._witness.came(turn, self._ring.number(sender), [handed.message for handed in said.messages])
         messages = tuple(
             [
                 QueueMessage(
@@ -624,6 +637,8 @@ class Queues:
 
         def done(turn: Turn, answer: Done, _task: object = None) -> None:
             outcomes = tuple(each.outcome for each in answer.answers)
+            if receiver is not None:
+                self._settled(turn, receiver, keys, outcomes)
             if answer.code:
                 settled = Settled(
                     number=number, ticket=ticket, outcomes=(), code=answer.code, reason=answer.reason
@@ -644,10 +659,23 @@ class Queues:
         task = SettleTask(
             receiver.inbox, receiver.task.consumer, keys, message.verdict, message.delay_us, message.reason
         )
+        self._witness.hold(turn, receiver.inbox, receiver.task.consumer)
         try:
             self.errands.ask(turn, receiver.arc, task, done, sum(map(len, message.keys)))
         except FullError as error:
             done(turn, Done(0, (), error.code, str(error)))
+
+    def _settled(
+        self, turn: Turn, receiver: _Receiver, keys: tuple[MessageKey, ...], outcomes: tuple[str, ...]
+    ) -> None:
+        """There is an answer, or there will be none."""
+        inbox, consumer = receiver.inbox, receiver.task.consumer
+        accepted = [key for key, outcome in zip(keys, outcomes, strict=False) if outcome == "accepted"]
+        if accepted:
+            view = self.arcs.view(receiver.arc)
+            responsible = None if view is None else self._ring.number(view.responsible)
+            self._witness.accepted(turn, inbox, consumer, responsible, accepted)
+        self._witness.let_go(turn, inbox, consumer)
 
     def _unreceive(self, turn: Turn, peer: Peer, message: Unreceive) -> None:
         receiver = self._client(peer).receivers.get(message.number)
@@ -695,7 +723,7 @@ def _ignore(_turn: Turn, _done: Done, _task: object) -> None:
     """Nobody waits for it."""
 
 
-def _message(turn: Turn, message: Send, source: str, posting: Posting) -> Message:
+def _message(turn: Turn, message: Send, source: str, posting: Posting, entry: int) -> Message:
     size = len(posting.payload) + len(posting.attributes)
     if size > MAX_PAYLOAD_BYTES:
         raise TooLargeError(f"a message of {size} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
@@ -713,6 +741,7 @@ def _message(turn: Turn, message: Send, source: str, posting: Posting) -> Messag
         expires_us=turn.now_us + posting.expires_us if posting.expires_us else 0,
         attributes=posting.attributes,
         sent_us=turn.now_us,
+        entry=entry,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from postroad.ids import OWN_IDS, MessageId, of_a_broker
+from postroad.ids import OWN_IDS, QUEUE_IDS, MessageId, of_a_broker
 from postroad.tracking.query.messages import Finding
 
 COMPLETE: Final = "complete"
@@ -120,9 +120,14 @@ def judge(
     receivers = _receivers(chosen, findings, names)
     origin = next((claim for claim in chosen if claim.source is None), None)
     # What could not be asked, or does not know any more, matters only if the message may have been there.
-    # While nobody says that it was published there, that is anywhere.
+    # While nobody says that it was published there, that is anywhere. So it is for a message of a queue,
+    # which keeps to no links, until somebody has accepted it.
     gaps = [(absent.broker, absent.why) for absent in failed] + _gaps(findings)
-    if origin is not None:
+    if identity.broker >= QUEUE_IDS:
+        if origin is not None and receivers:
+            sources = {claim.source for claim in chosen}
+            gaps = [gap for gap in gaps if gap[0] in sources]
+    elif origin is not None:
         way = _way(identity, chosen, findings)
         gaps = [gap for gap in gaps if gap[0] in way]
     missing = [(_name(broker, names), why) for broker, why in gaps]
