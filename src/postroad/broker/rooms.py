@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from postroad.besteffort.forwarding import Forwarding
+from postroad.besteffort.ledger import Ledger
 from postroad.clients.intake import Intake
 from postroad.clients.publishing import FILTERS_PUBLISHER, Publishers, Receipts
 from postroad.clients.quotas import Quotas
@@ -157,6 +158,7 @@ class Rooms:
             clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
             refuse=refuse,
         )
+        self.best_effort_ledger = Ledger(board, delivery=self.delivery, tracking=tracking)
         self.besteffort = Forwarding(
             board,
             me=me,
@@ -166,6 +168,7 @@ class Rooms:
             delivery=self.delivery,
             links=self.links,
             publishers=publishers,
+            ledger=self.best_effort_ledger,
             tracking=tracking,
             records_forwards=config.tracking.routing != "all",
         )
@@ -216,6 +219,7 @@ class Rooms:
                 reachable=self.topology.reachable,
                 links=self._own_links,
                 acknowledged=_nothing if self.subscribers is None else self.subscribers.acknowledged,
+                best_effort=self.best_effort_ledger,
             ),
             tracking=tracking,
             config=config.tracking,
@@ -287,6 +291,8 @@ class Rooms:
             links=self.links,
             told_of_others=bool(config.dial) or config.discovery.join,
             tracking=tracking,
+            reporting=self.history.wants_queues,
+            report=self.history.queued,
             draw=draw,
         )
         Requests(board, links=self.links, quotas=self.quotas)

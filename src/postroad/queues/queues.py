@@ -73,7 +73,7 @@ from postroad.queues.talk import (
     Queues as QueueRows,
 )
 from postroad.queues.transactions import Transactions
-from postroad.queues.witness import Witness
+from postroad.queues.witness import Report, Witness
 from postroad.ring.ring import Ring
 from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
@@ -163,10 +163,12 @@ class Queues:
         links: Links,
         told_of_others: bool,
         tracking: Tracking | None,
+        reporting: Callable[[], bool],
+        report: Report,
         draw: Callable[[int], int],
     ) -> None:
         self._me, self._number, self._config = me, number, config
-        self._witness = Witness(me=number, tracking=tracking)
+        self._witness = Witness(me=number, tracking=tracking, reporting=reporting, report=report)
         self._ring, self._direct, self._links, self._topology = ring, direct, links, topology
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
@@ -427,8 +429,13 @@ class Queues:
         (answer,) = done.answers
         each = answer.each if answer.outcome == "each" else (answer,) * len(places)
         groups: dict[tuple[str, int, Chain], list[int]] = {}
+        kept: list[Message] = []
         for place, outcome, said in zip(places, each, task.messages, strict=True):
             groups.setdefault((_state_of(outcome), outcome.last, said.chain), []).append(place)
+            if _state_of(outcome) == "kept":
+                kept.append(said)
+        if kept:
+            self._witness.kept(turn, message.form, kept)
         confirming = self._confirming.get(done.number)
         for (state, last, chain), found in groups.items():
             shown = () if whole and len(groups) == 1 else tuple(found)
@@ -464,6 +471,8 @@ class Queues:
                 self._refuse_send(turn, connection, message.number, (), answer)
                 return
             state = _state_of(answer)
+            if state == "kept":
+                self._witness.kept(turn, message.form, messages)
             if state in ("kept", "gap"):
                 sent = Sent(number=message.number, places=(), state=state, last=answer.last)
                 self._tell(turn, connection, sent)
@@ -675,6 +684,7 @@ class Queues:
             view = self.arcs.view(receiver.arc)
             responsible = None if view is None else self._ring.number(view.responsible)
             self._witness.accepted(turn, inbox, consumer, responsible, accepted)
+        self._witness.settled(turn, inbox, consumer, keys, outcomes)
         self._witness.let_go(turn, inbox, consumer)
 
     def _unreceive(self, turn: Turn, peer: Peer, message: Unreceive) -> None:
