@@ -220,8 +220,10 @@ class Forwarding:
                 self._counters["best_effort_refused_total"] += batch.count
                 return
         self._counters["best_effort_published_total"] += batch.count
-        if self._tracking is not None and _tracked(batch):
-            self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
+        if _tracked(batch):
+            self._ledger.sent(self._me, batch.count)
+            if self._tracking is not None:
+                self._tracking.noted.append((turn.now_us, batch.ids(), 0, ()))
         self._spread(turn, self._me, batch, MAX_HOPS)
 
     def _within(self, path: _Path, size: int, now_us: int) -> bool:

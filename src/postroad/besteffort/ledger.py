@@ -32,7 +32,7 @@ class Ledger:
     def __init__(self, board: Switchboard, *, delivery: Delivery, tracking: Tracking | None) -> None:
         self._delivery = delivery
         self._tracking = tracking
-        self._links: dict[int, LinkCount] = {}  # by neighbour
+        self._links: dict[int, LinkCount] = {}  # by neighbour; by this broker: what clients published here
         self._changed: set[int] = set()  # those that were not taken yet
         self._receivers: dict[str, Repaired] = {}  # likewise, by the name of the subscription
         board.from_client(Repaired, self._repaired)

@@ -509,7 +509,7 @@ def decode_queue_events(payload: bytes) -> list[QueueEvents]:
 class LinkCount(msgspec.Struct, frozen=True, kw_only=True):
     """Best-effort events since the start of the broker that reports."""
 
-    neighbour: str
+    neighbour: str  # or the broker itself: then `sent` is what clients published there, without repair's own
     sent: int  # meant for it
     received: int  # that came from it
 
