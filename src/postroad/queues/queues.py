@@ -73,13 +73,12 @@ from postroad.queues.talk import (
     Queues as QueueRows,
 )
 from postroad.queues.transactions import Transactions
-from postroad.queues.witness import Report, Witness
+from postroad.queues.witness import Witness
 from postroad.ring.ring import Ring
 from postroad.seam.peers import Peer
 from postroad.seam.storage import LogStream, StreamEnd
 from postroad.seam.switchboard import Switchboard
 from postroad.seam.turn import Turn
-from postroad.tracking.strategies import Tracking
 from postroad.units import MIB, SECOND_US
 from postroad.wire import frames
 from postroad.wire.frames import (
@@ -153,7 +152,6 @@ class Queues:
         board: Switchboard,
         *,
         me: Node,
-        number: int,
         boot: int,
         config: QueueConfig,
         streams: Mapping[LogStream, StreamEnd] | None,
@@ -162,14 +160,11 @@ class Queues:
         topology: Topology,
         links: Links,
         told_of_others: bool,
-        tracking: Tracking | None,
-        reporting: Callable[[], bool],
-        report: Report,
+        witness: Witness,
         draw: Callable[[int], int],
     ) -> None:
-        self._me, self._number, self._config = me, number, config
-        self._witness = Witness(me=number, tracking=tracking, reporting=reporting, report=report)
-        self._ring, self._direct, self._links, self._topology = ring, direct, links, topology
+        self._me, self._config, self._topology, self._witness = me, config, topology, witness
+        self._ring, self._direct, self._links = ring, direct, links
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
         self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
@@ -202,30 +197,36 @@ class Queues:
             say=self.say,
             rejoin_us=config.rejoin_us,
             express_bytes=config.express_bytes,
-            witness=self._witness,
+            witness=witness,
             number_of=ring.number,
         )
         self._transactions = Transactions(me=me, boot=boot, arcs=self.arcs, errands=self.errands)
+        self._make_desks(board, told_of_others=told_of_others)
+        self._take_messages(board)
+
+    def _make_desks(self, board: Switchboard, *, told_of_others: bool) -> None:
         self._founding = Founding(
-            me=me,
+            me=self._me,
             arcs=self.arcs,
-            ring=ring,
-            topology=topology,
-            links=links,
+            ring=self._ring,
+            topology=self._topology,
+            links=self._links,
             told_of_others=told_of_others,
             say=self.say,
         )
         self._reports = Reports(
             board,
-            me=me,
+            me=self._me,
             arcs=self.arcs,
             errands=self.errands,
             serving=self.serving,
-            ring=ring,
-            topology=topology,
-            links=links,
+            ring=self._ring,
+            topology=self._topology,
+            links=self._links,
             say=self.say,
         )
+
+    def _take_messages(self, board: Switchboard) -> None:
         board.from_client(Send, self._send)
         board.from_client(EndSession, self._end_session)
         board.from_client(Receive, self._receive)
@@ -341,7 +342,7 @@ class Queues:
                 if not self._links.may_send(peer.connection, inbox):
                     raise DeniedError(f"an access rule forbids sending to {inbox!r}")
             source = source_of(message.session, message.source)
-            entry = self._number
+            entry = self._witness.me
             messages = [_message(turn, message, source, each, entry) for each in message.messages]
             size = sum(each.size for each in messages)
             if client.sends >= MAX_SENDS or client.send_bytes + size > MAX_SEND_BYTES:

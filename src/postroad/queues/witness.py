@@ -31,7 +31,7 @@ class Witness:
     def __init__(
         self, *, me: int, tracking: Tracking | None, reporting: Callable[[], bool], report: Report
     ) -> None:
-        self._me = me
+        self.me = me
         self._reporting, self._report = reporting, report
         self._tracking = tracking
         self._attached: dict[str, int] = {}  # consumers, and how many hold them: being here, each settlement
@@ -44,7 +44,7 @@ class Witness:
 
     def came(self, turn: Turn, broker: int | None, messages: Iterable[Message]) -> None:
         """These came from that broker, None if nobody knows its number."""
-        if self._tracking is None or broker is None or broker == self._me:
+        if self._tracking is None or broker is None or broker == self.me:
             return
         for entry, ids in _by_entry((message.entry, message.source, message.id) for message in messages):
             self._tracking.routed(entry, broker, ids, turn.now_us)
@@ -57,7 +57,7 @@ class Witness:
             return
         for entry, ids in _by_entry((each.entry, each.key[1], each.key[2]) for each in keys):
             # The message may have come through another broker, from which the consumer moved here.
-            if broker is not None and broker != self._me:
+            if broker is not None and broker != self.me:
                 self._tracking.routed(entry, broker, ids, turn.now_us)
             self._tracking.delivered(entry, [consumer_name(inbox, consumer)], ids, turn.now_us)
 
