@@ -74,7 +74,8 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[Loss, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As `postroad trace --json` prints it."""
+        """As `postroad trace --json` prints it; `lost` and `repair` only where there is something to say."""
+        lost = [{"from": loss.source, "to": loss.target, "doubt": loss.doubt} for loss in self.lost]
         return {
             "id": self.id,
             "origin": {"publisher": f"{self.publisher:08x}", "broker": self.origin},
@@ -86,7 +87,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
                 | ({"repair": True} if receiver.repair else {})
                 for receiver in self.receivers
             ],
-            "lost": [{"from": loss.source, "to": loss.target, "doubt": loss.doubt} for loss in self.lost],
+            **({"lost": lost} if lost else {}),
             "missing": {
                 "verdict": self.verdict,
                 "text": self.explanation,
