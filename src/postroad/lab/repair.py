@@ -135,7 +135,7 @@ def draw(runs: dict[str, Counts], figures: Figures, out: Path, name: str) -> Non
         for what, values in (("original", runs[label].delays_us), ("repair", runs[label].recovery_us)):
             ordered = sorted(values)
             shares = [at / max(1, len(ordered)) for at in range(len(ordered))]
-            axes[1][0].plot([one / SECOND_US for one in ordered], shares, label=f"{label}, {what}")
+            axes[1][0].plot([delay_us / SECOND_US for delay_us in ordered], shares, label=f"{label}, {what}")
     axes[1][0].set(title="Figure 7: delays", xlabel="s", ylabel="share", xlim=(0, 6))
     axes[1][0].legend()
     sizes = runs["r10"].cache_sizes

@@ -63,9 +63,14 @@ class Witness:
 
     # ---- reports
 
+    @property
+    def reports(self) -> bool:
+        """Whether anybody wants to hear of what follows."""
+        return self._reporting()
+
     def kept(self, turn: Turn, form: str, messages: Iterable[Message]) -> None:
         """The sender of these is told so."""
-        if not self._reporting():
+        if not self.reports:
             return
         found: dict[tuple[str, str, int], list[bytes]] = {}
         for message in messages:
@@ -85,7 +90,7 @@ class Witness:
         self, turn: Turn, inbox: str, consumer: str, keys: Sequence[MessageKey], outcomes: Sequence[str]
     ) -> None:
         """The consumer is told so."""
-        if not self._reporting():
+        if not self.reports:
             return
         found: dict[str, list[bytes]] = {}
         for given, outcome in zip(keys, outcomes, strict=False):
