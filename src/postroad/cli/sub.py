@@ -17,6 +17,8 @@ from postroad.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
     JsonOption,
+    RecordsOption,
+    ScopeOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
@@ -70,6 +72,8 @@ def sub(
     order: Annotated[
         float, typer.Option(min=0, metavar="S", help="With --repair: restore their order within S seconds.")
     ] = 0.0,
+    records: RecordsOption = False,
+    scope: ScopeOption = "",
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -93,7 +97,10 @@ def sub(
         raise UsageError('a condition is such as --where "price > 100"; without --where there is none')
     if ack is not None and durable is None:
         raise UsageError("--ack is for a durable subscription: give it a name with --durable")
+    if (records or scope) and not repair:
+        raise UsageError("--records and --scope say how to repair: add --repair")
     client = client_for(broker, token, tls_ca, tls_cert, tls_key)
+    client.repair_by("records" if records else "summaries", scope=scope)
     events = client.subscribe(
         pattern,
         where or "",

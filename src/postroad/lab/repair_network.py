@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from postroad.client.repair.messages import Ask, Gone, Repair, Request, Summary,
 from postroad.client.repair.neighbours import Neighbours
 from postroad.client.repair.publisher import Named, PublisherSide
 from postroad.client.repair.receiver import Lost, Receiver
-from postroad.client.repair.settings import RepairSettings
+from postroad.client.repair.settings import RECORDS, RepairSettings
 from postroad.selectors import Selector
 from postroad.selectors.tags import event_bits, matched, positions, selector_masks
 from postroad.units import MILLISECOND_US, SECOND_US
@@ -43,9 +43,7 @@ RARE_KINDS: Final = 100
 # others ask for a rare one.
 WISHES: Final = ((4, 0.15), (3, 0.45), (2, 0.2))
 DRAIN_US: Final = 40 * SECOND_US
-PAPER: Final = RepairSettings(
-    record=10, summaries=False, publisher_first=False, policy="content", settle_us=1, retry_us=4 * SECOND_US
-)
+PAPER: Final = replace(RECORDS, record=10, max_record=0, quiet_us=0, settle_us=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,9 +323,9 @@ class Subscriber:
         self.neighbours.received(publisher, now - sent_us)
         self.neighbours.cache.put(publisher, sequence, b"", bits)
         self.neighbours.forget(publisher, sequence, now)
-        self._deliver(self.core.message(publisher, sequence, (publisher, sequence), now))
         if record:
             self.core.record(publisher, sequence, record, now)
+        self._deliver(self.core.message(publisher, sequence, (publisher, sequence), now))
         self._go_on()
 
     def heard(self, source: int, message: Any) -> None:

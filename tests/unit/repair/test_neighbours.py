@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroad.client.repair.cache import Cache, adjusted, least_size
+from postroad.client.repair.cache import CACHE_BYTES, MAX_RINGS, Cache, adjusted, least_size
 from postroad.client.repair.messages import Ask, Repair
 from postroad.client.repair.neighbours import MAX_ASKS, Neighbours, Tuned
 from postroad.client.repair.planning import detection, plan, record_for, shared_detection
@@ -104,16 +104,38 @@ def test_the_cache_is_a_ring_that_grows_while_requests_miss() -> None:
     cache = Cache(least=5, most=300, hit_ratio=1.0)
     for now in range(0, 30 * SECOND_US, SECOND_US // 10):
         cache.put(Z, now, b"x", 0)
-        cache.asked(hit=False, wait_s=0.3, source_s=0.1, asker_s=0.1)
+        cache.asked(Z, hit=False, wait_s=0.3, source_s=0.1, asker_s=0.1)
         cache.adjust(now)
         cache.check()
     assert cache.size > 50
     assert cache.get(Z, 0) is None or len(cache) == 300
     for now in range(30 * SECOND_US, 90 * SECOND_US, SECOND_US // 10):
-        cache.beaten()
+        cache.provided(Z, here=False)
         cache.adjust(now)
     assert cache.size == 5
     cache.check()
+
+
+def test_rings_of_publishers_are_adjusted_apart_and_bounded_together() -> None:
+    """3.4: rate, delays and who is closest are those of one publisher."""
+    cache = Cache(least=5, most=300, hit_ratio=1.0)
+    for now in range(0, 20 * SECOND_US, SECOND_US // 10):
+        for publisher in (Z, OTHER):
+            cache.put(publisher, now, b"x", 0)
+        cache.asked(Z, hit=False, wait_s=0.3, source_s=0.1, asker_s=0.1)
+        cache.provided(OTHER, here=False)
+        cache.adjust(now)
+    assert len(cache) > 50 + 5
+    assert sum(cache.get(OTHER, now) is not None for now in range(0, 20 * SECOND_US, SECOND_US // 10)) == 5
+    large = Cache(least=2_000, most=2_000, hit_ratio=1.0)
+    for at in range(1_000):
+        large.put(Z, at, bytes(CACHE_BYTES // 500), 0)
+    assert len(large) == 500
+    for number in range(MAX_RINGS + 10):
+        large.put(number.to_bytes(8, "big"), 1, b"", 0)
+    assert large.get(Z, 999) is None
+    assert large.get(bytes(6) + b"\x04\x00", 1) is not None
+    large.check()
 
 
 @given(match=st.floats(0, 1), loss=st.floats(0, 1), record=st.integers(0, 50), sharing=st.integers(1, 9))
