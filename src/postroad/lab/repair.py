@@ -113,34 +113,80 @@ def figures_of(counts: Counts) -> Figures:
 
 
 def draw(runs: dict[str, Counts], figures: Figures, out: Path, name: str) -> None:
-    """Figures 2, 5, 7 and 11 as one file."""
+    """Figures 2 and 5 to 11 as one file."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("figures need matplotlib: install postroad[lab]") from None
     out.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    axes: Any = figure.subplots(2, 2)
-    records = range(21)
-    for match in (0.001, 0.01, 0.05, 0.1):
-        axes[0][0].plot(records, [detection(match, 0.01, record) for record in records], label=f"{match:g}")
-    axes[0][0].set(title="Figure 2a: detection", xlabel="record", ylabel="probability")
-    axes[0][0].legend(title="match")
-    left = [figures[f"r{record}.lost"] - runs[f"r{record}"].recovered for record in (0, *RECORDS)]
-    axes[0][1].plot((0, *RECORDS), left, marker="o", label="records")
-    axes[0][1].axhline(figures["ours.lost"] - runs["ours"].recovered, label="ours", color="tab:green")
-    axes[0][1].set(title="Figure 5: false negatives", xlabel="record", ylabel="messages", ylim=(0, None))
-    axes[0][1].legend()
-    for label in ("r10", "ours"):
-        for what, values in (("original", runs[label].delays_us), ("repair", runs[label].recovery_us)):
-            ordered = sorted(values)
-            shares = [at / max(1, len(ordered)) for at in range(len(ordered))]
-            axes[1][0].plot([one / SECOND_US for one in ordered], shares, label=f"{label}, {what}")
-    axes[1][0].set(title="Figure 7: delays", xlabel="s", ylabel="share", xlim=(0, 6))
-    axes[1][0].legend()
+    figure = Figure(figsize=(16, 12), layout="constrained")
+    axes: Any = figure.subplots(3, 3)
+    _draw_detection(axes[0][0])
+    _draw_effect(axes[0][1], axes[0][2], runs, figures)
+    _draw_delays(axes[1][0], axes[1][2], runs)
+    seconds = range(round(max(second for _, second in runs["r10"].by_second)) + 1)
+    for what in ("published", "requests", "repairs"):
+        axes[1][1].plot([runs["r10"].by_second[what, at] for at in seconds], label=what)
+    axes[1][1].set(title="Figure 8: messages a second, R = 10", xlabel="s", yscale="symlog")
+    axes[1][1].legend()
+    _draw_hits(axes[2][0], runs["r10"])
     sizes = runs["r10"].cache_sizes
     for at, what in enumerate(("least", "mean", "most")):
-        axes[1][1].plot(sizes[at::3], label=what)
-    axes[1][1].set(title="Figure 11: cache size, R = 10", xlabel="s", ylabel="messages")
-    axes[1][1].legend()
-    figure.savefig(out / f"{name}.png", dpi=120)
+        axes[2][1].plot(sizes[at::3], label=what)
+    axes[2][1].set(title="Figure 11: cache size, R = 10", xlabel="s", ylabel="messages")
+    axes[2][1].legend()
+    axes[2][2].axis("off")
+    figure.savefig(out / f"{name}.png", dpi=110)
+
+
+def _draw_detection(axis: Any) -> None:
+    records = range(21)
+    for match in (0.001, 0.01, 0.05, 0.1):
+        axis.plot(records, [detection(match, 0.01, record) for record in records], label=f"{match:g}")
+    axis.set(title="Figure 2a: detection", xlabel="record", ylabel="probability")
+    axis.legend(title="match")
+
+
+def _draw_effect(totals: Any, over_time: Any, runs: dict[str, Counts], figures: Figures) -> None:
+    left = [figures[f"r{record}.lost"] - runs[f"r{record}"].recovered for record in (0, *RECORDS)]
+    totals.plot((0, *RECORDS), left, marker="o", label="records")
+    totals.axhline(figures["ours.lost"] - runs["ours"].recovered, label="ours", color="tab:green")
+    totals.set(title="Figure 5: false negatives", xlabel="record", ylabel="messages", ylim=(0, None))
+    totals.legend()
+    for label, text in (("r0", "without repair"), ("r10", "R = 10"), ("ours", "ours")):
+        count = runs[label].by_second
+        last = max(second for what, second in count if what == "published")
+        over_time.plot([count["lost", at] - count["recovered", at] for at in range(last + 1)], label=text)
+    over_time.set(title="Figure 6: false negatives a second", xlabel="s", ylim=(0, None))
+    over_time.legend()
+
+
+def _draw_delays(repairs: Any, originals: Any, runs: dict[str, Counts]) -> None:
+    def curve(axis: Any, values: list[int], label: str) -> None:
+        ordered = sorted(values)
+        shares = [at / max(1, len(ordered)) for at in range(len(ordered))]
+        axis.plot([delay / SECOND_US for delay in ordered], shares, label=label)
+
+    for label in ("r10", "ours"):
+        curve(repairs, runs[label].delays_us, f"{label}, original")
+        curve(repairs, runs[label].recovery_us, f"{label}, repair")
+    repairs.set(title="Figure 7: delays", xlabel="s", ylabel="share", xlim=(0, 6))
+    repairs.legend()
+    for label, text in (("r0", "without repair"), ("r10", "R = 10"), ("ours", "ours")):
+        curve(originals, runs[label].delays_us, text)
+    originals.set(title="Figure 9: delays of originals (no queues here)", xlabel="s", ylabel="share")
+    originals.legend()
+
+
+def _draw_hits(axis: Any, counts: Counts) -> None:
+    """Of the second and the four before it."""
+    last = max((second for what, second in counts.by_second if what == "asked"), default=0)
+    ratios = []
+    for at in range(last + 1):
+        asked, hits = (
+            sum(counts.by_second[what, second] for second in range(at - 4, at + 1))
+            for what in ("asked", "hits")
+        )
+        ratios.append(hits / asked if asked else 1.0)
+    axis.plot(ratios)
+    axis.set(title="Figure 10: hit ratio, R = 10", xlabel="s", ylim=(0, 1.05))

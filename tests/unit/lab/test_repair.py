@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from postroad.cli import main
 from postroad.client.repair.settings import RepairSettings
 from postroad.lab.experiments import EXPERIMENTS
-from postroad.lab.repair import RECORDS, figures_of, run_large, run_small
+from postroad.lab.repair import RECORDS, draw, figures_of, run_large, run_small
 from postroad.lab.repair_network import LARGE, PAPER, SMALL, Counts, Network, Shape
 
 AIMS = {"repair-12": (200, 3.0), "repair-46": (360, 5.0)}
@@ -70,6 +71,27 @@ def test_the_experiments_and_the_planner_are_commands(capsys: pytest.CaptureFixt
     assert main(["plan", "repair", "--match", "0.001"]) == 0
     assert "no record reaches" in capsys.readouterr().out
     assert main(["plan", "repair", "--loss", "2"]) == 2
+
+
+def test_the_figures_are_drawn(tmp_path: Path) -> None:
+    """2 and 5 to 11, from runs that counted what they show, by the second."""
+    runs = {
+        label: run(SMALL, settings, 3)
+        for label, settings in (("r0", None), ("r10", PAPER), ("ours", RepairSettings()))
+    }
+    for label, counts in runs.items():
+        for what in ("lost", "published"):
+            total = sum(count for (name, _), count in counts.by_second.items() if name == what)
+            assert total == getattr(counts, what), (label, what)
+    for what in ("recovered", "requests", "repairs", "asked", "hits"):
+        total = sum(count for (name, _), count in runs["r10"].by_second.items() if name == what)
+        assert total == getattr(runs["r10"], what), what
+    runs |= {f"r{record}": runs["r10"] for record in RECORDS}
+    figures = {
+        f"{label}.{key}": value for label, counts in runs.items() for key, value in figures_of(counts).items()
+    }
+    draw(runs, figures, tmp_path, "repair-12")
+    assert (tmp_path / "repair-12.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.soak

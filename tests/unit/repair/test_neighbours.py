@@ -58,15 +58,48 @@ def test_hearing_the_same_request_doubles_the_wait_and_the_repair_ends_it() -> N
     assert core.asks == 0
 
 
+def test_an_ask_of_the_same_round_is_a_duplicate_and_doubles_nothing() -> None:
+    """SRM: until half of the wait has passed. One of a later round is none: the round before it failed."""
+    core = node()
+    core.want(Z, 1, 7, 0)
+    core.heard_ask(ask(), D)
+    assert core._wanted[Z, 1].due_us == D + 6 * D
+    core.heard_ask(ask(), 2 * D)
+    core.heard_ask(ask(), 3 * D)
+    assert core._wanted[Z, 1].due_us == D + 6 * D
+    core.heard_ask(ask(), 5 * D)
+    assert core._wanted[Z, 1].due_us == 5 * D + 12 * D
+    core.heard_repair(Z, 1, 6 * D)
+    assert core.asking.duplicates == 0.25 * 2
+    assert core.asking.delay == 1.0, "it took one d until somebody asked, however long the repair took"
+
+
+def test_repairs_after_the_first_are_duplicates_and_an_ask_behind_its_repair_is_not_answered() -> None:
+    core = node(cache_min=5)
+    for sequence in (1, 2):
+        core.cache.put(Z, sequence, b"row", 7)
+    core.heard_repair(Z, 1, 0)
+    core.heard_ask(ask(), D)
+    assert core.next_deadline() is None
+    core.heard_ask(ask(2), D)
+    core.heard_repair(Z, 2, 2 * D)
+    core.heard_repair(Z, 2, 2 * D + 1)
+    core.heard_repair(Z, 2, 2 * D + 2)
+    assert core.repairing.duplicates == 0
+    core.cache.put(Z, 3, b"row", 7)
+    core.heard_ask(ask(3), 3 * D)
+    assert core.repairing.duplicates == 0.25 * 2, "when the next one is about to be repaired"
+
+
 def test_a_cache_answers_after_its_own_wait_unless_another_was_faster() -> None:
-    """[D1 d, (D1 + D2) d] with D1 = D2 = 1 and d from the asker: in the middle, 1.5 d."""
+    """[D1 d, (D1 + D2) d] with D1 = D2 = 2 and d from the asker: in the middle, 3 d."""
     core = node(cache_min=5)
     core.cache.put(Z, 1, b"row", 7)
     core.heard_ask(ask(sent_us=0), D)
-    assert core.next_deadline() == D + 3 * D // 2
-    (sent,) = core.tick(3 * D, 3 * D)
+    assert core.next_deadline() == D + 3 * D
+    (sent,) = core.tick(4 * D, 4 * D)
     assert sent.message == Repair(publisher=Z, sequence=1, row=b"row")
-    core.heard_ask(ask(), 4 * D)
+    core.heard_ask(ask(), 5 * D)
     assert core.tick(SECOND_US, SECOND_US) == [], "the same message is not repaired again at once"
     core.cache.put(Z, 2, b"row", 7)
     core.heard_ask(ask(2, sent_us=SECOND_US), SECOND_US + D)

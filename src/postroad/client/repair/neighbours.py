@@ -37,6 +37,7 @@ HOLD_OFF: Final = 3  # a message that was repaired is not repaired again for so 
 DEFAULT_DELAY_US: Final = 100 * MILLISECOND_US
 MIN_DELAY_US: Final = 5 * MILLISECOND_US
 MAX_DELAY_US: Final = 2 * SECOND_US
+DUPLICATES: Final = 0.25  # for one message that are taken: SRM takes 1, the paper shows fewer (4.3)
 _SMOOTH: Final = 0.25
 
 
@@ -55,13 +56,13 @@ class Tuned:
         """One message was asked for, or repaired, by whomever."""
         self.duplicates += _SMOOTH * (duplicates - self.duplicates)
         self.delay += _SMOOTH * (delay - self.delay)
-        if self.duplicates >= 1:
+        if self.duplicates >= DUPLICATES:
             self.first += 0.1
             self.spread += 0.5
-        elif self.duplicates < 0.9:
+        elif self.duplicates < 0.9 * DUPLICATES:
             if self.delay > 1:
                 self.spread -= 0.1
-            if self.duplicates < 0.25:
+            if self.duplicates < DUPLICATES / 4:
                 self.first -= 0.05
         else:
             self.first += 0.05
@@ -100,7 +101,7 @@ class Neighbours:
         self._draw = draw
         self.cache = Cache(least=settings.cache_min, most=settings.cache_max, hit_ratio=settings.hit_ratio)
         self.asking = Tuned(2.0, 2.0)
-        self.repairing = Tuned(1.0, 1.0)
+        self.repairing = Tuned(2.0, 2.0)  # the logarithm of a hundred receivers, as SRM begins
         self._delays: dict[bytes, float] = {}  # publisher -> its delay, averaged; at most MAX_WANTED
         self._wanted: dict[tuple[bytes, int], _Wanted] = {}
         self._offered: dict[tuple[bytes, int], _Offered] = {}
