@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SOAK ?= 10m
+MAKEFLAGS += -j2
 
 .PHONY: help setup up demo test lint types unit soak sanitize bench-peers clean
 
@@ -24,7 +25,7 @@ $(STAMP): constraints.txt pyproject.toml setup.py $(wildcard src/postroad/kernel
 	@echo "making $(VENV) with $(PYTHON)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the Python packages it needs, Spark among them (a minute or two)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --require-hashes -r constraints.txt
 	@echo "compiling the kernel"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # where Python may not write bytecode, every start would compile
@@ -43,7 +44,10 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# The three processes of the tests each collect all of them. What one has compiled first, beside the check of
+# types, they need not compile again, nor does every command that a test starts.
 unit: setup
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only >/dev/null || true  # the run below says what is wrong
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=12
 
 test: lint types unit

@@ -18,6 +18,7 @@ from postroad.sim.machine.process import Core, Process
 from postroad.sim.machine.world import Clock, World
 from postroad.sim.people.applications import Life
 from postroad.units import MILLISECOND_US, SECOND_US
+from postroad.wire.frames import Subscribe
 
 LOSSY = Quality(latency_us=20 * MILLISECOND_US, jitter_us=5_000, lose=0.03, repeat=0.03, overtake=0.1)
 
@@ -74,10 +75,7 @@ class Stage:
     def subscribe(self, name: str, broker: str, where: str) -> Life:
         life = self.client(name, broker)
         _, effects = life.core.subscribe(
-            topic="a/#",
-            where=where,
-            overflow="drop",
-            buffer=0,
+            Subscribe(number=0, topic="a/#", where=where),
             repair=RepairSettings(),
             now_us=self.world.now_us,
         )

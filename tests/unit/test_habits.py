@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAX_FUNCTION_LINES = 70
 
 
 def test_every_package_is_pinned_with_its_hashes_and_no_index_is_named() -> None:
@@ -64,3 +65,14 @@ def imports_of_tests(path: Path) -> list[str]:
             above = package[: len(package) + 1 - node.level] if node.level else ()
             names += [".".join((*above, *filter(None, (node.module, alias.name)))) for alias in node.names]
     return [name for name in names if name.split(".")[0] == "tests"]
+
+
+def test_no_function_is_longer_than_seventy_lines() -> None:
+    functions = [
+        (path.relative_to(ROOT), node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(functions) > 5_000
+    assert [(str(path), name, lines) for path, name, lines in functions if lines > MAX_FUNCTION_LINES] == []

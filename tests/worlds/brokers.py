@@ -177,11 +177,13 @@ class Net:
                     self.queue.append((end[0], [Closed(end[1])]))
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass, in steps of a tenth of a second."""
+        """Let virtual time pass, in steps of a tenth of a second; as with drivers, brokers sleep until they
+        have something to do."""
         for _ in range(round(seconds * 10)):
             self.now_us += SECOND_US // 10
-            for at in range(len(self.brokers)):
-                self.give(at, [])
+            for at, broker in enumerate(self.brokers):
+                if broker is not None and broker.next_deadline() <= self.now_us:
+                    self.give(at, [])
 
 
 def numbers(first: int, last: int) -> list[str]:

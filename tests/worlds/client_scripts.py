@@ -103,7 +103,7 @@ class Script:
         return [message for message in self.sent() if isinstance(message, EventBatch)]
 
     def subscribe(self, topic: str = "a/#", where: str = "") -> int:
-        number, effects = self.core.subscribe(topic=topic, where=where, overflow="drop", buffer=0)
+        number, effects = self.core.subscribe(wire.Subscribe(number=0, topic=topic, where=where))
         self.do(effects)
         return number
 

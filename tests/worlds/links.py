@@ -66,6 +66,12 @@ class LinksAlone:
         peer, own = self.links.received(turn, connection, message)
         return turn.effects, peer, own
 
+    def closed(self, connection: int, now_us: int) -> Peer | None:
+        return self.links.closed(self._turns.turn(now_us), connection)
+
+    def dial_failed(self, address: str, now_us: int) -> None:
+        self.links.dial_failed(self._turns.turn(now_us), address)
+
     def refuse(self, connection: int, error: PostroadError) -> list[Effect]:
         turn = self._turns.turn()
         self.links.refuse(turn, connection, error)

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.worlds import fork_server
+from tests.worlds.fork_server import ForkedProcess
+
 import postroad
 
 SOURCE = Path(postroad.__path__[0]).parent
@@ -38,7 +41,7 @@ class BrokerProcess:
     extra: tuple[str, ...] = ()
     address: str = ""
     program: tuple[str, ...] = POSTROAD
-    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    process: subprocess.Popen[str] | ForkedProcess | None = field(default=None, repr=False)
 
     @property
     def log(self) -> Path:
@@ -50,14 +53,19 @@ class BrokerProcess:
             arguments += ["--metrics", "off"]
         for link in self.links:
             arguments += ["--link", link]
+        arguments = ["up", *arguments, *self.extra]
+        environment = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "error"}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *self.program, "up", *arguments, *self.extra],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "error"},
-            )
+            if self.program == POSTROAD:
+                self.process = fork_server.start(arguments, log, environment)
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, *self.program, *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=environment,
+                )
         self.address = self._wait_ready()
         return self
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from postroad import kernel
-from postroad.broker.rooms import Rooms
+from postroad.broker.rooms import Rooms, Start
 from postroad.config import BrokerConfig
 from postroad.delays import Delays
 from postroad.discovery.envelopes import Sealer
@@ -81,15 +81,17 @@ class Broker:
         self._upkeep_us = now_us
         self._board = Switchboard(stored)
         self._rooms = Rooms(
-            self._board,
-            config,
-            identity,
-            draw=draw,
-            now_us=now_us,
-            tracking=tracking,
-            streams=None if stored is None else stored.streams,
-            refuse=self._refuse,
-            sealer=sealer,
+            Start(
+                board=self._board,
+                config=config,
+                identity=identity,
+                draw=draw,
+                now_us=now_us,
+                tracking=tracking,
+                streams=None if stored is None else stored.streams,
+                refuse=self._refuse,
+                sealer=sealer,
+            )
         )
         self._unanswered.tables = self._board.named_tables
         self._handlers = {
@@ -155,10 +157,10 @@ class Broker:
             )
         elif type(item) is Closed:
             lost = links.peer(item.connection) is not None  # nobody has said goodbye
-            links.closed(item.connection, turn.now_us)
+            links.closed(turn, item.connection)
             self._down(turn, item.connection, lost=lost)
         elif type(item) is DialFailed:
-            links.dial_failed(item.address, turn.now_us)
+            links.dial_failed(turn, item.address)
         elif type(item) is NotKept:
             for handler in self._board.losing:
                 handler(turn, item)

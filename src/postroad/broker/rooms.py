@@ -7,6 +7,7 @@ at the end of this file, which hands on to the upper one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from postroad.besteffort.forwarding import Forwarding
 from postroad.clients.intake import Intake
@@ -50,247 +51,37 @@ from postroad.tracking.strategies import Tracking
 from postroad.tracking.tracer import Tracer
 
 
-class Rooms:
-    """`streams`: the log streams that a start found, None without a disk; `refuse` closes a connection whose
-    peer broke the protocol."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a broker starts with. `streams`: the log streams that a start found, None without a disk; `refuse`
+    closes a connection whose peer broke the protocol."""
 
-    def __init__(
-        self,
-        board: Switchboard,
-        config: BrokerConfig,
-        identity: Identity,
-        *,
-        draw: Callable[[int], int],
-        now_us: int,
-        tracking: Tracking | None,
-        streams: Mapping[LogStream, StreamEnd] | None,
-        refuse: Callable[[Turn, int, PeerError], None],
-        sealer: Sealer | None,
-    ) -> None:
-        me = identity.number
-        self.tracking = tracking
-        publishers, receipts = Publishers(identity), Receipts()
-        self.topology = Topology(
-            me=me,
-            node=identity.node,
-            name=identity.name,
-            boot=identity.boot,
-            before=identity.before,
-            address=config.links.address,
-        )
-        self.links = Links(
-            board,
-            me=identity,
-            limits=config.limits,
-            settings=config.links,
-            auth=config.auth,
-            new_publisher=publishers.new_number,
-            pubends=config.durable.pubends,
-            draw=draw,
-            conflict=self.topology.conflict,
-        )
-        self.quotas = Quotas(board, config=config.quotas, links=self.links)
-        for address in config.dial:
-            self.links.dial(address, now_us)
-        self.interest = Interest(me, identity.boot, config.limits)
-        self.flooding = Flooding(
-            board,
-            topology=self.topology,
-            interest=self.interest,
-            interest_changed=self._interest_changed,
-            set_back=self._set_back,
-            gone=self._gone,
-        )
-        self.direct = DirectPeers(board, links=self.links, address_of=self.topology.address)
-        self.inquiries = Inquiries(board, me=me, topology=self.topology, link=self.flooding.connection)
-        self.tracer = Tracer(
-            board, tracking, me=me, topology=self.topology, inquiries=self.inquiries, kept=self._kept
-        )
-        self.delivery = Delivery(
-            board,
-            config=config.delivery,
-            available=self.links.available,
-            spend=self.links.spend,
-            note=None if tracking is None else tracking.noted.append,
-        )
-        self.routing = Routing(
-            board,
-            me=me,
-            boot=identity.boot,
-            config=config.streams,
-            topology=self.topology,
-            interest=self.interest,
-            delivery=self.delivery,
-            links=self.links,
-            tracking=tracking,
-            records_forwards=config.tracking.routing != "all",
-            confirmed=self._confirmed,
-            held=self._held,
-            owing=self._owing,
-            pull_needed=self.flooding.pull_needed,
-            gone=self._retired,
-            disk=streams is not None,
-            now_us=now_us,
-        )
-        self.durable = DurablePublishing(
-            board,
-            me=me,
-            config=config.durable,
-            limits=config.limits,
-            streams=streams,
-            links=self.links,
-            receipts=receipts,
-            routing=self.routing,
-            tracking=tracking,
-            opened=self._opened,
-            now_us=now_us,
-        )
-        self.intake = Intake(
-            board,
-            limits=config.limits,
-            publishers=publishers,
-            receipts=receipts,
-            links=self.links,
-            routing=self.routing,
-            durable=self.durable,
-            tracking=tracking,
-            clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
-            refuse=refuse,
-        )
-        self.besteffort = Forwarding(
-            board,
-            me=me,
-            config=config.besteffort,
-            topology=self.topology,
-            interest=self.interest,
-            delivery=self.delivery,
-            links=self.links,
-            publishers=publishers,
-            tracking=tracking,
-            records_forwards=config.tracking.routing != "all",
-        )
-        self.releasing = Releasing(
-            board,
-            me=me,
-            policy=RetentionPolicy(
-                max_retain_us=config.durable.max_age_us,
-                max_bytes=config.durable.max_bytes,
-                grace_us=config.durable.keep_us,
-            ),
-            topology=self.topology,
-            link=self.flooding.connection,
-            mine=self.durable.pubends,
-            now_us=now_us,
-        )
-        self.subscribers = (
-            None
-            if streams is None
-            else DurableSubscribers(
-                board,
-                me=me,
-                boot=identity.boot,
-                streams=streams,
-                links=self.links,
-                interest=self.interest,
-                routing=self.routing,
-                flood=self.flooding.interest,
-                inquiries=self.inquiries,
-                topology=self.topology,
-                retired=self._retired,
-                tracking=tracking,
-                quotas=self.quotas,
-                report=self.releasing.report,
-                sent=self._sent,
-                now_us=now_us,
-            )
-        )
-        self.history = History(
-            board,
-            author=Author(broker=me, name=identity.name),
-            boot=identity.boot,
-            publisher=publishers.own_number,
-            filters_publisher=FILTERS_PUBLISHER,
-            sources=Sources(
-                wants=self.interest.wants,
-                changes=self._reserved_changes,
-                reachable=self.topology.reachable,
-                links=self._own_links,
-                acknowledged=_nothing if self.subscribers is None else self.subscribers.acknowledged,
-            ),
-            tracking=tracking,
-            config=config.tracking,
-            writer=BulletinWriter(self.durable, config.limits),
-            inquiries=self.inquiries,
-            now_us=now_us,
-        )
-        self.subscribing = Subscribing(
-            board,
-            limits=config.limits,
-            links=self.links,
-            intake=self.intake,
-            delivery=self.delivery,
-            interest=self.interest,
-            flooding=self.flooding,
-            routing=self.routing,
-            durable=self.subscribers,
-            tracking=tracking,
-            quotas=self.quotas,
-        )
-        self.retiring = Retiring(
-            board,
-            me=me,
-            topology=self.topology,
-            inquiries=self.inquiries,
-            forget=self._forget,
-            restored=self._restored,
-        )
-        volatile = config.queues.memory_only or streams is None
-        node = ring_id(identity.node, identity.boot, volatile=volatile)
-        self.discovery = Discovery(
-            board,
-            me=identity,
-            config=config.discovery,
-            auth=config.auth,
-            address=config.links.address,
-            endpoint=parse_address,
-            links=self.links,
-            flooding=self.flooding,
-            topology=self.topology,
-            draw=draw,
-            sealer=sealer,
-            now_us=now_us,
-        )
-        self.ring = Ring(
-            board,
-            me=node,
-            volatile=volatile,
-            settings=RingSettings(
-                heartbeat_us=config.queues.heartbeat_us,
-                silent_us=config.queues.silent_us,
-                gone_us=2 * config.queues.silent_us,
-            ),
-            topology=self.topology,
-            direct=self.direct,
-            draw=draw,
-            changed=self._ring_changed,
-        )
-        self.queues = Queues(
-            board,
-            me=node,
-            boot=identity.boot,
-            config=config.queues,
-            streams=streams,
-            ring=self.ring,
-            direct=self.direct,
-            topology=self.topology,
-            links=self.links,
-            told_of_others=bool(config.dial) or config.discovery.join,
-            draw=draw,
-        )
-        Requests(board, links=self.links, quotas=self.quotas)
+    board: Switchboard
+    config: BrokerConfig
+    identity: Identity
+    draw: Callable[[int], int]
+    now_us: int
+    tracking: Tracking | None
+    streams: Mapping[LogStream, StreamEnd] | None
+    refuse: Callable[[Turn, int, PeerError], None]
+    sealer: Sealer | None
+
+
+class Rooms:
+    def __init__(self, start: Start) -> None:
+        self.tracking = start.tracking
+        self._publishers, self._receipts = Publishers(start.identity), Receipts()
+        self._make_graph(start)
+        self._make_streams(start)
+        self._make_publishing(start)
+        self._make_durable_subscribers(start)
+        self._make_history(start)
+        self._make_subscribing(start)
+        self._make_discovery_and_queues(start)
+        Requests(start.board, links=self.links, quotas=self.quotas)
         # What has something to do at the end of a turn in which more happened than plain events.
         hosting: Room = self.subscribers or NoDurableSubscribers(
-            board, interest=self.interest, inquiries=self.inquiries
+            start.board, interest=self.interest, inquiries=self.inquiries
         )
         self.in_order: tuple[Room, ...] = (
             self.links,
@@ -320,6 +111,249 @@ class Rooms:
         self.routing.close(turn)
         self.tracer.close(turn, self.durable.untold_us)
         self.history.close(turn)
+
+    # ---- the rooms
+
+    def _make_graph(self, start: Start) -> None:
+        board, config, identity = start.board, start.config, start.identity
+        me = identity.number
+        self.topology = Topology(
+            me=me,
+            node=identity.node,
+            name=identity.name,
+            boot=identity.boot,
+            before=identity.before,
+            address=config.links.address,
+        )
+        self.links = Links(
+            board,
+            me=identity,
+            limits=config.limits,
+            settings=config.links,
+            auth=config.auth,
+            new_publisher=self._publishers.new_number,
+            pubends=config.durable.pubends,
+            draw=start.draw,
+            conflict=self.topology.conflict,
+        )
+        self.quotas = Quotas(board, config=config.quotas, links=self.links)
+        for address in config.dial:
+            self.links.dial(address, start.now_us)
+        self.interest = Interest(me, identity.boot, config.limits)
+        self.flooding = Flooding(
+            board,
+            topology=self.topology,
+            interest=self.interest,
+            interest_changed=self._interest_changed,
+            set_back=self._set_back,
+            gone=self._gone,
+        )
+        self.direct = DirectPeers(board, links=self.links, address_of=self.topology.address)
+        self.inquiries = Inquiries(board, me=me, topology=self.topology, link=self.flooding.connection)
+
+    def _make_streams(self, start: Start) -> None:
+        board, config, tracking = start.board, start.config, start.tracking
+        me = start.identity.number
+        self.tracer = Tracer(
+            board, tracking, me=me, topology=self.topology, inquiries=self.inquiries, kept=self._kept
+        )
+        self.delivery = Delivery(
+            board,
+            config=config.delivery,
+            available=self.links.available,
+            spend=self.links.spend,
+            note=None if tracking is None else tracking.noted.append,
+        )
+        self.routing = Routing(
+            board,
+            me=me,
+            boot=start.identity.boot,
+            config=config.streams,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+            confirmed=self._confirmed,
+            held=self._held,
+            owing=self._owing,
+            pull_needed=self.flooding.pull_needed,
+            gone=self._retired,
+            disk=start.streams is not None,
+            now_us=start.now_us,
+        )
+
+    def _make_publishing(self, start: Start) -> None:
+        board, config, tracking = start.board, start.config, start.tracking
+        me = start.identity.number
+        self.durable = DurablePublishing(
+            board,
+            me=me,
+            config=config.durable,
+            limits=config.limits,
+            streams=start.streams,
+            links=self.links,
+            receipts=self._receipts,
+            routing=self.routing,
+            tracking=tracking,
+            opened=self._opened,
+            now_us=start.now_us,
+        )
+        self.intake = Intake(
+            board,
+            limits=config.limits,
+            publishers=self._publishers,
+            receipts=self._receipts,
+            links=self.links,
+            routing=self.routing,
+            durable=self.durable,
+            tracking=tracking,
+            clocks=None if tracking is None else SkewCheck(config.tracking.skew_us, me=me),
+            refuse=start.refuse,
+        )
+        self.besteffort = Forwarding(
+            board,
+            me=me,
+            config=config.besteffort,
+            topology=self.topology,
+            interest=self.interest,
+            delivery=self.delivery,
+            links=self.links,
+            publishers=self._publishers,
+            tracking=tracking,
+            records_forwards=config.tracking.routing != "all",
+        )
+
+    def _make_durable_subscribers(self, start: Start) -> None:
+        board, config, me = start.board, start.config, start.identity.number
+        self.releasing = Releasing(
+            board,
+            me=me,
+            policy=RetentionPolicy(
+                max_retain_us=config.durable.max_age_us,
+                max_bytes=config.durable.max_bytes,
+                grace_us=config.durable.keep_us,
+            ),
+            topology=self.topology,
+            link=self.flooding.connection,
+            mine=self.durable.pubends,
+            now_us=start.now_us,
+        )
+        self.subscribers = (
+            None
+            if start.streams is None
+            else DurableSubscribers(
+                board,
+                me=me,
+                boot=start.identity.boot,
+                streams=start.streams,
+                links=self.links,
+                interest=self.interest,
+                routing=self.routing,
+                flood=self.flooding.interest,
+                inquiries=self.inquiries,
+                topology=self.topology,
+                retired=self._retired,
+                tracking=start.tracking,
+                quotas=self.quotas,
+                report=self.releasing.report,
+                sent=self._sent,
+                now_us=start.now_us,
+            )
+        )
+
+    def _make_history(self, start: Start) -> None:
+        board, config, identity = start.board, start.config, start.identity
+        self.history = History(
+            board,
+            author=Author(broker=identity.number, name=identity.name),
+            boot=identity.boot,
+            publisher=self._publishers.own_number,
+            filters_publisher=FILTERS_PUBLISHER,
+            sources=Sources(
+                wants=self.interest.wants,
+                changes=self._reserved_changes,
+                reachable=self.topology.reachable,
+                links=self._own_links,
+                acknowledged=_nothing if self.subscribers is None else self.subscribers.acknowledged,
+            ),
+            tracking=start.tracking,
+            config=config.tracking,
+            writer=BulletinWriter(self.durable, config.limits),
+            inquiries=self.inquiries,
+            now_us=start.now_us,
+        )
+
+    def _make_subscribing(self, start: Start) -> None:
+        board = start.board
+        self.subscribing = Subscribing(
+            board,
+            limits=start.config.limits,
+            links=self.links,
+            intake=self.intake,
+            delivery=self.delivery,
+            interest=self.interest,
+            flooding=self.flooding,
+            routing=self.routing,
+            durable=self.subscribers,
+            tracking=start.tracking,
+            quotas=self.quotas,
+        )
+        self.retiring = Retiring(
+            board,
+            me=start.identity.number,
+            topology=self.topology,
+            inquiries=self.inquiries,
+            forget=self._forget,
+            restored=self._restored,
+        )
+
+    def _make_discovery_and_queues(self, start: Start) -> None:
+        board, config, identity, streams = start.board, start.config, start.identity, start.streams
+        volatile = config.queues.memory_only or streams is None
+        node = ring_id(identity.node, identity.boot, volatile=volatile)
+        self.discovery = Discovery(
+            board,
+            me=identity,
+            config=config.discovery,
+            auth=config.auth,
+            address=config.links.address,
+            endpoint=parse_address,
+            links=self.links,
+            flooding=self.flooding,
+            topology=self.topology,
+            draw=start.draw,
+            sealer=start.sealer,
+            now_us=start.now_us,
+        )
+        self.ring = Ring(
+            board,
+            me=node,
+            volatile=volatile,
+            settings=RingSettings(
+                heartbeat_us=config.queues.heartbeat_us,
+                silent_us=config.queues.silent_us,
+                gone_us=2 * config.queues.silent_us,
+            ),
+            topology=self.topology,
+            direct=self.direct,
+            draw=start.draw,
+            changed=self._ring_changed,
+        )
+        self.queues = Queues(
+            board,
+            me=node,
+            boot=identity.boot,
+            config=config.queues,
+            streams=streams,
+            ring=self.ring,
+            direct=self.direct,
+            topology=self.topology,
+            links=self.links,
+            told_of_others=bool(config.dial) or config.discovery.join,
+            draw=start.draw,
+        )
 
     # ---- where two rooms need each other
 

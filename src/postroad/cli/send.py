@@ -28,6 +28,23 @@ if TYPE_CHECKING:
     from postroad.client.application import Application
 
 
+AlsoOption = Annotated[
+    list[str] | None, typer.Option(metavar="APPLICATION", help="To this one too; repeatable.")
+]
+ReliableOption = Annotated[bool, typer.Option("--reliable/--no-reliable", help="Wait until it is kept.")]
+AttrOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="An integer, float, true, false, or else text; repeatable."),
+]
+AttrTextOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Always text; repeatable.")
+]
+ExpiresOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="A dead letter after that, such as 1h.")
+]
+ConfirmOption = Annotated[bool, typer.Option("--confirm", help="Wait until the application has accepted it.")]
+
+
 def register(app: typer.Typer) -> None:
     app.command("send")(send)
 
@@ -36,29 +53,15 @@ def send(
     to: Annotated[str, typer.Argument(metavar="APPLICATION", help="Whom it is for, such as inventory.")],
     payload: Annotated[str | None, typer.Argument(help="What to send; nothing for an empty message.")] = None,
     source: Annotated[str, typer.Option("--from", metavar="APPLICATION", help="Who sends it.")] = "postroad",
-    also: Annotated[
-        list[str] | None, typer.Option(metavar="APPLICATION", help="To this one too; repeatable.")
-    ] = None,
+    also: AlsoOption = None,
     kind: Annotated[str, typer.Option(help="transactional, recoverable or express.")] = "transactional",
-    reliable: Annotated[
-        bool,
-        typer.Option("--reliable/--no-reliable", help="Wait until it is kept."),
-    ] = True,
-    attr: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An integer, float, true, false, or else text; repeatable."),
-    ] = None,
-    attr_text: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Always text; repeatable.")
-    ] = None,
+    reliable: ReliableOption = True,
+    attr: AttrOption = None,
+    attr_text: AttrTextOption = None,
     priority: Annotated[int, typer.Option(min=0, max=9, help="The highest first.")] = 4,
     delay: Annotated[str, typer.Option(metavar="TIME", help="Not delivered before, such as 10s.")] = "0",
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="A dead letter after that, such as 1h.")
-    ] = None,
-    confirm: Annotated[
-        bool, typer.Option("--confirm", help="Wait until the application has accepted it.")
-    ] = False,
+    expires: ExpiresOption = None,
+    confirm: ConfirmOption = False,
     count: Annotated[int, typer.Option(min=1, help="Send it this many times.")] = 1,
     stdin: Annotated[bool, typer.Option("--stdin", help="One message per line of standard input.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -81,10 +84,9 @@ def send(
     names = [to, *(also or [])]
     delay_s = duration_us(delay) / SECOND_US
     expires_s = None if expires is None else duration_us(expires) / SECOND_US
-    client = client_for(broker, token, tls_ca, tls_cert, tls_key)
 
     async def work() -> None:
-        async with client:
+        async with client_for(broker, token, tls_ca, tls_cert, tls_key) as client:
             application = client.application(source)
             async for some in payloads:
                 await send_round(application, some)

@@ -7,89 +7,102 @@ from typing import Annotated
 
 import typer
 
+NameOption = Annotated[
+    str | None, typer.Option(help="What people call this broker; kept in its data folder.")
+]
+ListenOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where to serve; port 0 takes any free one. [default: 127.0.0.1:7420]",
+    ),
+]
+DataOption = Annotated[
+    str | None, typer.Option(metavar="DIR", help="The broker's folder. [default: ./postroad-data]")
+]
+LinkOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST:PORT", help="A broker to stay linked to; may be given several times."),
+]
+DiscoverOption = Annotated[
+    bool | None,
+    typer.Option("--discover", help="Find the nearest, least busy brokers, and stay linked to two of them."),
+]
+BdnOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST:PORT", help="A discovery node to be known to; may be given several times."),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="POSTROAD_TOKEN",
+        help="Ask clients for this token. It gives no right to link as a broker or to administer."
+        " Others can see a flag; prefer --token-file.",
+    ),
+]
+TokenFileOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The token is this file's first line.")
+]
+LinkTokenOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="POSTROAD_LINK_TOKEN",
+        help="The token of brokers and administrators: asked of brokers that link, presented to those"
+        " linked to. Prefer --link-token-file.",
+    ),
+]
+LinkTokenFileOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The link token is this file's first line.")
+]
+TlsCertOption = Annotated[str | None, typer.Option(metavar="FILE", help="Serve and link with TLS.")]
+TlsKeyOption = Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.")]
+TlsCaOption = Annotated[str | None, typer.Option(metavar="FILE", help="Who signs the peers' certificates.")]
+MutualOption = Annotated[
+    bool | None, typer.Option("--mutual", help="Ask every peer for a certificate signed by --tls-ca.")
+]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|off",
+        help="Prometheus metrics, /health and /ready. [default: 127.0.0.1:7421, or any free port]",
+    ),
+]
+TrackingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STRATEGY",
+        help="How the paths of messages are recorded: bloom, exact or none. [default: bloom]",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; flags win over it.")
+]
+LogOption = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")]
+
 
 def register(app: typer.Typer) -> None:
     app.command("up")(up)
 
 
 def up(
-    name: Annotated[
-        str | None, typer.Option(help="What people call this broker; kept in its data folder.")
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to serve; port 0 takes any free one. [default: 127.0.0.1:7420]",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The broker's folder. [default: ./postroad-data]")
-    ] = None,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="A broker to stay linked to; may be given several times."),
-    ] = None,
-    discover: Annotated[
-        bool | None,
-        typer.Option(
-            "--discover", help="Find the nearest, least busy brokers, and stay linked to two of them."
-        ),
-    ] = None,
-    bdn: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A discovery node to be known to; may be given several times."
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="POSTROAD_TOKEN",
-            help="Ask clients for this token. It gives no right to link as a broker or to administer."
-            " Others can see a flag; prefer --token-file.",
-        ),
-    ] = None,
-    token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The token is this file's first line.")
-    ] = None,
-    link_token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="POSTROAD_LINK_TOKEN",
-            help="The token of brokers and administrators: asked of brokers that link, presented to those"
-            " linked to. Prefer --link-token-file.",
-        ),
-    ] = None,
-    link_token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The link token is this file's first line.")
-    ] = None,
-    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Serve and link with TLS.")] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
-    tls_ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Who signs the peers' certificates.")
-    ] = None,
-    mutual: Annotated[
-        bool | None, typer.Option("--mutual", help="Ask every peer for a certificate signed by --tls-ca.")
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT|off",
-            help="Prometheus metrics, /health and /ready. [default: 127.0.0.1:7421, or any free port]",
-        ),
-    ] = None,
-    tracking: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STRATEGY",
-            help="How the paths of messages are recorded: bloom, exact or none. [default: bloom]",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Settings from a file; flags win over it.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+    name: NameOption = None,
+    listen: ListenOption = None,
+    data: DataOption = None,
+    link: LinkOption = None,
+    discover: DiscoverOption = None,
+    bdn: BdnOption = None,
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
+    link_token: LinkTokenOption = None,
+    link_token_file: LinkTokenFileOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    mutual: MutualOption = None,
+    metrics: MetricsOption = None,
+    tracking: TrackingOption = None,
+    config: ConfigOption = None,
+    log: LogOption = None,
 ) -> int:
     """Run a broker. Prints `ready NAME HOST:PORT` once it serves."""
     from postroad.net.configure import configure

@@ -60,6 +60,7 @@ from postroad.seam.datagrams import SendTo
 from postroad.seam.effects import Close, Dial, Send
 from postroad.tracking.query.verdict import TraceResult
 from postroad.units import SECOND_US, size
+from postroad.wire.frames import Subscribe
 
 CLOSE_S: Final = 2.0  # of a broker that does not answer
 LINGER_S: Final = 1.0  # who published best-effort events answers for them for this long before it goes
@@ -502,8 +503,8 @@ class Client:
             key=key,
             overflow=overflow,
         )
-        return Subscription(
-            self,
+        wanted = Subscribe(
+            number=0,  # the core gives it one
             topic=topic,
             where=where,
             overflow=overflow,
@@ -514,8 +515,10 @@ class Client:
             since_us=since_us(since),
             shared=shared,
             key=key,
-            repair=replace(self._core.effort.settings, order_us=round(order * SECOND_US)) if repair else None,
         )
+        chosen = self._core.effort.settings
+        settings = replace(chosen, order_us=round(order * SECOND_US)) if repair else None
+        return Subscription(self, wanted, settings)
 
     def repair_by(self, way: str = "summaries", *, scope: str = "") -> None:
         """How this client takes part in the repair of best-effort events; before it does.
@@ -528,7 +531,7 @@ class Client:
     def _caching(self, topic: str, where: str, messages: int) -> Subscription:
         """A repaired subscription that keeps so many messages, for nodes that only cache."""
         settings = replace(self._core.effort.settings, cache_min=messages, cache_max=messages)
-        return Subscription(self, topic=topic, where=where, overflow="drop", buffer=0, repair=settings)
+        return Subscription(self, Subscribe(number=0, topic=topic, where=where), settings)
 
     def read(self, until: str, *, after: str = "", topic: str = "", where: str = "") -> Subscription:
         """The durable events between two checkpoint tokens, filtered; then it ends. Nothing is held for it,
@@ -537,9 +540,7 @@ class Client:
         if not until or not isinstance(until, str):
             raise UsageError("a range ends somewhere: `until` is a checkpoint token")
         check_texts("range", after)
-        return Subscription(
-            self, topic=topic, where=where, overflow="drop", buffer=0, token=after, until=until
-        )
+        return Subscription(self, Subscribe(number=0, topic=topic, where=where, token=after, until=until))
 
     def application(self, name: str) -> Application:
         """The application of this name, which sends to others and receives from its own inbox."""

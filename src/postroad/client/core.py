@@ -617,7 +617,7 @@ class ClientCore:
                 self._out.append(Send(self._connection, frame))
 
     def _subscribe_own(self, topic: str, where: str) -> int:
-        number, effects = self.subscribe(topic=topic, where=where, overflow="drop", buffer=0)
+        number, effects = self.subscribe(wire.Subscribe(number=0, topic=topic, where=where))
         self._out += effects
         return number
 
@@ -660,50 +660,22 @@ class ClientCore:
             self._out.append(Send(self._connection, frame))
 
     def subscribe(
-        self,
-        *,
-        topic: str,
-        where: str,
-        overflow: str,
-        buffer: int,
-        durable: str = "",
-        token: str = "",
-        ack: str = "",
-        since_us: int = 0,
-        shared: bool = False,
-        key: str = "",
-        until: str = "",
-        repair: RepairSettings | None = None,
-        now_us: int = 0,
+        self, wanted: wire.Subscribe, *, repair: RepairSettings | None = None, now_us: int = 0
     ) -> tuple[int, list[Effect]]:
-        """A new subscription's number; Began or Ended follows. With `repair`, begun at `now_us`, what is lost
-        of best-effort events is found out and asked for."""
+        """The new subscription's number, whatever `wanted` has there; Began or Ended follows. With `repair`,
+        begun at `now_us`, what is lost of best-effort events is found out and asked for."""
         if len(self.inbox) >= self.limits.subscriptions:
             raise UsageError(f"more than {self.limits.subscriptions} subscriptions on one client")
-        check_texts("subscription", topic, where, overflow, durable, token, ack, key, until)
-        if not 0 <= buffer <= MAX_BUFFER:
-            raise UsageError(f"a buffer of {buffer} bytes")
-        request = self.inbox.add(
-            wire.Subscribe(
-                number=0,
-                topic=topic,
-                where=where,
-                overflow=overflow,
-                buffer=buffer,
-                durable=durable,
-                token=token,
-                ack=ack,
-                since_us=since_us,
-                shared=shared,
-                key=key,
-                until=until,
-            )
-        )
+        texts = (wanted.topic, wanted.where, wanted.overflow, wanted.durable, wanted.token, wanted.ack)
+        check_texts("subscription", *texts, wanted.key, wanted.until)
+        if not 0 <= wanted.buffer <= MAX_BUFFER:
+            raise UsageError(f"a buffer of {wanted.buffer} bytes; it has between 0 and {MAX_BUFFER}")
+        request = self.inbox.add(wanted)
         if self.state is State.UP:
             self._send(request)
         effects = self._take()
         if repair is not None:
-            self.effort.repair(request.number, topic, where, repair, now_us + self.skew_us)
+            self.effort.repair(request.number, wanted.topic, wanted.where, repair, now_us + self.skew_us)
         return request.number, effects + self._take()
 
     def unsubscribe(self, number: int) -> list[Effect]:

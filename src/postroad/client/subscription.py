@@ -25,6 +25,7 @@ from postroad.errors import BugError, PostroadError, UnavailableError, UsageErro
 from postroad.events import Event, EventBatch, Gap
 from postroad.events.token import CheckpointToken
 from postroad.ids import parse_pubend
+from postroad.wire.frames import Subscribe
 
 if TYPE_CHECKING:
     from postroad.client.aio import Client
@@ -44,32 +45,15 @@ class Subscription:
     def __init__(
         self,
         client: Client,
-        *,
-        topic: str,
-        where: str,
-        overflow: str,
-        buffer: int,
-        durable: str = "",
-        token: str = "",
-        ack: str = "",
-        since_us: int = 0,
-        shared: bool = False,
-        key: str = "",
-        until: str = "",
+        wanted: Subscribe,
         repair: RepairSettings | None = None,
     ) -> None:
-        self.topic = topic
-        self.where = where
-        self.durable = durable
-        self.shared = shared
-        self._key = key
-        self._ack = ack
-        self._since_us = since_us
-        self._start = token
-        self._until = until
+        self._wanted = wanted
+        self.topic, self.where = wanted.topic, wanted.where
+        self.durable, self.shared = wanted.durable, wanted.shared
         self._repair = repair
         self.dropped = 0  # best-effort batches that this program was too slow for
-        self._token: dict[int, int] = dict(CheckpointToken.from_json(token)) if token else {}
+        self._token: dict[int, int] = dict(CheckpointToken.from_json(wanted.token)) if wanted.token else {}
         self._reading = (0, 0)  # pubend and end of the batch being read
         self._lock = threading.Lock()  # for the next eight
         self._fresh: dict[int, int] = {}  # handed out, perhaps not consumed yet: pubend -> tick
@@ -84,8 +68,6 @@ class Subscription:
         self._call_soon: Callable[[Callable[[], None]], object] | None = None  # on the client's loop
         self.missing: tuple[str, ...] = ()  # brokers that had not confirmed it when it began
         self._client = client
-        self._overflow = overflow
-        self._buffer = buffer
         self._number: int | None = None
         self._began: asyncio.Future[None] | None = None
         # Bounded by the client's window: what came and its size. Between two of these at most one token, up
@@ -121,21 +103,7 @@ class Subscription:
         client = self._client
         if self._began is None:
             await client._until(lambda: client.connected)
-            self._number, effects = client._core.subscribe(
-                topic=self.topic,
-                where=self.where,
-                overflow=self._overflow,
-                buffer=self._buffer,
-                durable=self.durable,
-                token=self._start,
-                ack=self._ack,
-                since_us=self._since_us,
-                shared=self.shared,
-                key=self._key,
-                until=self._until,
-                repair=self._repair,
-                now_us=now_us(),
-            )
+            self._number, effects = client._core.subscribe(self._wanted, repair=self._repair, now_us=now_us())
             loop = asyncio.get_running_loop()
             self._began = loop.create_future()
             self._call_soon = self._call_soon or loop.call_soon
@@ -261,7 +229,7 @@ class Subscription:
 
     def _settle(self) -> None:
         """Who asks for more is done with what it had."""
-        if self._ack not in ("auto", "batch") or not (self._fresh or self._held):
+        if self._wanted.ack not in ("auto", "batch") or not (self._fresh or self._held):
             return
         with self._lock:
             self._settled.update(self._fresh)
@@ -310,7 +278,7 @@ class Subscription:
 
     async def __anext__(self) -> Event | Gap:
         if self._ready and monotonic() >= self._turn_ends and self._turn_over():
-            if self._ack == "auto":
+            if self._wanted.ack == "auto":
                 self._settle()
             await self._end_turn()
         while (event := self._take()) is None:
@@ -326,7 +294,7 @@ class Subscription:
         """The next event of the batch being read."""
         if not self._ready:
             return None
-        if self._ack == "auto":
+        if self._wanted.ack == "auto":
             self._settle()
         try:
             event = self._ready.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -11,6 +12,7 @@ from postroad.errors import PostroadError, RedundantError, UsageError
 from postroad.ids import MAX_COST
 from postroad.links.handshake import MAX_WINDOW, MIN_WINDOW
 from postroad.seam.peers import Peer
+from postroad.seam.turn import Turn
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.frames import Kind
 
@@ -107,6 +109,14 @@ TAKES: Final[dict[Phase, frozenset[Kind]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class DirectDial:
+    """A dial beside the links. `failed(turn, broker)` is called if it does not come up."""
+
+    broker: int
+    failed: Callable[[Turn, int], None]
+
+
 @dataclass(slots=True)
 class Connection:
     number: int
@@ -121,7 +131,7 @@ class Connection:
     # between brokers: how links to one peer rank, see the theory of links.py; the greatest stays
     rank: tuple[int, bool, int, int] = (0, False, 0, 0)
     hello_us: int = 0  # time_us of the HELLO we sent
-    direct_to: int | None = None  # the broker that we dialled it for, beside the links
+    direct: DirectDial | None = None  # that it comes of
     peer: Peer | None = None  # set once up, kept while closing
     superseded: bool = False  # another connection took its place
     redundant: bool = False  # it ended, or will, because another does its work

@@ -103,9 +103,17 @@ class DirectPeers:
         if sum(peer.sought for peer in self._peers.values()) >= MAX_PEERS:
             return None
         self._dials += 1
-        self._links.dial_directly(turn, broker, address)
+        self._links.dial_directly(turn, broker, address, self._not_reached)
         peer = self._peers[broker] = _Peer(used_us=turn.now_us, sought=True)
         return peer
+
+    def _not_reached(self, turn: Turn, broker: int) -> None:
+        self._retry_us[broker] = turn.now_us + RETRY_US
+        known = self._peers.get(broker)
+        if known is not None and not known.connections:  # it may have dialled us meanwhile
+            turn.note("info", f"broker {broker:08x} cannot be reached directly")
+            del self._peers[broker]
+            self._tell_unreached(turn, broker)
 
     # ---- connections
 
@@ -147,13 +155,6 @@ class DirectPeers:
     # ---- time
 
     def tick(self, turn: Turn) -> None:
-        for broker in self._links.take_unreached():
-            self._retry_us[broker] = turn.now_us + RETRY_US
-            known = self._peers.get(broker)
-            if known is not None and not known.connections:
-                turn.note("info", f"broker {broker:08x} cannot be reached directly")
-                del self._peers[broker]
-                self._tell_unreached(turn, broker)
         for broker in [broker for broker, at_us in self._retry_us.items() if at_us <= turn.now_us]:
             del self._retry_us[broker]
         for known in list(self._peers.values()):

@@ -35,7 +35,7 @@ from postroad.errors import (
 )
 from postroad.ids import Identity
 from postroad.links.access import Access, AuthConfig, owning
-from postroad.links.connection import OWN_KINDS, TAKES, Connection, LinkSettings, Phase, level_of
+from postroad.links.connection import OWN_KINDS, TAKES, Connection, DirectDial, LinkSettings, Phase, level_of
 from postroad.links.dialler import Dialler
 from postroad.links.handshake import (
     check_hello,
@@ -91,7 +91,6 @@ class Links:
         "_resuming",
         "_settings",
         "_timers",
-        "_unreached",
         "round_trips",
     )
 
@@ -124,9 +123,8 @@ class Links:
         self._connections: dict[int, Connection] = {}  # opened and not yet reported closed
         self._brokers: dict[bytes, int] = {}  # node id -> the one connection that is, or was last, its link
         self._timers: list[tuple[int, int]] = []  # heap of (due, connection); void if due is not its timer_us
-        # Address -> brokers that are to be reached there directly, in the order of their dials.
-        self._direct_dials: dict[str, list[int]] = {}
-        self._unreached: list[int] = []  # those that were not reached, until somebody asks
+        # Address -> dials to it that are under way beside the links, the oldest first.
+        self._direct_dials: dict[str, list[DirectDial]] = {}
         self._last_hello_us = 0
         self.round_trips = Delays("link_round_trip_seconds", "Round trip of a ping to a linked broker.")
         board.status("links", self._links_status)
@@ -154,35 +152,32 @@ class Links:
         if connection is not None:
             self.refuse(turn, connection, UnavailableError("no longer linked"))
 
-    def dial_directly(self, turn: Turn, broker: int, address: str) -> None:
-        """Reach a broker once, beside the links: `take_unreached` names it if that fails."""
-        self._direct_dials.setdefault(address, []).append(broker)
+    def dial_directly(
+        self, turn: Turn, broker: int, address: str, failed: Callable[[Turn, int], None]
+    ) -> None:
+        """Reach a broker once, beside the links: `failed` is called if it is not reached."""
+        self._direct_dials.setdefault(address, []).append(DirectDial(broker, failed))
         turn.dial(address)
 
-    def take_unreached(self) -> list[int]:
-        """Brokers that could not be reached directly since the last call."""
-        unreached, self._unreached = self._unreached, []
-        return unreached
-
-    def _take_direct(self, address: str) -> int | None:
-        """The broker that the oldest direct dial to this address is for.
+    def _take_direct(self, address: str) -> DirectDial | None:
+        """The oldest direct dial to this address.
 
         A dial for a link may be under way to the same address: either connection will do for either purpose.
         """
-        brokers = self._direct_dials.get(address)
-        if not brokers:
+        dials = self._direct_dials.get(address)
+        if not dials:
             return None
-        broker = brokers.pop(0)
-        if not brokers:
+        oldest = dials.pop(0)
+        if not dials:
             del self._direct_dials[address]
-        return broker
+        return oldest
 
-    def dial_failed(self, address: str, now_us: int) -> None:
-        broker = self._take_direct(address)
-        if broker is None:
-            self._dialler.failed(address, now_us)
+    def dial_failed(self, turn: Turn, address: str) -> None:
+        direct = self._take_direct(address)
+        if direct is None:
+            self._dialler.failed(address, turn.now_us)
         else:
-            self._unreached.append(broker)
+            direct.failed(turn, direct.broker)
 
     # -- connections come and go -------------------------------------------------------------------
 
@@ -212,14 +207,14 @@ class Links:
         self._set_timer(state)
         if dialled is None:
             return
-        state.direct_to = self._take_direct(dialled)
-        if state.direct_to is None:
+        state.direct = self._take_direct(dialled)
+        if state.direct is None:
             self._dialler.opened(dialled, connection)
         # Unique and increasing, because it decides between two links that we dialled to one broker.
         self._last_hello_us = state.hello_us = max(turn.now_us, self._last_hello_us + 1)
         hello = Hello(
             version=PROTOCOL_VERSION,
-            role="broker" if state.direct_to is None else "direct",
+            role="broker" if state.direct is None else "direct",
             name=self._me.name,
             token=self._settings.token,
             limits=self._limits,
@@ -234,20 +229,20 @@ class Links:
         )
         turn.send(connection, encode(hello))
 
-    def closed(self, connection: int, now_us: int) -> Peer | None:
+    def closed(self, turn: Turn, connection: int) -> Peer | None:
         """The driver closed it or found it closed. The peer that was up, unless another took its place."""
         state = self._connections.pop(connection, None)
         if state is None:
             return None
-        peer = state.peer
+        peer, now_us = state.peer, turn.now_us
         if peer is not None and peer.role == "broker" and self._brokers.get(peer.node) == connection:
             del self._brokers[peer.node]
             self._dialler.wake(now_us)
         if peer is not None and peer.role == "client":
             self._resuming.closed(peer.publisher, connection)
-        if state.direct_to is not None:
+        if state.direct is not None:
             if peer is None:
-                self._unreached.append(state.direct_to)
+                state.direct.failed(turn, state.direct.broker)
         elif state.dialled is not None:
             held_us = 0 if peer is None else now_us - state.up_us
             self._dialler.closed(
@@ -424,13 +419,13 @@ class Links:
         check_welcome(welcome)
         self._check_limits(welcome.name, welcome.limits)
         role: Role = "direct"
-        if state.direct_to is None:
+        if state.direct is None:
             role = "broker"
             if state.dialled is not None:
                 self._dialler.led_to(state.dialled, welcome.node)
-        elif welcome.broker != state.direct_to:
+        elif welcome.broker != state.direct.broker:
             raise PeerError(
-                f"{state.dialled} leads to broker {welcome.broker:08x}, not to {state.direct_to:08x}"
+                f"{state.dialled} leads to broker {welcome.broker:08x}, not to {state.direct.broker:08x}"
             )
         rank = (welcome.boot, self._me.node < welcome.node, self._me.boot, state.hello_us)
         peer = Peer(

@@ -161,8 +161,8 @@ class Queues:
         told_of_others: bool,
         draw: Callable[[int], int],
     ) -> None:
-        self._me, self._config = me, config
-        self._ring, self._direct, self._links, self._topology = ring, direct, links, topology
+        self._me, self._config, self._topology = me, config, topology
+        self._ring, self._direct, self._links = ring, direct, links
         self._clients: dict[int, _Client] = {}  # by connection: those that ever used queues
         self._receivers: dict[tuple[str, str], _Receiver] = {}  # by inbox and consumer
         self._confirming: dict[int, _Confirming] = {}  # by the number of the errand
@@ -197,26 +197,32 @@ class Queues:
             express_bytes=config.express_bytes,
         )
         self._transactions = Transactions(me=me, boot=boot, arcs=self.arcs, errands=self.errands)
+        self._make_desks(board, told_of_others=told_of_others)
+        self._take_messages(board)
+
+    def _make_desks(self, board: Switchboard, *, told_of_others: bool) -> None:
         self._founding = Founding(
-            me=me,
+            me=self._me,
             arcs=self.arcs,
-            ring=ring,
-            topology=topology,
-            links=links,
+            ring=self._ring,
+            topology=self._topology,
+            links=self._links,
             told_of_others=told_of_others,
             say=self.say,
         )
         self._reports = Reports(
             board,
-            me=me,
+            me=self._me,
             arcs=self.arcs,
             errands=self.errands,
             serving=self.serving,
-            ring=ring,
-            topology=topology,
-            links=links,
+            ring=self._ring,
+            topology=self._topology,
+            links=self._links,
             say=self.say,
         )
+
+    def _take_messages(self, board: Switchboard) -> None:
         board.from_client(Send, self._send)
         board.from_client(EndSession, self._end_session)
         board.from_client(Receive, self._receive)

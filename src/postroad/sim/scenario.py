@@ -181,25 +181,28 @@ class Scenario:
         self.durable: DurableLife | None = None
         by_seed = self.world.random("kind").random() < DURABLE_SHARE
         if shared or (by_seed if durable is None else durable):
-            pause_us = 8 * self._character.publish_pause_us  # disks and catching up take their time too
-            self._character = replace(self._character, publish_pause_us=pause_us)
-            self.durable = DurableLife(
-                self.world,
-                self.network,
-                self.ledger,
-                self.processes,
-                self.connectivity,
-                addresses=self._addresses,
-                publish_pause_us=self._character.publish_pause_us,
-                latest_us=EPOCH_US + self._harm_us + self._settle_us * 2 // 3,
-                shared=shared,
-                late=late,
-            )
+            self._add_durable_life(shared=shared, late=late)
         self._add_brokers()
         self._add_clients()
         if tracking is not None:
             self._add_inquirers(tracking)
             self._skew_publishers()
+
+    def _add_durable_life(self, *, shared: bool, late: bool | None) -> None:
+        pause_us = 8 * self._character.publish_pause_us  # disks and catching up take their time too
+        self._character = replace(self._character, publish_pause_us=pause_us)
+        self.durable = DurableLife(
+            self.world,
+            self.network,
+            self.ledger,
+            self.processes,
+            self.connectivity,
+            addresses=self._addresses,
+            publish_pause_us=pause_us,
+            latest_us=EPOCH_US + self._harm_us + self._settle_us * 2 // 3,
+            shared=shared,
+            late=late,
+        )
 
     # -- the run
 

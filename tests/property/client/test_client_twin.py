@@ -231,7 +231,7 @@ class CountingBroker:
         self.tick = 0
         self.held: list[int] = []  # sizes of what the application has and did not consume
         self.connect()
-        self.act(self.core.subscribe(topic="t", where="", overflow="drop", buffer=0)[1])
+        self.act(self.core.subscribe(wire.Subscribe(number=0, topic="t", where=""))[1])
 
     def connect(self) -> None:
         self.connection += 1

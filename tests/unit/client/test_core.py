@@ -784,7 +784,7 @@ def test_texts_that_cannot_travel_are_the_callers_error() -> None:
             script.subscribe(topic, where)
     for buffer in (-1, 1 << 63):
         with pytest.raises(UsageError):
-            script.core.subscribe(topic="a", where="", overflow="drop", buffer=buffer)
+            script.core.subscribe(wire.Subscribe(number=0, topic="a", where="", buffer=buffer))
     with pytest.raises(TooLargeError):
         script.core.request("x" * MIB, {})
     with pytest.raises(TooLargeError):
@@ -834,7 +834,7 @@ def test_a_subscriber_with_its_own_token_goes_on_after_what_it_acknowledged() ->
     """D3: a broker takes the token for consumed; what the application holds uncommitted must not be in it."""
     script = Script()
     script.up()
-    number, effects = script.core.subscribe(topic="t", where="", overflow="drop", buffer=0, durable="s")
+    number, effects = script.core.subscribe(wire.Subscribe(number=0, topic="t", where="", durable="s"))
     script.do(effects)
     script.say(wire.Subscribed(number=number, token=CheckpointToken({5: 3}).to_json()))
     script.say(delivery(number, 5, 3, [4, 5]))

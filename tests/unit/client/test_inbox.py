@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.worlds.client_scripts import Script, delivery, ticks
 
@@ -22,9 +23,8 @@ P = 5 << 32
 
 
 def durable(script: Script, **changes: Any) -> int:
-    number, effects = script.core.subscribe(
-        topic="a/#", where="", overflow="drop", buffer=0, durable="s", **({"ack": "manual"} | changes)
-    )
+    wanted = wire.Subscribe(number=0, topic="a/#", where="", durable="s", ack="manual")
+    number, effects = script.core.subscribe(msgspec.structs.replace(wanted, **changes))
     script.do(effects)
     script.say(wire.Subscribed(number=number, token=f'{{"{pubend_text(P)}": 10}}'))
     return number
@@ -263,9 +263,8 @@ def test_one_that_never_began_or_was_deleted_ends_at_once() -> None:
     script.say(wire.Ended(number=number, code="usage", reason="deleted"))
     (ended,) = script.take(fx.Ended)
     assert isinstance(ended.error, UsageError)
-    other, effects = script.core.subscribe(
-        topic="a", where="", overflow="drop", buffer=0, durable="x", ack="auto"
-    )
+    wanted = wire.Subscribe(number=0, topic="a", where="", durable="x", ack="auto")
+    other, effects = script.core.subscribe(wanted)
     script.do(effects)
     script.say(wire.Ended(number=other, code="unavailable", reason="its broker is away"))
     assert [one.number for one in script.take(fx.Ended)] == [other]
@@ -276,7 +275,7 @@ def test_a_reader_that_its_broker_gave_up_is_over_and_one_that_could_not_go_on_i
     script = Script()
     script.up()
     until = f'{{"{pubend_text(P)}": 90}}'
-    number, effects = script.core.subscribe(topic="a/#", where="", overflow="drop", buffer=0, until=until)
+    number, effects = script.core.subscribe(wire.Subscribe(number=0, topic="a/#", where="", until=until))
     script.do(effects)
     script.say(wire.Subscribed(number=number))
     again(script)

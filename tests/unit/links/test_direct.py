@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from tests.worlds.turns import Turns, peer
 
 from postroad.errors import RedundantError
 from postroad.links import direct
-from postroad.links.direct import MAX_WAITING_BYTES, DirectPeers
+from postroad.links.direct import MAX_WAITING_BYTES, RETRY_US, DirectPeers
 from postroad.seam.effects import Send
 from postroad.seam.peers import Peer
 from postroad.seam.turn import Turn
@@ -25,9 +26,13 @@ class Windows:
         self.credit: dict[int, int] = {}
         self.refused: list[int] = []
         self.dialled: list[int] = []
+        self.failed: list[Callable[[Turn, int], None]] = []  # of each dial
 
-    def dial_directly(self, _turn: Turn, broker: int, _address: str) -> None:
+    def dial_directly(
+        self, _turn: Turn, broker: int, _address: str, failed: Callable[[Turn, int], None]
+    ) -> None:
         self.dialled.append(broker)
+        self.failed.append(failed)
 
     def available(self, connection: int) -> int:
         return self.credit.get(connection, 1 << 20)
@@ -41,9 +46,6 @@ class Windows:
     def refuse(self, _turn: Turn, connection: int, error: Exception) -> None:
         assert isinstance(error, RedundantError)
         self.refused.append(connection)
-
-    def take_unreached(self) -> list[int]:
-        return []
 
 
 class World:
@@ -128,6 +130,27 @@ def test_those_who_dialled_us_take_no_place_of_those_we_dial(monkeypatch: pytest
     turn = world.turns.turn()
     assert [world.direct.send(turn, broker, ROOM, b"x") for broker in (2, 3, 4)] == [True, True, False]
     assert world.links.dialled == [2, 3]
+
+
+def test_a_dial_that_fails_is_told_at_once_and_not_repeated_without_pause() -> None:
+    world = World()
+    assert world.direct.send(world.turns.turn(), 2, ROOM, b"x")
+    world.links.failed[0](world.turns.turn(), 2)
+    assert world.unreached == [2]
+    assert not world.direct.send(world.turns.turn(RETRY_US - 1), 2, ROOM, b"x")
+    later = world.turns.turn(RETRY_US)
+    world.direct.tick(later)
+    assert world.direct.send(later, 2, ROOM, b"x")
+    assert world.links.dialled == [2, 2]
+
+
+def test_a_dial_that_fails_while_the_other_dialled_us_is_told_to_nobody() -> None:
+    world = World()
+    world.direct.send(world.turns.turn(), 2, ROOM, b"x")
+    assert world.up(peer(5, "direct", broker=2)) == [(5, b"x")]
+    world.links.failed[0](world.turns.turn(), 2)
+    assert world.unreached == []
+    assert world.say(2, b"y") == [(5, b"y")]
 
 
 def test_a_room_that_is_not_here_closes_nothing() -> None:

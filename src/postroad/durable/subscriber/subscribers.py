@@ -145,19 +145,11 @@ class DurableSubscribers:
             host=self,
         )
         self._desk = DurableDesk(
-            board,
-            hosting=self.hosting,
-            groups=self._groups,
-            links=links,
-            name_of=topology.name,
-            host=self,
+            board, hosting=self.hosting, groups=self._groups, links=links, name_of=topology.name, host=self
         )
+        need, answered = self._need, self.readers.answer
         self._following = Following(
-            hosting=self.hosting,
-            routing=routing,
-            streams=streams,
-            need=self._need,
-            answered=self.readers.answer,
+            hosting=self.hosting, routing=routing, streams=streams, need=need, answered=answered
         )
         self._join(board)
 

@@ -33,6 +33,7 @@ from postroad.sim.machine.network import Connection, Network
 from postroad.sim.machine.world import World
 from postroad.sim.people.applications import Life, Worker
 from postroad.units import SECOND_US
+from postroad.wire.frames import Subscribe
 
 DOUBT_US: Final = 10 * SECOND_US  # by then a consumer has heard that its broker ended it
 Place = tuple[int, int]  # pubend and tick
@@ -284,15 +285,16 @@ class Consumer(Worker[list[Place] | Gap]):
             group.forget_gaps()
         if life is not None and not self._number:
             self._number, effects = life.core.subscribe(
-                topic=group.selector.topic,
-                where=group.selector.where,
-                overflow="drop",
-                buffer=0,
-                durable=group.name,
-                ack="manual",
-                since_us=group.since_us,
-                shared=True,
-                key=group.key,
+                Subscribe(
+                    number=0,
+                    topic=group.selector.topic,
+                    where=group.selector.where,
+                    durable=group.name,
+                    ack="manual",
+                    since_us=group.since_us,
+                    shared=True,
+                    key=group.key,
+                )
             )
             life.perform(effects)
 

@@ -32,7 +32,7 @@ from postroad.sim.machine.network import Network
 from postroad.sim.machine.world import Timer, World
 from postroad.units import MIB, MILLISECOND_US, SECOND_US
 from postroad.wire.datagrams import is_ours
-from postroad.wire.frames import Kind
+from postroad.wire.frames import Kind, Subscribe
 
 RETRY_US: Final = (
     100 * MILLISECOND_US,
@@ -443,14 +443,15 @@ class DurableSubscriber(Worker[EventBatch | Gap]):
             return
         token = CheckpointToken(reader.committed).to_json() if reader.began and not reader.ack else ""
         self._number, effects = life.core.subscribe(
-            topic=reader.selector.topic,
-            where=reader.selector.where,
-            overflow="drop",
-            buffer=0,
-            durable=reader.name,
-            token=token,
-            ack=reader.ack,
-            since_us=reader.since_us,
+            Subscribe(
+                number=0,
+                topic=reader.selector.topic,
+                where=reader.selector.where,
+                durable=reader.name,
+                token=token,
+                ack=reader.ack,
+                since_us=reader.since_us,
+            )
         )
         life.perform(effects)
 
