@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 
 UNTOLD = (
-    "what this condition matches cannot be told from the bits of a message (a range, LIKE, NOT): if too many"
-    " are asked for in vain, losses are no longer looked for. Use = and IS NOT NULL, or publish in plain mode"
+    "what this subscription matches cannot be told well from the bits of a message (a topic alone, a range,"
+    " LIKE, NOT), so some are asked for in vain. A condition with = or IS NOT NULL tells better, and plain"
+    " mode needs none"
 )
 
 

@@ -48,7 +48,7 @@ from postroad.events.batch import MAX_ROWS_BYTES, best_effort_frame, encode_row
 from postroad.ids import MessageId
 from postroad.kernel.layout import EVENT_HEADER_BYTES
 from postroad.selectors import Selector
-from postroad.selectors.tags import WIDTH, event_bits, fold, positions, selector_masks
+from postroad.selectors.tags import WIDTH, event_bits, false_match, fold, positions, selector_masks
 from postroad.units import MILLISECOND_US
 from postroad.wire.datagrams import MAX_BEST_EFFORT_BYTES
 from postroad.wire.frames import Limits
@@ -57,6 +57,8 @@ ROOT: Final = "$repair"
 FOLDS: Final = (WIDTH, 64, 32)  # widths of filters as attributes: the first that has few enough ones
 MAX_BITS: Final = 56  # attributes of an ask; an event has at most 64
 MAX_MASKS: Final = 8  # conjunctions of a subscription that are subscribed to as bits
+USUAL_ONES: Final = 32  # of an event with two levels of topic and four attributes, about
+WEAK: Final = 1e-4  # a subscription whose bits match more often than this without cause is told so
 MAX_PENDING: Final = 64  # rows that wait for the end of the turn; then they go
 
 
@@ -69,6 +71,7 @@ class _Repaired:
     receiver: Receiver
     neighbours: Neighbours | None
     own: tuple[int, ...]  # the subscriptions that its repair needs
+    false_match: float = 1.0  # the chance that a message which does not match seems to
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,8 @@ class Session:
         self._own |= dict.fromkeys(own, number)
         receiver = Receiver(self.me, masks, settings, started_us)
         neighbours = Neighbours(self.me, settings, draw=self._draw)
-        self._repaired[number] = _Repaired(number, selector, receiver, neighbours, own)
+        weakest = max((false_match(mask, USUAL_ONES) if mask.exact else 1.0 for mask in masks), default=0.0)
+        self._repaired[number] = _Repaired(number, selector, receiver, neighbours, own, weakest)
 
     def end(self, number: int, *, refused: bool = False) -> None:
         """The subscription is over; `refused` by the broker."""
@@ -400,7 +404,8 @@ class Session:
                 "cache_messages": len(neighbours.cache),
                 "cache_size": neighbours.cache.size,
                 "cache_hit_ratio": neighbours.cache.hits / asked if asked else 1.0,
-                "told_apart": float(all(mask.exact for mask in selector_masks(repaired.selector))),
+                "false_match": repaired.false_match,
+                "told_apart": float(repaired.false_match <= WEAK),
             }
         return found
 
